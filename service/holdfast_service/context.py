@@ -60,7 +60,7 @@ class ServiceContext:
         return next((attached for attached in self.stores if attached.role is role), None)
 
     def store_of(self, store_id: int) -> Store | None:
-        """The opened store of a catalog row; None for one that this process does not have."""
+        """The opened store of a catalog row; None if this process does not have it."""
         return next((attached.store for attached in self.stores if attached.store_id == store_id), None)
 
 

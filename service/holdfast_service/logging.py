@@ -1,7 +1,7 @@
 """Logs: one line per event on stderr, JSON unless a person looks at a terminal.
 
 Every library's records go the same way. Tokens and query strings (which hold signatures) are taken out of every value,
-wherever they come from; a traceback never shows local variables, for they may be secrets.
+wherever they come from; a traceback never shows local variables: they may be secrets.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def serve(settings: ServiceSettings, on_ready: Callable[[ServiceContext, str], N
         context = open_service(settings)
         background = Background(context, loops_of(settings), "serve", controllers=settings.serve_controllers)
         server = uvicorn.Server(http_config(create_app(context), settings))
-        # uvicorn drains and then raises the signal once more, for whoever ran it: a service that was asked to end and
+        # uvicorn drains and then raises the signal once more, for its caller: a service that was asked to end and
         # did so has not failed.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)

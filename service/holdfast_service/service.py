@@ -130,7 +130,7 @@ def close_service(context: ServiceContext) -> None:
 def _attach(
     database: Database, identity: CatalogIdentity, role: StoreRole, url: str, settings: ServiceSettings
 ) -> AttachedStore:
-    """Opened and settled; one that is away is asked again later."""
+    """Opened and settled; an unavailable one is asked again later."""
     signing_key, group = key_of_role(identity.signing_key, role), settings.store_gid
     try:
         store = open_store(url, signing_key, settings.store_credentials(role), group=group)

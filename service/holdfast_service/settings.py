@@ -1,7 +1,7 @@
 """The service's settings: read once at the start, from the environment, and handed down in the context.
 
 Each is `HOLDFAST_<NAME>`; `holdfast serve --print-settings` prints the table that this module's descriptions make.
-A wrong value, and a name that nobody knows, stop the start with a sentence that names the setting.
+A wrong value, and an unknown name, stop the start with a sentence that names the setting.
 """
 
 from __future__ import annotations

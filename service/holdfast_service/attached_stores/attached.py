@@ -1,4 +1,4 @@
-"""A store that this process has opened: what it is for, and whether it answers now."""
+"""A store that this process has opened: its role, whether it answers now, and proofs that clients see its mount."""
 
 from __future__ import annotations
 
@@ -26,11 +26,6 @@ from holdfast_service.records.history import KeptMemory
 from holdfast_service.records.scanning import NewerRecords
 from holdfast_service.stores.base import Store, StoreError
 
-# Keeps asking for a store that was away at the start, and knows whether it answers now (rule store-outage-degrades).
-#
-# Where another store has the same chunks, a reader must not wait for this one's time-out each time: the last answer is
-# kept for a few seconds, and while one caller asks, the others go by what was known.
-
 _log = structlog.get_logger("holdfast.store")
 
 PROBE_EVERY_SECONDS = 86400.0
@@ -41,7 +36,13 @@ _ANSWERS_WITHIN_SECONDS = 5.0
 
 
 class StoreWatch:
-    """One per process. `problem` is None once the store was probed, or known from before, and is this catalog's."""
+    """One per process: asks for a store that was unavailable at the start until it answers, and knows whether it
+    answers now (rule store-outage-degrades). `problem` is None once the store was probed, or known from before, and is
+    this catalog's.
+
+    If another store has the same chunks, a reader must not wait for this one's time-out each time: the last answer is
+    kept for a few seconds, and while one caller asks, the others use what was known.
+    """
 
     def __init__(self, database: Database, store: Store, store_id: int, identity: CatalogIdentity) -> None:
         self._database = database
@@ -63,7 +64,7 @@ class StoreWatch:
         self._probed_at = float("-inf")
 
     def settle(self) -> None:
-        """Raises ForeignStoreError; a store that is away leaves its reason in `problem`."""
+        """Raises ForeignStoreError; a store that is unavailable leaves its reason in `problem`."""
         with self._lock:
             if self.problem is None:
                 return
@@ -108,7 +109,7 @@ class StoreWatch:
             _log.warning("store_changed", store_id=self._store_id, enforces=name, was=was, now=now)
 
     def doubt(self) -> None:
-        """Somebody got no answer from the store: what was known is soon asked again."""
+        """A caller got no answer from the store: the service soon asks again."""
         self._doubted = True
 
     def refresh(self) -> None:
@@ -120,14 +121,14 @@ class StoreWatch:
 
     @property
     def away(self) -> bool:
-        """Whether the store is known not to answer. Asks nobody."""
+        """Whether the store is known not to answer. Sends no request."""
         began = self._asking_since
         overdue = began is not None and time.monotonic() - began > _ANSWERS_WITHIN_SECONDS
         return overdue or self.problem is not None or self._silent is not None
 
     @property
     def reason(self) -> str | None:
-        """Why it is away, as far as is known."""
+        """Why it is unavailable, as far as is known."""
         return self.problem or self._silent or ("The store takes long to answer." if self.away else None)
 
     @property
@@ -184,19 +185,16 @@ class AttachedStore:
 
 
 def ask_stores(context: ServiceContext) -> None:
-    """Where there are several: so that what is known of each is fresh. Never called inside a transaction."""
+    """Asks again if there are several: what is known of each must be fresh. Never called inside a transaction."""
     if len(context.stores) > 1:
         for attached in context.stores:
             attached.watch.refresh()
 
 
-# Offers a fresh nonce on each mounted store's filesystem: a client that reads it back sees the same mount (rule
-# drop-box).
-
-
 def offer_mount_proof(context: ServiceContext) -> MountProofOffer:
-    """`path` is null where the primary store is not a mounted filesystem. Raises StoreError if it is the only store and
-    does not answer; where there are others, a reader goes on with those."""
+    """A fresh nonce on each mounted store's filesystem: a client that reads it back sees the same mount (rule
+    drop-box). `path` is null if the primary store is not a mounted filesystem. Raises StoreError if it is the only
+    store and does not answer; otherwise a reader goes on with the others."""
     ask_stores(context)
     seconds = context.settings.ticket_seconds
     alone = len(context.stores) == 1

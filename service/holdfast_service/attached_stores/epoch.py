@@ -68,8 +68,8 @@ def raise_epoch(database: Database, actor: Actor, *, accept_loss: bool = False) 
 def claim_store(context: ServiceContext, attached: AttachedStore, actor: Actor, *, accept_loss: bool = False) -> Marker:
     """Tells the store that it is this catalog's in this epoch; from then on the service changes it again.
 
-    Repeatable. Raises NotCheckedError without a check in this epoch, or where it found what claiming would lose and
-    nobody has accepted that; and StoreError.
+    Repeatable. Raises StoreError, and NotCheckedError without a check in this epoch or if the check found what claiming
+    would lose and no operator has accepted that.
     """
     with context.database.transaction() as session:
         identity = session.execute(select(CatalogIdentity)).scalar_one()

@@ -1,4 +1,10 @@
-"""Which row of `stores` an opened store is, and whose it is: asked by the store itself before each write."""
+"""Which row of `stores` an opened store is, and whether the store agrees (rules fencing-token and
+store-outage-degrades).
+
+A marker in the store names the catalog that owns it, that catalog's epoch and the row. A store with a new address
+therefore keeps its row, a clone's catalog cannot take production's objects for its own, and an absent mount is not
+taken for an empty store. `StoreWatch` settles later a store that is unavailable at the start.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +27,6 @@ from holdfast_service.db.tables.core import CatalogIdentity
 from holdfast_service.db.tables.core import Store as StoreRow
 from holdfast_service.errors import WentBackError
 from holdfast_service.stores.base import Capabilities, ObjectMissing, Store, StoreError, StoreNotOurs, StoreUnavailable
-
-# Which row of `stores` an opened store is, and whether the store agrees (rules fencing-token and
-# store-outage-degrades).
-#
-# A marker in the store names the catalog that owns it, that catalog's epoch and the row. So a store that was given
-# another address keeps its row, a clone's catalog cannot take production's objects for its own, and a mount that is
-# absent is not taken for an empty store. A store that is away at the start is settled later, by `StoreWatch`.
 
 _MOMENTS = ("probed_at", "changed_at")
 MARKER_NAME = "holdfast-store.json"
@@ -132,7 +131,7 @@ def deletes_are_allowed(store: Store, identity_catalog_id: str, epoch: int) -> b
 
 
 def read_marker(store: Store) -> Marker:
-    """Raises ObjectMissing, other StoreErrors, and ForeignStoreError for one that cannot be read."""
+    """Raises ObjectMissing, other StoreErrors, and ForeignStoreError for an unreadable marker."""
     try:
         fields = json.loads(store.read_named(MARKER_NAME))
         return Marker(str(fields["catalog_id"]), int(fields["epoch"]), int(fields["store_id"]))
@@ -169,19 +168,19 @@ def _check(marker: Marker, identity: CatalogIdentity) -> None:
         )
 
 
-# Whether a store is this catalog's, in this epoch: asked by the store itself before the service changes anything in it
-# (rule fencing-token).
-#
-# A clone of the catalog, one that was restored and one that was rebuilt must neither delete nor overwrite what the
-# store holds, whichever controller it is and whoever wrote it; so the question stands in the store's own writes and not
-# in each controller. After an operator's `stores claim` the answer is yes.
-
 # A yes is good for so long: a collector asks for each object that it deletes.
 _FRESH_SECONDS = 10.0
 
 
 class Ownership:
-    """One per opened store and process. Called, it raises StoreNotOurs, or StoreError if the store is away."""
+    """Whether a store is this catalog's, in this epoch: one per opened store and process, asked by the store itself
+    before the service changes anything in it (rule fencing-token). Called, it raises StoreNotOurs, or StoreError if the
+    store is unavailable.
+
+    A clone of the catalog, a restored one and a rebuilt one must neither delete nor overwrite what the store holds,
+    whichever controller acts; the check is therefore in the store's own writes and not in each controller. After an
+    operator's `stores claim` the answer is yes.
+    """
 
     def __init__(self, database: Database, store: Store, identity: CatalogIdentity) -> None:
         self._database = database
@@ -201,7 +200,7 @@ class Ownership:
         self._ours_at = time.monotonic()
 
     def holds(self) -> bool:
-        """Whether anything may be changed in the store now; False if it is away."""
+        """Whether anything may be changed in the store now; False if it is unavailable."""
         try:
             self()
         except StoreError:
@@ -209,7 +208,7 @@ class Ownership:
         return True
 
     def problem(self) -> str | None:
-        """Why nothing may be changed, asked anew; None if it may. Raises StoreError if the store is away."""
+        """Why nothing may be changed, asked anew; None if it may. Raises StoreError if the store is unavailable."""
         with self._database.read() as session:
             identity = session.execute(select(CatalogIdentity)).scalar_one()
         try:

@@ -1,4 +1,7 @@
-"""What `holdfast doctor` asks of the stores: a sample object there and back, and their clocks."""
+"""What `holdfast doctor` asks of the stores: a sample object there and back, and their clocks.
+
+A client that dies before it deletes its sample leaves the object; the next sample removes it.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,6 @@ from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import MountedStore, ObjectKey, ObjectMismatch, StoreError
-
-# Make, check and delete a sample object in the primary store.
-#
-# A client that dies in between leaves its object; the next sample that anybody makes takes it away.
 
 # No project's id: those are random.
 _PROJECT = "samples"
@@ -48,7 +47,7 @@ def make_sample(context: ServiceContext, request: MakeSample) -> SampleOffer:
 
 
 def check_sample(context: ServiceContext, sample_id: str) -> SampleChecked:
-    """What the store says of it, and a ticket to read it. Raises StoreError, ObjectMissing where it has not arrived."""
+    """What the store says of it, and a ticket to read it. Raises StoreError, ObjectMissing if it has not arrived."""
     key = _key(sample_id)
     facts = context.store.head(key)
     if facts.sha256 not in (None, key.digest):
@@ -86,14 +85,13 @@ def _clear(context: ServiceContext) -> None:
             context.store.delete(left.key)
 
 
-# How far the clocks of the attached stores are from this process's own, which dates what it signs.
-
 SIGNATURE_SKEW_SECONDS = 900
 """S3 and GCS refuse what was signed so long ago, or so far ahead of their time."""
 
 
 def store_clocks(context: ServiceContext) -> list[StoreClock]:
-    """By role, the primary store first. Asks each of them."""
+    """How far the clocks of the attached stores are from this process's own, which dates what it signs. By role, the
+    primary store first. Asks each of them."""
     return [_compared(attached, context.settings.ticket_seconds) for attached in context.stores]
 
 

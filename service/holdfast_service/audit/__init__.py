@@ -1,1 +1,1 @@
-"""Reading the audit events. Each is written by whoever makes the change, in its transaction (`audit/record.py`)."""
+"""Reading the audit events. The transaction of each change writes its own event (`audit/record.py`)."""

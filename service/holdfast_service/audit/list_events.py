@@ -65,7 +65,7 @@ def _query(session: Session, caller: Principal, wanted: EventFilter) -> Select[A
         raise ProblemError(ProblemCode.INVALID_REQUEST, "A run is named with its project. Give `project` as well.")
     if wanted.checkpoint_id is not None:
         query = query.where(AuditEvent.checkpoint_id == wanted.checkpoint_id)
-        if session.scalar(query.limit(1)) is None:  # the row of one that has events may be gone
+        if session.scalar(query.limit(1)) is None:  # the row of a subject with events may be gone
             checkpoint_by_id(session, caller, wanted.checkpoint_id)
     if wanted.actor is not None:
         query = query.where(AuditEvent.actor == wanted.actor)
@@ -94,7 +94,7 @@ def _runs(session: Session, caller: Principal, project_ids: Sequence[str], proje
 
 
 def _was_called(column: InstrumentedAttribute[str], name: str) -> ColumnElement[bool]:
-    """One that is purged has its id behind its name, which may be another's by now; with the id it is meant alone."""
+    """A purged one has its id behind its name, which may be another's by now; the id names it alone."""
     return or_(column == name, column.startswith(f"{name}~", autoescape=True))
 
 

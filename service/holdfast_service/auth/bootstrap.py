@@ -76,7 +76,7 @@ def ensure_token_file(database: Database, path: Path) -> bool:
 def ensure_bootstrap_token(database: Database, text: str) -> bool:
     """The first token of a service that is not embedded, as HOLDFAST_BOOTSTRAP_TOKEN gives it. True if it is new.
 
-    One that was revoked stays revoked, whatever the environment still says.
+    A revoked token stays revoked, whatever the environment still says.
     """
     token_id, _ = parse_token(text)
     with database.transaction() as session:

@@ -23,8 +23,6 @@ from holdfast_service.db.tables.core import Project, Token
 from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import project_named
 
-# Making a token and keeping it as a hash.
-
 
 def token_row(
     session: Session,
@@ -36,7 +34,8 @@ def token_row(
     expires_at: datetime | None,
     created_by_token: str | None = None,
 ) -> dict[str, Any]:
-    """The columns of `tokens`. `created_by_token`: None for what is made at the database."""
+    """The columns of `tokens`; the token itself is kept only as a hash. `created_by_token`: None for a token that is
+    made at the database."""
     token_id, secret_sha256 = parse_token(text)
     return {
         "id": token_id,
@@ -76,10 +75,8 @@ def insert_token(
     return token
 
 
-# How a token is shown: never its secret, nor the secret's hash.
-
-
 def token_view(token: Token, project_name: str | None) -> TokenView:
+    """How a token is shown: never its secret, nor the secret's hash."""
     return TokenView(
         id=token.id,
         name=token.name,
@@ -101,14 +98,12 @@ def token_facts(token: Token) -> dict[str, Any]:
     }
 
 
-# Makes a token. A project's administrator can make them for that project only, and nobody more than they have.
-
-
 def create_token(
     context: ServiceContext, caller: Principal, request: CreateToken, key: str | None = None
 ) -> TokenCreated:
-    """`key`: the client's Idempotency-Key. Raises `forbidden` for what the caller does not have, `project_not_found`,
-    `already_made` and `idempotency_key_reused`."""
+    """Makes a token. A project's administrator can make them for that project only, and never with more than their own
+    scopes. `key`: the client's Idempotency-Key. Raises `forbidden` for what the caller does not have,
+    `project_not_found`, `already_made` and `idempotency_key_reused`."""
     for scope in request.scopes:
         caller.check_scope(scope)
     if request.project is None and caller.project_name is not None:
@@ -143,12 +138,11 @@ def create_token(
     return TokenCreated(**view.model_dump(), token=text)
 
 
-# The tokens that the caller may know of: all of them, or its project's.
-
 _CURSOR = "tokens"
 
 
 def list_tokens(context: ServiceContext, caller: Principal, *, cursor: str | None, limit: int) -> Page[TokenView]:
+    """The tokens that the caller may know of: all of them, or its project's."""
     query = (
         select(Token, Project.name)
         .outerjoin(Project, Project.id == Token.project_id)
@@ -166,11 +160,9 @@ def list_tokens(context: ServiceContext, caller: Principal, *, cursor: str | Non
     return Page(items=[token_view(token, project_name) for token, project_name in shown], next_cursor=next_cursor)
 
 
-# Revokes a token: the next call with it is refused. Twice is fine, and the first moment stays.
-
-
 def revoke_token(context: ServiceContext, caller: Principal, token_id: str) -> TokenView:
-    """Raises `token_not_found`, also for one that the caller may not know of."""
+    """Revokes a token: the next call with it is refused. Twice is fine, and the first moment stays. Raises
+    `token_not_found`, also if the caller may not know of it."""
     with context.database.transaction() as session:
         row = session.execute(
             select(Token, Project.name)

@@ -1,4 +1,8 @@
-"""Controllers and processes as people see them, and what a person may tell a controller."""
+"""Controllers and processes as people see them, and what a person may tell a controller: pause, resume, run now.
+
+Each is an audit event, and twice is fine. A pause lets passes under way end, and begins none. A run is done once, by
+whichever process is first.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +24,12 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.work.processes import SILENT_AFTER
 from holdfast_service.work.report import ControllerLoop
 
-# How each controller is doing, for people: its row, and how much work waits for it now.
-
 
 def list_controllers(
     context: ServiceContext, loops: Sequence[ControllerLoop], caller: Principal
 ) -> list[ControllerView]:
-    """Raises `forbidden` for a project's token."""
+    """How each controller is doing, for people: its row, and how much work waits for it now. Raises `forbidden` for a
+    project's token."""
     caller.check_every_project()
     with context.database.read() as session:
         return controller_views(session, context, loops)
@@ -79,15 +82,10 @@ def _lag_seconds(oldest_due_at: datetime | None, now: datetime) -> float:
     return 0.0 if oldest_due_at is None else max(0.0, (now - oldest_due_at).total_seconds())
 
 
-# What a person may tell a controller: pause, resume, run now. Each is an audit event, and twice is fine.
-#
-# A pause lets passes under way end, and begins none. A run is done once, by whichever process is first.
-
-
 def pause_controller(
     context: ServiceContext, loops: Sequence[ControllerLoop], caller: Principal, name: str, request: PauseController
 ) -> ControllerView:
-    """One that is paused already gets the new reason. Raises `forbidden`, `controller_not_found` and
+    """A paused one gets the new reason. Raises `forbidden`, `controller_not_found` and
     `invalid_request`."""
     caller.check_every_project()
     each = find_loop(loops, name)
@@ -156,13 +154,12 @@ def run_controller(
         return controller_view(session, context, each)
 
 
-# The processes that serve or work now, and those that fell silent without a good-bye within the last day.
-
 _SHOWN_FOR = timedelta(days=1)
 
 
 def list_workers(context: ServiceContext, caller: Principal) -> list[WorkerView]:
-    """Raises `forbidden` for a project's token."""
+    """The processes that serve or work now, and those that fell silent without a good-bye within the last day. Raises
+    `forbidden` for a project's token."""
     caller.check_every_project()
     with context.database.read() as session:
         now = database_now(session)

@@ -1,4 +1,4 @@
-"""Routes of controllers and workers."""
+"""Routes of controllers and workers: for tokens that may see, and change, the work for all projects."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from holdfast_service.db.pages import DEFAULT_PAGE, page_of
 from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Cursor, Limit, Operator, Reader
 from holdfast_service.work.report import ControllerLoop
-
-# Routes of controllers and workers: for those who may look at, and change, the work for all projects.
 
 controllers_router = APIRouter(route_class=GuardedRoute, tags=["controllers"])
 workers_router = APIRouter(route_class=GuardedRoute, tags=["workers"])

@@ -25,8 +25,6 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import StoreError
 from holdfast_service.work.report import ControllerLoop, ReconcileReport
 
-# From a name to a controller, and to its row, which is made where no pass has made it yet.
-
 
 def find_loop(loops: Sequence[ControllerLoop], name: str) -> ControllerLoop:
     """Raises `controller_not_found`."""
@@ -44,13 +42,6 @@ def locked_row(session: Session, name: str) -> Controller:
     return session.execute(select(Controller).where(Controller.name == name).with_for_update()).scalar_one()
 
 
-# Whether a pass of a controller begins, here and now. Its row in the catalog says so to all processes.
-#
-# A paused controller begins none. A pass that somebody has asked for begins at once, in one process: the one whose
-# conditional update takes the lease. The request stays until that pass is over, so one that is killed is done again by
-# whoever finds the lease run out.
-
-
 @dataclass(frozen=True)
 class Begun:
     """`lease_token`: of the controller's lease, None for a pass that needs none. `requested_at`: the request that it
@@ -63,7 +54,13 @@ class Begun:
 
 
 def begin_pass(context: ServiceContext, each: ControllerLoop, *, due: bool) -> Begun | None:
-    """`due`: this process's pause between two passes is over. None if no pass begins."""
+    """Whether a pass of a controller begins, here and now; None if not. The controller's row in the catalog says so to
+    all processes. `due`: this process's pause between two passes is over.
+
+    A paused controller begins none. A requested pass begins at once, in one process: the one whose conditional update
+    takes the lease. The request stays until that pass is over: another process that finds the lease run out repeats a
+    killed one.
+    """
     now, row = _look(context, each.name)
     if row.paused_at is not None and not each.own:
         return None
@@ -99,7 +96,7 @@ def _look(context: ServiceContext, name: str) -> tuple[datetime, Controller]:
 def _take_lease(
     context: ServiceContext, name: str, now: datetime, row: Controller, still: ColumnElement[bool]
 ) -> Begun | None:
-    """None if somebody else was first, or has it."""
+    """None if another process was first, or has it."""
     if lease.is_taken(row, now):
         return None
     wanted = (Controller.name == name, Controller.paused_at.is_(None), still)
@@ -109,8 +106,6 @@ def _take_lease(
     return None if token is None else Begun(name, token, row.run_requested_at, row.ended_at)
 
 
-# Writes down what a pass did, on the controller's row and on that of this process, and gives its lease back.
-
 # Passes without work are many, and each would be a write of the database.
 _IDLE_NOTED_EVERY = timedelta(seconds=30)
 _MOST_LETTERS = 2000
@@ -119,7 +114,8 @@ _UNSYNCHRONIZED = {"synchronize_session": False}
 
 
 def report_pass(context: ServiceContext, begun: Begun, report: ReconcileReport, seconds: float) -> None:
-    """A pass that found nothing leaves the report of the last one that did."""
+    """Writes down what a pass did, on the controller's row and on that of this process, and gives its lease back. A
+    pass that found nothing leaves the report of the last one that did."""
     if report.idle and begun.lease_token is None and _noted_lately(context, begun):
         return
     with context.database.transaction() as session:
@@ -184,8 +180,6 @@ def _add_to_this_process(session: Session, process_id: str, name: str, done: int
         row.done = {**row.done, name: row.done.get(name, 0) + done}
 
 
-# One pass of a controller: begin, reconcile, note. Whatever a reconcile raises ends its pass and nothing else.
-
 _log = structlog.get_logger("holdfast.background")
 
 
@@ -196,8 +190,9 @@ def run_pass(
     due: bool = True,
     keeping: Callable[[str | None], AbstractContextManager[object]] = nullcontext,
 ) -> ReconcileReport | None:
-    """None if no pass began. `keeping` renews the pass's lease meanwhile. Raises ProblemError if the database is
-    away."""
+    """One pass of a controller: begin, reconcile, report; None if no pass began. Whatever a reconcile raises ends its
+    pass and nothing else. `keeping` renews the pass's lease meanwhile. Raises ProblemError if the database is
+    unavailable."""
     begun = begin_pass(context, each, due=due)
     if begun is None:
         return None
@@ -211,7 +206,7 @@ def run_pass(
 def _reconcile(context: ServiceContext, each: ControllerLoop) -> ReconcileReport:
     try:
         report = each.reconcile(context)
-    except (ProblemError, StoreError) as error:  # database or store are away
+    except (ProblemError, StoreError) as error:  # database or store are unavailable
         _log.warning("pass_failed", controller=each.name, error=str(error))
         return ReconcileReport(failed=1, error=without_secrets(str(error)))
     except Exception as error:

@@ -45,7 +45,6 @@ _log = structlog.get_logger("holdfast.background")
 # A handler is `handler(context, run) -> dict`: it moves bytes outside of transactions, calls `run.progress` between two
 # steps, may be begun again by another worker at any point, and returns the result as JSON values. What it raises
 # becomes the operation's reason: a ProblemError or a StoreError says what to do, anything else is told as a bug.
-
 OPERATION_KINDS: dict[str, Handler] = {
     "catalog.check": holdfast_service.catalog_check.check.run_check,
     "collect": holdfast_service.collect.on_demand.run_collection,
@@ -54,8 +53,6 @@ OPERATION_KINDS: dict[str, Handler] = {
     "scrub": holdfast_service.scrub.on_demand.run_scrub,
 }
 
-
-# Which controllers there are: each room's `controller.py` has its own.
 
 _ROOMS = (liveness, attached_stores, records, scrub, holds, replicate, retention, webhooks, tiers, collect)
 
@@ -82,7 +79,7 @@ class Background:
         ]
 
     def start(self) -> None:
-        """Raises ProblemError if the database is away."""
+        """Raises ProblemError if the database is unavailable."""
         self._presence.enter()
         self._history.start()
         for thread in self._threads:
@@ -100,7 +97,7 @@ class Background:
 
     def _run(self, each: ControllerLoop) -> None:
         stopping = self._context.stopping
-        # Passes are further apart, but somebody may want one now. When a sole pass is due the catalog says.
+        # Passes are further apart, but a person may want one now. When a sole pass is due the catalog says.
         look_every = min(each.interval_seconds, self._context.settings.controller_interval_seconds)
         due_at = float("-inf")
         while not stopping.is_set():
@@ -108,7 +105,7 @@ class Background:
                 due = each.sole or time.monotonic() >= due_at
                 if run_pass(self._context, each, due=due, keeping=self._presence.keeping) is not None:
                     due_at = time.monotonic() + each.interval_seconds
-            except ProblemError as error:  # the database is away
+            except ProblemError as error:  # the database is unavailable
                 _log.warning("pass_failed", controller=each.name, error=error.detail)
             except Exception:
                 _log.exception("pass_failed", controller=each.name)

@@ -1,4 +1,5 @@
-"""`catalog check`: each store against the catalog, both ways, as an operation."""
+"""`catalog check`: each store against the catalog, both ways, as an operation: a person starts it, and a worker carries
+it out."""
 
 from __future__ import annotations
 
@@ -24,9 +25,6 @@ from holdfast_service.db.tables.core import Store as StoreRow
 from holdfast_service.operations.queue import OperationRun, start_operation
 from holdfast_service.stores.base import StoreError
 
-# One store against the catalog, both ways. What came of it is kept with the store: only after a check in this epoch
-# may it be claimed (rule fencing-token).
-
 # How much was looked at, and what is looked at now.
 Progress = Callable[[int, str], None]
 
@@ -40,8 +38,9 @@ def check_catalog(
     deep: bool,
     confirm_missing: bool = False,
 ) -> CatalogCheck:
-    """Of every attached store, or of the one with this role. A store that does not answer keeps no other from it; if it
-    is the only one, its StoreError is raised."""
+    """Every attached store, or the one with this role, against the catalog, both ways. A store that does not answer
+    keeps no other from it; if it is the only one, its StoreError is raised. The result is kept with the store: only
+    after a check in this epoch may it be claimed (rule fencing-token)."""
     wanted = [each for each in context.stores if role in (None, each.role)]
     stores: list[StoreCheck] = []
     away: list[str] = []
@@ -102,8 +101,6 @@ def _check_store(check: CopyCheck, *, deep: bool) -> StoreCheck:
         findings=found,
     )
 
-
-# `catalog check` as an operation: a person starts it, and a worker carries it out.
 
 CHECK = "catalog.check"
 

@@ -1,4 +1,4 @@
-"""Rows against objects in one store. The listing is read once; rows are ticked off in a bitmap, for there may be tens
+"""Rows against objects in one store. The listing is read once; rows are ticked off in a bitmap, as there may be tens
 of millions. What is missing or has another size is asked for by itself, under a lease, before anything is marked: the
 collector may have been at it meanwhile, and a store that is not ours proves nothing (rule report-is-suspicion).
 """
@@ -206,7 +206,7 @@ def _head(check: CopyCheck, claimed: Claim) -> Finding | None:
 
 
 def _read(check: CopyCheck, copy_id: int, size: int) -> int:
-    """Whether it was read: not what somebody else reads now, and nothing that has to be thawed first."""
+    """Whether it was read: not what another process reads now, and nothing that must be thawed first."""
     claimed = _claim(check, copy_id, READABLE)
     if claimed is None:
         return 0
@@ -225,7 +225,7 @@ def _read(check: CopyCheck, copy_id: int, size: int) -> int:
 
 
 def _read_or_note(check: CopyCheck, claimed: Claim) -> Finding | None:
-    """None: it has to be thawed first, which its row says now."""
+    """None: it must be thawed first, which its row says now."""
     try:
         return read_back(check.context, claimed)
     except ObjectArchived:
@@ -233,8 +233,8 @@ def _read_or_note(check: CopyCheck, claimed: Claim) -> Finding | None:
 
 
 def _claim(check: CopyCheck, copy_id: int, states: Sequence[CopyState]) -> Claim | None:
-    """The lease is enough: what is cold stays cold until something is found. None if it changed meanwhile, or somebody
-    else is at it."""
+    """The lease is enough: a cold copy stays cold until something is found. None if it changed meanwhile, or another
+    process works on it."""
     with check.context.database.transaction() as session:
         free = copy_is_free(database_now(session))
         return claim_first(session, Copy.id == copy_id, Copy.state.in_(states), free, seconds=_LEASE_SECONDS)

@@ -1,4 +1,12 @@
-"""The catalog against the records in one store, field by field."""
+"""The catalog against the records in one store, field by field (rules index-names-its-save, fencing-token and
+record-outbox).
+
+What never changes of a commit must be the same in every version of its record, and in its manifest. The rest must be
+the same if record and row have the same version: what the service did not change keeps its version.
+
+A missing, old or damaged record is made due again, and the outbox writes it. What the catalog does not know is only
+told: it is all that is left of it.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +44,6 @@ from holdfast_service.records.documents import (
 from holdfast_service.records.scanning import FoundRecord, read_record, scan_records
 from holdfast_service.records.writing import RECORDED_STATES, is_always_recorded, is_subject
 
-# What a record says against what the catalog says, field by field (rule index-names-its-save).
-#
-# What never changes of a commit has to be the same in every version of its record, and in its manifest. The rest has to
-# be the same where record and row have the same version: what the service did not change keeps its version.
-
 _LONGEST_SHOWN = 120
 # With the version. Not what says where its chunks lie: that follows the copies.
 _WITH_THE_VERSION = (
@@ -64,7 +67,7 @@ _OF_A_HOLD = tuple(name for name in HoldFacts.model_fields if name != "mirrored_
 def subject_differences(
     session: Session, context: ServiceContext, document: ProjectRecord | RunRecord, version: int
 ) -> list[str]:
-    """Of a project or a run that the catalog has in this version."""
+    """What differs, for a project or a run that the catalog has in this version."""
     fresh: ProjectRecord | RunRecord
     named: dict[str, tuple[Any, Any]] = {}
     if isinstance(document, ProjectRecord):
@@ -89,7 +92,7 @@ def _as_made(named: ProjectFacts | RunFacts) -> tuple[str, str]:
 def checkpoint_differences(
     session: Session, context: ServiceContext, document: CheckpointRecord, manifest: ManifestRecord
 ) -> list[str]:
-    """Of a checkpoint that is committed or in the trash."""
+    """What differs, for a checkpoint that is committed or in the trash."""
     row = session.get(Checkpoint, document.checkpoint.id)
     if row is None or row.state not in RECORDED_STATES:
         return []
@@ -145,10 +148,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
-# The catalog against the records in one store. What is missing, old or damaged is made due again, and the outbox
-# writes it; what the catalog does not know is only told: it is all that is left of it (rules fencing-token and
-# record-outbox).
-
 _BATCH = 500
 _MODELS: dict[RecordKind, type[ProjectRecord | RunRecord | CheckpointRecord]] = {
     RecordKind.PROJECT: ProjectRecord,
@@ -156,7 +155,7 @@ _MODELS: dict[RecordKind, type[ProjectRecord | RunRecord | CheckpointRecord]] = 
     RecordKind.CHECKPOINT: CheckpointRecord,
 }
 _GOING = (CheckpointState.DELETING, CheckpointState.DELETED)
-# What differs, and in which fields where that can be told.
+# What differs, and in which fields if that can be told.
 _Difference = tuple[FindingKind | None, list[str]]
 _SAME: _Difference = (None, [])
 
@@ -223,8 +222,8 @@ def _difference(
     is_ours: bool,
     deep: bool,
 ) -> _Difference:
-    """How a subject that the catalog has stands in the store. What is due is written in the next pass if the store
-    `is_ours`; if not, only the catalog knows it, and nobody may throw that away unawares."""
+    """How a subject that the catalog has stands in the store. The next pass writes what is due if the store `is_ours`;
+    if not, only the catalog knows it, and it must not be thrown away unawares."""
     if known.state in _GOING:
         left = record is not None and not record.removed and record.versions
         return (FindingKind.LEFT_RECORDS, []) if left else _SAME
@@ -304,8 +303,8 @@ def _catalog(context: ServiceContext, store_id: int) -> Iterator[tuple[Subject, 
 
 
 def _statement(kind: RecordKind, store_id: int, *, after: str = "", is_one: str | None = None) -> Any:
-    """A select: project, id, version, state (of a checkpoint), and the version that the store has. Of one, or of the
-    next few."""
+    """A select: project, id, version, state (of a checkpoint), and the version that the store has; for one subject, or
+    for the next few."""
     written = (WrittenRecord.kind == kind) & (WrittenRecord.store_id == store_id)
     statement: Any
     if kind is RecordKind.CHECKPOINT:

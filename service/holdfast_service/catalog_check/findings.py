@@ -130,7 +130,7 @@ class Findings:
         return not any(_TEXTS[kind][2] for kind in self._found)
 
     def views(self) -> list[CheckFinding]:
-        """In the order of the kinds; empty where everything agrees."""
+        """In the order of the kinds; empty if everything agrees."""
         return [
             CheckFinding(
                 kind=kind,

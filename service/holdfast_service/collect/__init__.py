@@ -1,8 +1,8 @@
-"""Garbage collection: bytes in the stores that nothing refers to, and rows that nobody will ask for.
+"""Garbage collection: bytes in the stores that nothing refers to, and rows that no request needs.
 
 controller.py        one pass of the collector; the controllers of this room
 references.py        drops what checkpoints refer to that are over, and leaves their chunks as candidates
-scan_copies.py       the full scan of the catalog's copies, a portion in each pass: finds what nobody left
+scan_copies.py       the full scan of the catalog's copies, a portion in each pass: finds missed candidates
 garbage.py           which copies may go, and from which stores (queries)
 mark_and_delete.py   the transaction: locks, asks again, marks, drops what is gone; then the bytes go
 plan.py              what would go now, and what waits for what: for people

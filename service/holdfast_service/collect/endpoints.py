@@ -1,4 +1,4 @@
-"""Routes of what nobody needs: what would go, a pass now, and sweeps."""
+"""Routes of garbage: what would go, a pass now, and sweeps."""
 
 from __future__ import annotations
 

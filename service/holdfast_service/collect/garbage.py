@@ -1,4 +1,9 @@
-"""Which copies may go, and from which stores."""
+"""Which copies may go, and from which stores (rules mark-before-delete, late-put-window, row-before-copy and
+holds-outrank). Asked twice: to find candidates, and again under the chunk's lock.
+
+A copy may go when no PUT into it can land any more, no upload relies on it, no process works on its chunk, the store
+was told of no hold on it, and either nothing needs its chunk or another copy in the same store serves every attempt.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +28,10 @@ from holdfast_service.records.history import settle_history
 from holdfast_service.records.writing import remove_due_records
 from holdfast_service.stores.base import StoreError, StoreNotOurs
 
-# Which copies may go (rules mark-before-delete, late-put-window, row-before-copy and holds-outrank). Asked twice: to
-# find candidates, and again under the chunk's lock.
-#
-# A copy may go when no PUT into it can land any more, no upload relies on it, nobody is at work on its chunk, the store
-# was told of no hold on it, and either nothing needs its chunk or another copy in the same store serves everybody.
-
-# What is in the trash can come back, so its chunks stay; and until a purge has removed the checkpoint's record from
-# every store, a catalog that is rebuilt from one of them would promise the chunks again (rule record-outbox).
+# A checkpoint in the trash can come back, and its chunks stay; and until a purge has removed the checkpoint's record
+# from every store, a catalog that is rebuilt from one of them would promise the chunks again (rule record-outbox).
 LIVE = (CheckpointState.UPLOADING, CheckpointState.COMMITTED, CheckpointState.TRASHED, CheckpointState.DELETING)
-# Still to be written: good for nobody but the one who writes it.
+# Still to be written: good only for its own writer.
 UNWRITTEN = (CopyState.PENDING, CopyState.COPYING)
 THERE = (*UNWRITTEN, CopyState.VERIFIED, CopyState.COLD, CopyState.THAWING, CopyState.SUSPECT, CopyState.BAD)
 
@@ -98,8 +97,8 @@ def relied_on_by_an_upload() -> ColumnElement[bool]:
 
 def another_serves_everybody() -> ColumnElement[bool]:
     """Over `copies`. The oldest verified copy that is proven stays; an unproven one goes only beside it. A suspect one
-    is looked at first; and one that was found bad is the sign that its chunk must be seen whole before anybody is told
-    so, hence it goes only beside a copy that was read since."""
+    is read first; and a bad one is the sign that its chunk must be seen whole before a client relies on it, hence it
+    goes only beside a copy that was read since."""
     other = aliased(Copy)
     return and_(
         Copy.state.in_((CopyState.VERIFIED, CopyState.BAD)),
@@ -112,7 +111,7 @@ def another_serves_everybody() -> ColumnElement[bool]:
             other.proof.in_(PROVEN),
             or_(Copy.state == CopyState.VERIFIED, Copy.bad_at.is_(None), _read_since(other)),
             or_(Copy.state != CopyState.VERIFIED, Copy.proof.not_in(PROVEN), other.id < Copy.id),
-            # Of two storage classes neither is too many: the controller `tiers` takes the hotter one away.
+            # Copies in two storage classes both stay: the controller `tiers` takes the hotter one away.
             or_(Copy.state != CopyState.VERIFIED, other.storage_class.is_not_distinct_from(Copy.storage_class)),
         ),
     )
@@ -122,9 +121,6 @@ def _read_since(other: type[Copy]) -> ColumnElement[bool]:
     """And repairing has said so (`repaired_at`, with an event), which it could not once the bad one is gone."""
     return and_(Copy.repaired_at.is_not(None), other.proof == Proof.READ, other.read_after >= Copy.damage)
 
-
-# From which stores anything may be deleted now: those that say, when they are asked, that they are this catalog's in
-# this epoch (rule fencing-token). One that is away or foreign blocks only itself.
 
 _log = logging.getLogger(__name__)
 
@@ -142,6 +138,8 @@ class Ready:
 
 
 def ready_stores(context: ServiceContext) -> Ready:
+    """From which stores anything may be deleted now: those that say, when they are asked, that they are this catalog's
+    in this epoch (rule fencing-token). An unavailable or foreign one blocks only itself."""
     stores, skipped = [], []
     for attached in context.stores:
         why = why_not(context, attached) or _why_older(attached)

@@ -22,15 +22,9 @@ from holdfast_service.db.tables.core import Chunk, ChunkListEntry, Copy, ShardCh
 from holdfast_service.db.tables.operations import CollectCandidate
 from holdfast_service.stores.base import ObjectKey, StoreError
 
-# Marks copies as `deleting` and drops chunks that are gone, in one transaction (rule mark-before-delete).
-#
-# The order is the guard: the chunks are locked FOR UPDATE, which waits for nobody and which a writer's FOR KEY SHARE
-# excludes; then their copies, which holds off whoever reads one again; what may go is asked in a LATER statement, which
-# sees what the others committed; the mark is committed; only then do bytes go.
-
 BATCH = 200
-# What is not needed and cannot go yet is looked at again after so long, or when its tickets are waited out; what only
-# stores have that are away, foreign or not attached any more waits longer.
+# What is not needed and cannot go yet is checked again after so long, or when its tickets are waited out; what only
+# stores have that are unavailable, foreign or not attached any more waits longer.
 _AGAIN = timedelta(seconds=60)
 _AGAIN_ELSEWHERE = timedelta(hours=1)
 _UNSYNCHRONIZED = {"synchronize_session": False}
@@ -57,7 +51,13 @@ class Marked:
 
 
 def mark(session: Session, context: ServiceContext, store_ids: Collection[int]) -> Marked:
-    """Of at most BATCH candidates and BATCH uploads that nobody finished; and what a process that died had marked."""
+    """Marks copies as `deleting` and drops chunks that are gone, in one transaction (rule mark-before-delete): at most
+    BATCH candidates and BATCH unfinished uploads; and what a process that died had marked.
+
+    The order is the guard: the chunks are locked FOR UPDATE, without waiting, which a writer's FOR KEY SHARE excludes;
+    then their copies, which holds off a process that reads one again; what may go is asked in a LATER statement, which
+    sees what the others committed; the mark is committed; only then do bytes go.
+    """
     refuse_if_went_back(session)
     question = Question.now_of(session, context, store_ids)
     candidates = _due_candidates(session, question)
@@ -180,12 +180,6 @@ def _defer(session: Session, question: Question, chunk_ids: Collection[int], loc
     )
 
 
-# Deletes the bytes of marked copies, and settles them as `gone`.
-#
-# No transaction is open meanwhile. A process that dies in between leaves `deleting` rows, which are taken up again when
-# their lease has run out: deleting twice is fine, for a key is never used again. What a store does not delete now stays
-# marked: while it is away, it alone is waited for; what it refuses (Object Lock) is tried again later.
-
 _AT_ONCE = 8
 _AGAIN_IF_AWAY = timedelta(seconds=30)
 # A lock ends by a date or by a person: neither is a matter of seconds.
@@ -213,7 +207,12 @@ class Deleted:
 
 
 def delete_marked(context: ServiceContext, doomed: Sequence[Doomed]) -> Deleted:
-    """All of them, as far as their stores let them go now."""
+    """Deletes the bytes of marked copies, as far as their stores let them go now, and settles them as `gone`.
+
+    No transaction is open meanwhile. A process that dies in between leaves `deleting` rows, which are taken up again
+    when their lease has run out. Deleting twice is fine: a key is never used again. What a store does not delete
+    now stays marked: an unavailable store alone is waited for; what it refuses (Object Lock) is tried again later.
+    """
     result = Deleted()
     if not doomed:
         return result
@@ -246,7 +245,7 @@ def _delete(context: ServiceContext, doomed: Doomed, away: dict[int, StoreError]
 def _settle(context: ServiceContext, gone: Sequence[Doomed], left: Sequence[tuple[Doomed, StoreError]]) -> None:
     with context.database.transaction() as session:
         now = database_now(session)
-        # Deleted twice is deleted: whoever took it up after this lease ended finds it gone, and does no harm.
+        # Deleted twice is deleted: a process that took it up after this lease ended finds it gone, and does no harm.
         session.execute(
             update(Copy)
             .where(Copy.id.in_([each.copy_id for each in gone]), Copy.state == CopyState.DELETING)

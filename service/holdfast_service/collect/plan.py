@@ -41,7 +41,7 @@ class _Group(NamedTuple):
 
 
 def plan_collection(context: ServiceContext, caller: Principal, project: str | None) -> CollectionPlan:
-    """Of one project, or of all that the caller sees. Raises `forbidden` and `project_not_found`."""
+    """The plan for one project, or for all that the caller sees. Raises `forbidden` and `project_not_found`."""
     problems = {
         # Whether it has newer records is not asked here: that may be a long listing.
         attached.store_id: why_not(context, attached) or attached.watch.newer_records.last_problem

@@ -27,7 +27,7 @@ _UNSYNCHRONIZED = {"synchronize_session": False}
 
 
 def drop_past_references(context: ServiceContext) -> None:
-    """Of at most _CHECKPOINTS checkpoints."""
+    """Drops the references of at most _CHECKPOINTS checkpoints."""
     with context.database.read() as session:
         # The text of the partial index, so that it is used.
         over = session.scalars(select(Checkpoint.id).where(text(TO_FORGET)).order_by(Checkpoint.id).limit(_CHECKPOINTS))
@@ -71,8 +71,8 @@ def _drop(session: Session, checkpoint_id: str) -> list[int]:
 
 
 def drop_unused_lists(context: ServiceContext, list_ids: Sequence[int]) -> None:
-    """Those of these lists that no shard has. In later transactions than the one that released them: of two who
-    release a shared list at once, the last one then sees that nobody has it."""
+    """Those of these lists that no shard has. In later transactions than the one that released them: if two
+    transactions release a shared list at once, the last one then sees that no shard has it."""
     for first in range(0, len(list_ids), _LISTS):
         portion = list_ids[first : first + _LISTS]
         context.database.run(partial(_drop_lists, list_ids=portion))

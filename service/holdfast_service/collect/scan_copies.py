@@ -1,7 +1,7 @@
 """The full scan: all copies of a store, a portion of their ids in each pass, once in a while.
 
-Candidates are left by whoever takes a reference away; this finds what nobody left: two copies where one is enough, what
-a crash between two transactions forgot, what an older version never told of. It only leaves candidates.
+The transaction that takes a reference away leaves a candidate; this finds the rest: two copies where one is enough,
+what a crash between two transactions forgot, what an older version never told of. It only leaves candidates.
 """
 
 from __future__ import annotations

@@ -22,11 +22,10 @@ from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy, Project, Ru
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import ClassedStore, ClassFacts, ObjectMismatch, ObjectMissing, StoreRefused
 
-# What is said of a checkpoint that must be thawed before it can be read: how long that takes, and the command.
-
 
 def how_to_thaw(tier: Tier, selector: str, expected_at: datetime | None) -> str:
-    """A sentence or two. Pure."""
+    """What a person is told of a checkpoint that must be thawed before a read, in a sentence or two: how long that
+    takes, and the command. Pure."""
     if tier is Tier.THAWING:
         when = "" if expected_at is None else f", expected by {expected_at:%Y-%m-%d %H:%M} UTC"
         return f"It is being thawed{when}; `holdfast checkpoints thaw {selector} --status` tells how far that is."
@@ -34,7 +33,7 @@ def how_to_thaw(tier: Tier, selector: str, expected_at: datetime | None) -> str:
 
 
 def takes_words(terms: ClassTerms) -> str:
-    """Such as `5 hours (standard), 12 hours (bulk) or 5 minutes (expedited)`; empty where none is needed."""
+    """Such as `5 hours (standard), 12 hours (bulk) or 5 minutes (expedited)`; empty if none is needed."""
     seconds = terms.thaw_seconds
     speeds = [each for each in (ThawSpeed.STANDARD, ThawSpeed.BULK, ThawSpeed.EXPEDITED) if each in seconds]
     told = [f"{_readable(seconds[speed])} ({speed})" for speed in speeds]
@@ -70,22 +69,16 @@ def _readable(seconds: int) -> str:
     return f"{count} {unit}{'' if count == 1 else 's'}"
 
 
-# A copy that its store calls archived: a fact about this one copy, and no failure of the store.
-#
-# Whoever reads a copy back and is told so writes it down here, with the class that the store names, and goes on with
-# the others. Nothing is thawed by it: a person asks for that.
-
-
 @dataclass(frozen=True)
 class StoreSays:
-    """Of an object, unread. `finding` is None where its size is right and the store has not hashed it."""
+    """The store's word on an unread object. `finding` is None if its size is right and the store has not hashed it."""
 
     storage_class: str | None
     finding: Finding | None
 
 
 def store_says(context: ServiceContext, claimed: Claim) -> StoreSays | None:
-    """None where the store has no classes: it is to be read. Raises StoreError if the store cannot tell."""
+    """None if the store has no classes: it is to be read. Raises StoreError if the store cannot tell."""
     store = store_of_copy(context, claimed)
     if not isinstance(store, ClassedStore):
         return None
@@ -109,8 +102,10 @@ def store_says(context: ServiceContext, claimed: Claim) -> StoreSays | None:
 
 
 def note_archived(context: ServiceContext, claimed: Claim, actor: Actor) -> Finding | None:
-    """After ObjectArchived: the row says cold and the class, and the lease is given back. Or what the store says
-    against the copy, which is then the caller's to settle. Raises StoreError if the store cannot tell."""
+    """After ObjectArchived, a fact about this one copy and no failure of the store: the row says cold and the class
+    that the store names, the lease is given back, and the caller goes on with the others. Nothing is thawed by it: a
+    person asks for that. Otherwise returns what the store says against the copy, which the caller must settle. Raises
+    StoreError if the store cannot tell."""
     says = store_says(context, claimed)
     if says is not None and says.finding not in (None, Finding.GOOD):
         return says.finding
@@ -121,7 +116,8 @@ def note_archived(context: ServiceContext, claimed: Claim, actor: Actor) -> Find
 
 
 def note_class(context: ServiceContext, claimed: Claim, storage_class: str | None, actor: Actor) -> None:
-    """Somebody moved it in the bucket. In an archive it is cold there; else whoever reads it again settles it."""
+    """The copy was moved in the bucket. In an archive it is cold there; otherwise the next process that reads it
+    settles it."""
     context.database.run(lambda session: _note(session, context, claimed, storage_class, actor=actor))
 
 

@@ -7,7 +7,7 @@ tiers all use it (rule row-before-copy).
 
 Nothing is written that is not proven to be the chunk at that moment, so a source that rots meanwhile spoils nothing.
 A worker that dies leaves a `copying` row. When its lease has run out the next `begin_copy` of the same bytes takes it
-up, with the same generation: a key has one content, so twice is fine. If nobody does, the collector deletes it, once no
+up, with the same generation: a key has one content, and twice is fine. Otherwise the collector deletes it, once no
 write of the dead worker can land any more: `ticket_expires_at` is the lease's end, as for an upload's ticket.
 """
 
@@ -47,7 +47,7 @@ class TargetBadError(Exception):
 
 
 class LeaseOverError(Exception):
-    """It took longer than the lease; somebody else may be at it."""
+    """It took longer than the lease; another process may work on it."""
 
 
 class StoreFailedError(Exception):
@@ -100,9 +100,9 @@ def begin_copy(
     storage_class: str | None = None,
 ) -> CopyTask | None:
     """Takes the work under the chunk's lock. None if the target has the chunk already (proven, and in that storage
-    class), somebody is at it, or no copy can be read now. The caller commits before it moves bytes.
+    class), another process works on it, or no copy can be read now. The caller commits before it moves bytes.
 
-    Whoever takes several begins in the order of their digests."""
+    A caller that takes several begins in the order of their digests."""
     chunk = session.execute(
         select(Chunk).where(Chunk.id == chunk_id).with_for_update(), execution_options={"populate_existing": True}
     ).scalar_one_or_none()
@@ -189,7 +189,7 @@ def move_bytes(context: ServiceContext, task: CopyTask, on_bytes: Callable[[int]
     except ObjectMissing:
         raise SourceBadError(f"the chunk {task.digest} is not where its copy should be") from None
     except ObjectArchived:
-        # Nothing is wrong with the store: who reads this copy again finds out which class it is in now.
+        # Nothing is wrong with the store: the next process that reads this copy finds out its class.
         raise SourceBadError(f"the chunk {task.digest} has to be thawed before it can be copied") from None
     except (ObjectMismatch, DecodeError) as error:
         raise SourceBadError(f"the chunk {task.digest} was read from a copy that is not it: {error}") from None
@@ -204,7 +204,7 @@ def move_bytes(context: ServiceContext, task: CopyTask, on_bytes: Callable[[int]
 
 
 def settle_copy(context: ServiceContext, task: CopyTask, moved: Moved) -> bool:
-    """Whether the lease still held. The copy is cold where it has to be thawed before it can be read."""
+    """Whether the lease still held. The copy is cold if it must be thawed before it can be read."""
     with context.database.transaction() as session:
         return lease.give_back(
             session,

@@ -1,4 +1,11 @@
-"""What is lost and what is cold: from a chunk to every checkpoint that needs it, and back again."""
+"""What is lost and what is cold: from a chunk to every checkpoint that needs it, and back again.
+
+Health has one value, and the mark keeps what it covers: a checkpoint in quarantine that became corrupt goes back into
+quarantine, and not to `ok`, once its bytes are whole again.
+
+Marking and taking a mark away both ask every store of the catalog, and not only those that this process has: a process
+that lacks a setting must not condemn what another store keeps.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +21,6 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.copies.predicates import is_readable, keeps_anywhere, keeps_whole, may_keep
 from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Run, Shard, ShardChunk
 from holdfast_service.runs.views import locked_checkpoint
-
-# Marking what is lost, and taking the mark away again: from a chunk to every checkpoint that needs it.
-#
-# Health has one value, so the mark keeps what it covers: a checkpoint in quarantine that became corrupt goes back into
-# quarantine, and not to `ok`, once its bytes are whole again.
-#
-# Both ask every store of the catalog, and not those that this process happens to have: a process that lacks a setting
-# must not condemn what another store keeps.
 
 _NEEDING = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
 _COVERED = re.compile(r" \(Before that: (?P<health>diverged|quarantined): (?P<reason>.*)\)\Z", re.DOTALL)
@@ -63,7 +62,7 @@ def lock_users(session: Session, *chunk_ids: int) -> set[str]:
 
 def mark_users(session: Session, chunk_id: int, why: str, *, actor: Actor) -> list[str]:
     """Marks each committed checkpoint that needs the chunk if every copy that it could rely on was read and is bad, in
-    every store; the ids of those marked so. Whoever finds the last one bad marks.
+    every store; the ids of those marked so. The process that finds the last copy bad calls it.
 
     Called after `lock_users`, in a later statement.
     """
@@ -102,8 +101,7 @@ def _users(chunk_ids: Collection[int]) -> CompoundSelect[tuple[str]]:
 
 def repair_if_whole(session: Session, checkpoint_id: str, *, actor: Actor) -> bool:
     """Takes the mark away if every chunk has a copy to rely on in some store, one that was read since damage was found.
-    Whether it did; if not, it keeps a chunk that stands in the way, so that nobody looks again before that has changed.
-    """
+    Whether it did; if not, it keeps a blocking chunk, and no pass checks again before that chunk has changed."""
     checkpoint = locked_checkpoint(session, checkpoint_id)
     if checkpoint.health != Health.CORRUPT or checkpoint.state not in _NEEDING:
         return False
@@ -116,7 +114,7 @@ def repair_if_whole(session: Session, checkpoint_id: str, *, actor: Actor) -> bo
         select(func.count()).where(Shard.checkpoint_id == checkpoint_id, Shard.chunk_list_id.is_not(None))
     )
     if listed != checkpoint.world_size:
-        # After a rebuild from a damaged record: nobody knows which chunks it needs.
+        # After a rebuild from a damaged record: the chunks that it needs are unknown.
         checkpoint.lost_chunk_id = 0
         return False
     lost = session.scalar(
@@ -178,16 +176,12 @@ def _set_health(
     )
 
 
-# A checkpoint is cold when one of its chunks cannot be read before a thaw. Whoever takes the last readable copy of a
-# chunk away says so of all its users here, in the same transaction, holding their locks
-# (`lock_users`).
-
-
 def mark_cold(
     session: Session, chunk_ids: Collection[int], store_ids: Collection[int], *, actor: Actor, target: str | None = None
 ) -> list[str]:
-    """The ids of the checkpoints that need one of these chunks and cannot read it now, though it is not lost. `target`:
-    where the chunks have gone."""
+    """The ids of the checkpoints that need one of these chunks and cannot read it before a thaw, though it is not lost.
+    `target`: where the chunks have gone. A process that takes the last readable copy of a chunk away calls it in the
+    same transaction, with the locks of all users held (`lock_users`)."""
     readable = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, is_readable(store_ids, Checkpoint.attempt_id))
     kept = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, keeps_whole(store_ids, Checkpoint.attempt_id))
     unreadable = exists().where(

@@ -1,4 +1,5 @@
-"""Which copies can be relied on, by whom, and what their place makes of them."""
+"""Which copies of a chunk can be relied on, by whom (rules reuse-only-hashed and present-is-referenced), and what their
+place makes of them."""
 
 from __future__ import annotations
 
@@ -18,9 +19,6 @@ from holdfast_service.db.tables.core import Copy
 from holdfast_service.db.tables.operations import CollectCandidate
 from holdfast_service.stores.base import ObjectKey
 
-# What a copy's place makes of it: where nobody is sent to before a thaw, a good copy is cold. What lies in the cold
-# store the service itself can read nevertheless, and does: so it is scrubbed like any other.
-
 _AT_HAND = (CopyState.VERIFIED, CopyState.SUSPECT)
 
 
@@ -30,7 +28,8 @@ def in_cold_store(context: ServiceContext, store_id: int) -> bool:
 
 
 def kept_state(context: ServiceContext, store_id: int, storage_class: str | None) -> CopyState:
-    """What a copy there is when it is good."""
+    """The state of a good copy there: cold if no reader is sent to it before a thaw. The service itself can read what
+    lies in the cold store nevertheless, and scrubs it like any other."""
     cold = in_cold_store(context, store_id) or storage_class in ARCHIVED
     return CopyState.COLD if cold else CopyState.VERIFIED
 
@@ -51,8 +50,6 @@ def is_read_back(context: ServiceContext) -> ColumnElement[bool]:
     return or_(Copy.state.in_(_AT_HAND), and_(in_cold, at_once))
 
 
-# Which copies of a chunk can be relied on, and by whom (rules reuse-only-hashed and present-is-referenced).
-
 PROVEN = (Proof.STORE_SHA256, Proof.READ)
 KEPT = (CopyState.VERIFIED, CopyState.COLD, CopyState.THAWING)
 
@@ -60,7 +57,7 @@ KEPT = (CopyState.VERIFIED, CopyState.COLD, CopyState.THAWING)
 def usable_by(copy: Copy, attempt_id: int) -> bool:
     """Verified, and either proven to hold the chunk's bytes or uploaded by this very attempt.
 
-    A copy whose bytes nobody but its client has hashed is good for its own attempt: what that client mixed up can
+    A copy whose bytes only its client has hashed is good for its own attempt: what that client mixed up can
     spoil its own checkpoint, and never another's.
     """
     return copy.state == CopyState.VERIFIED and (copy.proof in PROVEN or copy.attempt_id == attempt_id)
@@ -86,7 +83,7 @@ def keeps_anywhere(attempt_id: int | InstrumentedAttribute[int]) -> ColumnElemen
 
 
 def may_keep(attempt_id: int | InstrumentedAttribute[int]) -> ColumnElement[bool]:
-    """Nobody has found this copy bad, in whatever store it is: while there is one, its chunk is not said to be lost.
+    """No process has found this copy bad, whatever its store: while there is one, its chunk is not said to be lost.
     What is suspect was not read yet, and may be good."""
     return and_(Copy.state.in_((*KEPT, CopyState.SUSPECT)), or_(Copy.proof.in_(PROVEN), Copy.attempt_id == attempt_id))
 
@@ -101,7 +98,7 @@ def is_readable(
     """Over `copies`: a reader of this attempt's checkpoints can read it now, from one of these stores. What is thawed
     counts where it stays so `until` then; without a moment only what needs no thaw does.
 
-    A thawed copy stays cold in name, for nobody but a reader may rely on it. A suspect one in an archive is no more
+    A thawed copy stays cold in name, because only a reader may rely on it. A suspect one in an archive is no more
     readable than a cold one."""
     at_once = or_(copy.storage_class.is_(None), copy.storage_class.not_in(ARCHIVED))
     there = or_(copy.state == CopyState.VERIFIED, and_(copy.state == CopyState.SUSPECT, at_once))
@@ -112,7 +109,7 @@ def is_readable(
 
 
 def is_in(store_id: int, chunk_id: InstrumentedAttribute[int]) -> ColumnElement[bool]:
-    """Whether a store holds a copy of the chunk that is good for everybody, though it may have to be thawed first."""
+    """Whether a store holds a copy of the chunk that is good for every attempt; it may have to be thawed first."""
     kept = aliased(Copy)
     return exists().where(
         kept.chunk_id == chunk_id, kept.store_id == store_id, kept.state.in_(KEPT), kept.proof.in_(PROVEN)
@@ -120,7 +117,7 @@ def is_in(store_id: int, chunk_id: InstrumentedAttribute[int]) -> ColumnElement[
 
 
 def object_key(project_id: str, digest: str, copy: Copy) -> ObjectKey:
-    """Where a ticket could overwrite the object, its version is named where the store has versions (rule
+    """If a ticket could overwrite the object, its version is named if the store has versions (rule
     no-ticket-reuse). Elsewhere not: to read a version takes a permission of its own."""
     return ObjectKey(
         project_id, digest, copy.generation, copy.version_id if copy.overwritable_until is not None else None
@@ -132,14 +129,13 @@ def stays_as_read(copy: Copy, now: datetime) -> bool:
     return copy.overwritable_until is None or copy.version_id is not None or copy.overwritable_until <= now
 
 
-# Chunks that the collector shall look at: whoever takes a reference or a use from a chunk leaves it here, in the same
-# transaction. What nobody leaves is found by the collector's full scan, only later.
-
 _ROWS_PER_STATEMENT = 5000
 
 
 def leave_candidates(session: Session, chunk_ids: Iterable[int]) -> None:
-    """Due at once; one that is there already keeps its time."""
+    """Chunks that the collector must check: the transaction that takes a reference or a use from a chunk leaves the
+    chunk here. The collector's full scan finds the rest, only later. Due at once; a candidate that is there already
+    keeps its time."""
     wanted: Sequence[int] = sorted(set(chunk_ids))
     if not wanted:
         return

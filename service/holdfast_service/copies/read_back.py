@@ -1,4 +1,18 @@
-"""The service reads a copy's bytes itself, and settles what it found."""
+"""The service reads a copy's bytes itself and settles what it found: after a client's report, if only a client has
+hashed it yet, and to scrub.
+
+    claim (a lease on the copy's row) -> read_back (no transaction, 1 MiB at a time) -> settle (only with that lease)
+
+A copy is read from its own store. What is stored encoded is decoded on the way, as a reader would: only that proves
+that it is the chunk.
+
+A store that does not answer, or is not this catalog's, proves nothing: then the lease is given back and nothing is
+marked (rule report-is-suspicion). The same holds for a store that lacks most of what it is asked for: that is a mount,
+and no loss.
+
+A bad copy is checked again, ever more seldom, and whenever a person asks: the store may have been wrong, or a person
+may have put the object back. If its bytes are good then, it is a copy like any other (rule marks-are-rechecked).
+"""
 
 from __future__ import annotations
 
@@ -36,20 +50,6 @@ from holdfast_service.stores.base import (
     StoreError,
     StoreUnavailable,
 )
-
-# The service reads a copy's bytes itself: after a client's report, where nobody has hashed it yet, and to scrub.
-#
-#     claim (a lease on the copy's row) -> read_back (no transaction, 1 MiB at a time) -> settle (only with that lease)
-#
-# A copy is read from its own store. What is stored encoded is decoded on the way, as a reader would: only that proves
-# that it is the chunk.
-#
-# A store that does not answer, or is not this catalog's, proves nothing: then the lease is given back and nothing is
-# marked (rule report-is-suspicion). Nor does one that lacks most of what it is asked for: that is a mount, and no loss.
-#
-# What was found bad is looked at again, ever more seldom, and whenever somebody asks: the store may have been wrong, or
-# somebody may have put the object back. If its bytes are good then, it is a copy like any other (rule
-# marks-are-rechecked).
 
 _FIRST_LOOK = timedelta(minutes=1)
 _LONGEST_PAUSE = timedelta(days=28)
@@ -93,7 +93,7 @@ class Claim:
 
 
 def copy_is_free(now: datetime) -> ColumnElement[bool]:
-    """Over `copies`: nobody is at work on it."""
+    """Over `copies`: no process has it on lease."""
     return or_(lease.is_free(Copy.leased_until, now), Copy.leased_until > now + _LONGEST_LEASE)
 
 
@@ -110,15 +110,15 @@ def look_is_due(copy: Copy, now: datetime) -> bool:
 
 
 def claim_bad(session: Session, context: ServiceContext, copy_id: int) -> Claim | None:
-    """To look at it again. Whoever has it on lease loses it: theirs may be a pause, and two readers do no harm. None if
-    it is bad no more, or somebody has its row this moment."""
+    """To read it again. The holder of its lease loses it: the lease may be a pause, and two readers do no harm. None if
+    it is bad no more, or another transaction has its row this moment."""
     return claim_first(session, Copy.id == copy_id, found_bad(), seconds=context.settings.chunk_lease_seconds)
 
 
 def look_again(
     context: ServiceContext, claimed: Claim, actor: Actor, on_bytes: Callable[[int], None] = lambda _: None
 ) -> Finding | None:
-    """What a bad copy is now, settled; None if it has to be thawed first, or somebody else looks. Raises StoreError,
+    """What a bad copy is now, settled; None if it must be thawed first, or another process checks. Raises StoreError,
     and has given the lease back then."""
     try:
         finding = read_back(context, claimed, on_bytes)
@@ -138,7 +138,7 @@ def claim_copies(
     most: int,
     first: InstrumentedAttribute[Any] = Copy.id,
 ) -> list[Claim]:
-    """Of the copies that `where` names: those with the least `first`, without what another process has locked. `where`
+    """The copies that `where` names with the least `first`, without what another process has locked. `where`
     says that they are free."""
     rows = session.execute(
         select(Copy, Chunk)
@@ -228,7 +228,7 @@ def refuse_emptied_store(context: ServiceContext, store: Store, claimed: Claim) 
 
 
 def _some_others(context: ServiceContext, claimed: Claim) -> list[ObjectKey]:
-    """Of copies all over the store that nobody has found bad: neighbours may have gone together."""
+    """The keys of copies all over the store that are not known to be bad: neighbours may have gone together."""
     there = and_(Copy.store_id == claimed.store_id, Copy.state.in_(KEPT), Copy.chunk_id != claimed.chunk_id)
     keys: dict[int, ObjectKey] = {}
     with context.database.read() as session:
@@ -289,8 +289,8 @@ def _read(store: Store, claimed: Claim, on_bytes: Callable[[int], None]) -> Find
 def settle(context: ServiceContext, claimed: Claim, finding: Finding, actor: Actor) -> list[str] | None:
     """Writes down what was found; the ids of the checkpoints that are corrupt by it. None: the lease was lost.
 
-    A chunk's checkpoints are corrupt when its last copy was found bad: one that is not read yet may be good. Before
-    that the copies that were found bad earlier are looked at again.
+    A chunk's checkpoints are corrupt when its last copy was found bad: an unread one may be good. Before
+    that the copies that were found bad earlier are checked again.
     """
     if finding is not Finding.GOOD and claimed.state_before is not CopyState.BAD:
         _look_at_the_others(context, claimed, actor)
@@ -308,7 +308,7 @@ def let_go(context: ServiceContext, claimed: Claim) -> None:
 
 
 class _UsedMeanwhileError(Exception):
-    """Somebody began to use the chunk before it was locked. Now it is known who; the next try locks them too."""
+    """A checkpoint began to use the chunk before it was locked. It is known now, and the next try locks it too."""
 
 
 def _look_at_the_others(context: ServiceContext, claimed: Claim, actor: Actor) -> None:
@@ -400,6 +400,6 @@ def pause_before_look(looks: int) -> timedelta:
 
 
 def is_emptied(asked: int, missing: int) -> bool:
-    """Whether so many missing ones of those that were asked for say that the store is at fault. Pure. Of a few nothing
-    can be said: all of a small run may have been removed."""
+    """Whether so many missing ones of those that were asked for say that the store is at fault. Pure. A few prove
+    nothing: all of a small run may have been removed."""
     return missing >= _MANY and missing > asked / 2

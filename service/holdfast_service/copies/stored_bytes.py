@@ -1,4 +1,10 @@
-"""What checkpoints hold and what their copies take in the stores, counted from the rows."""
+"""What checkpoints hold and what their copies take in the stores. The rows themselves are counted: no counter that
+could drift.
+
+logical        what the states of the committed checkpoints are, as the trainer sees them
+stored         what the copies of their chunks take in the stores
+deduplicated   what these checkpoints did not send, because it was there
+"""
 
 from __future__ import annotations
 
@@ -18,12 +24,6 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Run, Shard, ShardChunk
 from holdfast_service.db.tables.operations import Hold
 from holdfast_service.holds.held import in_force, pin_in_force
-
-# What checkpoints hold and what they take up. The rows themselves are counted: no counter that could drift.
-#
-# logical        what the states of the committed checkpoints are, as the trainer sees them
-# stored         what the copies of their chunks take in the stores
-# deduplicated   what these checkpoints did not send, because it was there
 
 
 class CommittedBytes(NamedTuple):
@@ -46,16 +46,14 @@ def stored_bytes(session: Session, project_ids: Collection[str], *, store_id: in
 
 
 def bytes_against_quota(session: Session, context: ServiceContext, project_ids: Collection[str]) -> dict[str, int]:
-    """By project id: what is in the primary store, which jobs write to. Copies elsewhere do not count, whether this
-    process has that store attached or not: whoever asks for them must not stop the jobs' saves."""
+    """By project id: bytes in the primary store, which jobs write to. Copies elsewhere do not count, whether this
+    process has that store attached or not: a replication policy must not stop the jobs' saves."""
     return stored_bytes(session, project_ids, store_id=context.store_id)
 
 
 def stored_bytes_of_run(session: Session, run_id: str) -> int:
-    """Of the chunks that its committed checkpoints need, each once. What runs share counts in each of them.
-
-    It looks at every chunk of the run, so it is asked for one run at a time.
-    """
+    """The bytes of the chunks that its committed checkpoints need, each once. What runs share counts in each of them.
+    It reads every chunk of the run: callers ask for one run at a time."""
     lists = (
         select(Shard.chunk_list_id)
         .join(Checkpoint, Checkpoint.id == Shard.checkpoint_id)
@@ -69,8 +67,8 @@ def stored_bytes_of_run(session: Session, run_id: str) -> int:
 
 
 def stored_bytes_of_checkpoint(session: Session, checkpoint_id: str) -> int:
-    """Of the distinct chunks that it needs, each in its smallest copy that is whole: less than the chunks' own bytes
-    where they are compressed. It looks at every chunk, so it is asked for one checkpoint at a time."""
+    """The bytes of the distinct chunks that it needs, each in its smallest whole copy: less than the chunks' own bytes
+    if they are compressed. It reads every chunk: callers ask for one checkpoint at a time."""
     lists = select(Shard.chunk_list_id).where(Shard.checkpoint_id == checkpoint_id)
     chunks = select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists))
     smallest = (
@@ -94,16 +92,6 @@ def committed_bytes(session: Session, project_ids: Collection[str]) -> dict[str,
     return {project_id: found.get(project_id, CommittedBytes()) for project_id in project_ids}
 
 
-# What the copies take in the stores, and for whom: every copy of a project counted once, by what keeps it.
-#
-# committed            a committed checkpoint needs its chunk
-# arriving             it is being uploaded or copied, or only an upload under way relies on it
-# trashed              only checkpoints in the trash need it: what purging them would free
-# pending collection   nothing needs it any more, or it is marked: what the collector will free
-#
-# These four add up to everything that may be in the stores. `pinned` and `held` are parts of `committed` and `trashed`,
-# and overlap each other. The rows themselves are counted: no counter that could drift.
-
 _IN_TRASH = (CheckpointState.TRASHED, CheckpointState.DELETING)
 _NEEDING = (CheckpointState.UPLOADING, CheckpointState.COMMITTED, *_IN_TRASH)
 
@@ -117,7 +105,7 @@ class KeptFor(StrEnum):
 
 @dataclass(frozen=True)
 class CountedBytes:
-    """Of one project in one store and storage class: stored bytes of the copies that are kept for the same."""
+    """The stored bytes of one project in one store and storage class, of the copies that are kept for the same."""
 
     project_id: str
     store_id: int
@@ -131,9 +119,17 @@ class CountedBytes:
 
 
 def count_bytes(session: Session, *, project_id: str | None = None, run_id: str | None = None) -> list[CountedBytes]:
-    """Of one project, or all; with `run_id` only the chunks that this run's checkpoints use, whoever else does.
+    """For one project, or all; with `run_id` only the chunks that this run's checkpoints use, even if other runs use
+    them too. Every copy of a project is counted once, by what keeps it:
 
-    It looks at every reference (10 million take Postgres some seconds), so it is asked for seldom or kept.
+    committed            a committed checkpoint needs its chunk
+    arriving             it is being uploaded or copied, or only an upload under way relies on it
+    trashed              only checkpoints in the trash need it: what purging them would free
+    pending collection   nothing needs it any more, or it is marked: what the collector will free
+
+    These four add up to everything that may be in the stores. `pinned` and `held` are parts of `committed` and
+    `trashed`, and overlap each other. It reads every reference (10 million take Postgres some seconds): callers ask
+    seldom or keep the answer.
     """
     users = _users(database_now(session), project_id, run_id)
     kept_for = _kept_for(users)

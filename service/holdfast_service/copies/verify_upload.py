@@ -1,9 +1,9 @@
-"""Verifying uploads: the store is asked, never the client's word taken (rules seal-only-negotiated,
+"""Verifying uploads: the service asks the store and never takes the client's word (rules seal-only-negotiated,
 verify-while-uploading and reuse-only-hashed).
 
-Used by negotiating (for uploads that are reported as done, while others are still going up) and by sealing (for what
-nobody has reported). The store is asked outside of any transaction, several objects at once; the answers are settled
-with a conditional update, so that doing it twice, or beside somebody else, is fine.
+Negotiating uses it (for uploads that are reported as done, while others are still going up) and sealing (for unreported
+ones). The service asks the store outside of any transaction, several objects at once, and settles the answers with a
+conditional update: doing it twice, or beside another process, is fine.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ def ask_store(store: Store, upload: Upload) -> Verdict:
         )
     if facts.sha256 is not None and facts.sha256 != upload.stored_digest:
         return Verdict(upload, Finding.MISMATCH, detail="the store's SHA-256 of it is another one")
-    # What it decodes to is the client's word: the store's SHA-256 proves the chunk only where it is stored raw.
+    # What it decodes to is the client's word: the store's SHA-256 proves the chunk only if it is stored raw.
     raw = upload.stored_digest == upload.key.digest
     proof = proof_of(facts, store.capabilities) if raw else Proof.UNPROVEN
     return Verdict(upload, Finding.ARRIVED, proof, facts.version_id)
 
 
 def proof_of(facts: ObjectFacts, capabilities: Capabilities | None) -> Proof:
-    """A checksum proves something only where the store was seen to compute it; none at all proves nothing."""
+    """A checksum proves something only if the store was seen to compute it; none at all proves nothing."""
     enforced = capabilities is not None and capabilities.sha256_enforced
     return Proof.STORE_SHA256 if facts.sha256 is not None and enforced else Proof.UNPROVEN
 

@@ -54,7 +54,7 @@ class CommitNotifier:
         for woken in waiters:
             try:
                 woken.get_loop().call_soon_threadsafe(_wake, woken)
-            except RuntimeError:  # its loop has closed: nobody waits there any more
+            except RuntimeError:  # its loop has closed: no request waits there any more
                 continue
 
     @property
@@ -76,7 +76,7 @@ class CommitNotifier:
             self._poller = loop.create_task(self._poll(), name="holdfast-commit-poller")
 
     async def _poll(self) -> None:
-        """Lives as long as somebody waits."""
+        """Lives as long as a request waits."""
         while True:
             await asyncio.sleep(self._poll_interval_seconds)
             with self._lock:

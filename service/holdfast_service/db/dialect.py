@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from holdfast_service.db.tables.core import Table
 
 
-# Column types and indexes that mean the same on SQLite and on Postgres.
-
 # SQLite gives row ids only to a column of exactly this type.
 RowId = BigInteger().with_variant(Integer, "sqlite")
 Document = JSON().with_variant(JSONB, "postgresql")
@@ -42,18 +40,17 @@ class Moment(TypeDecorator[datetime]):
 
 
 def partial_index(name: str, *columns: str, where: str, unique: bool = False) -> Index:
-    """Of the rows for which `where` holds. A query that says exactly this can use it."""
+    """An index of the rows for which `where` holds. A query that says exactly this can use it."""
     return Index(name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where))
 
 
-# The catalog's clock. Leases and deadlines are compared with the database's time, never with a client's.
-#
-# On Postgres `clock_timestamp()`: after a wait for a lock `now()`, the transaction's start, is old (rule
-# database-clock). On SQLite service and database are one process on one machine.
-
-
 def database_now(session: Session) -> datetime:
-    """The database's time at this moment, in UTC."""
+    """The catalog's clock: the database's time at this moment, in UTC. Leases and deadlines are compared with it, never
+    with a client's time.
+
+    On Postgres `clock_timestamp()`: after a wait for a lock `now()`, the transaction's start, is old (rule
+    database-clock). On SQLite service and database are one process on one machine.
+    """
     return _read_clock(session)
 
 
@@ -64,13 +61,11 @@ def _read_clock(session: Session) -> datetime:
     return datetime.now(UTC)
 
 
-# Inserting what may be there already, in one statement that waits for a concurrent insert instead of failing.
-
-
 def insert_absent(session: Session, table: type[Table], rows: Sequence[dict[str, Any]]) -> None:
-    """`INSERT … ON CONFLICT DO NOTHING`, in the order given.
+    """`INSERT … ON CONFLICT DO NOTHING`, in the order given: one statement that waits for a concurrent insert instead
+    of failing.
 
-    Whoever inserts rows that others may insert too gives them sorted, or two batches deadlock (rule sorted-inserts).
+    The caller gives rows that others may insert too in sorted order, or two batches deadlock (rule sorted-inserts).
     What is there afterwards must be read in a LATER statement: this one's snapshot is older than the other's commit.
     """
     if not rows:

@@ -51,7 +51,7 @@ def upgrade(database: Database) -> None:
 
 
 def revisions(connection: Connection) -> tuple[str | None, str | None]:
-    """The revision of the catalog, None where there is none, and the newest that this version knows."""
+    """The revision of the catalog, None if there is none, and the newest that this version knows."""
     head = ScriptDirectory.from_config(alembic_config()).get_current_head()
     return MigrationContext.configure(connection).get_current_revision(), head
 
@@ -77,7 +77,7 @@ def migrations_folder() -> Path:
 
 @contextmanager
 def exclusive_connection(database: Database) -> Iterator[Connection]:
-    """One transaction that nobody else migrates during: an advisory lock on Postgres, BEGIN IMMEDIATE on SQLite."""
+    """One transaction that excludes every other migration: an advisory lock on Postgres, BEGIN IMMEDIATE on SQLite."""
     with database.engine.connect() as connection:
         if database.is_postgres:
             with connection.begin():
@@ -88,7 +88,7 @@ def exclusive_connection(database: Database) -> Iterator[Connection]:
                     yield connection
             return
         # SQLite alters a table by dropping its old form, which foreign keys would take for a deletion of all its rows.
-        # The setting cannot be changed within a transaction, hence below SQLAlchemy, which would begin one.
+        # Below SQLAlchemy, which would begin a transaction: within one the setting cannot be changed.
         raw = connection.connection.dbapi_connection
         assert raw is not None
         raw.execute("PRAGMA foreign_keys=OFF")

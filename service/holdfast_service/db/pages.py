@@ -42,7 +42,7 @@ def decode_cursor(kind: str, cursor: str, *types: type) -> tuple[Any, ...]:
 def cut_page(
     kind: str, rows: Sequence[Row], limit: int, key: Callable[[Row], tuple[str | int, ...]]
 ) -> tuple[Sequence[Row], str | None]:
-    """Of `limit` + 1 rows that were asked for: those of this page, and the cursor if there are more."""
+    """This page's rows among the `limit` + 1 that were asked for, and the cursor if there are more."""
     shown = rows[:limit]
     return shown, encode_cursor(kind, *key(shown[-1])) if len(rows) > limit else None
 

@@ -1,7 +1,7 @@
 """Which database this is, so that a copy of it somewhere else is known (rule fencing-token).
 
 A clone says the same of itself as its original: the same catalog, the same epoch. Only where it lives tells the two
-apart. Until somebody says what the other place means, nothing in a store is changed from there.
+apart. Until an operator says what the other place means, the service changes nothing in a store from there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOVED = (
 
 
 def place_of(database: Database) -> str | None:
-    """The file of an SQLite catalog; the cluster and the database's number on Postgres. None where it is not told."""
+    """The file of an SQLite catalog; the cluster and the database's number on Postgres. None if it is not told."""
     if not database.is_postgres:
         path = database.url.database
         return None if path in {None, "", ":memory:"} else f"sqlite:{os.stat(str(path)).st_ino}"
@@ -31,7 +31,7 @@ def place_of(database: Database) -> str | None:
         oid = connection.execute(text(number)).scalar_one()
         try:
             cluster = connection.execute(text("SELECT system_identifier FROM pg_control_system()")).scalar_one()
-        except DBAPIError:  # some providers keep it from everybody
+        except DBAPIError:  # some providers let no client read it
             cluster = "unknown"
     return f"postgres:{cluster}:{oid}"
 

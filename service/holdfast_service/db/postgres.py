@@ -2,7 +2,7 @@
 
 Postgres itself ends a statement that takes too long (`statement_timeout`, which counts waiting for locks too), and a
 transaction whose process has stopped (`idle_in_transaction_session_timeout`). A server that answers nothing at all ends
-nothing, and TCP keeps a connection to a frozen one alive: so the process gives an answer up by its own clock as well.
+nothing, and TCP keeps a connection to a frozen one alive: the process gives an answer up by its own clock as well.
 """
 
 from __future__ import annotations

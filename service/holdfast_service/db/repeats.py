@@ -29,7 +29,7 @@ KEPT_FOR = timedelta(days=7)
 
 
 def digest_of(what: str, *subject: str | None, request: BaseModel) -> str:
-    """Of what a call asks for."""
+    """The digest of what a call asks for."""
     asked = [what, list(subject), request.model_dump(mode="json")]
     return hashlib.sha256(canonical_bytes(asked)).hexdigest()
 

@@ -34,10 +34,6 @@ from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import LockingStore, ObjectKey, StoreError
 from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
 
-# Which copies the store is to hold, and which it holds for nobody any more (rule holds-outrank). Queries only.
-#
-# What counts is the union over the checkpoints that share a chunk.
-
 _WORTH_LOCKING = (*KEPT, CopyState.SUSPECT)
 
 
@@ -47,7 +43,8 @@ def mirrored(now: datetime) -> ColumnElement[bool]:
 
 
 def to_lock(store_ids: Collection[int], now: datetime) -> ColumnElement[bool]:
-    """Over `copies`; a new copy of a held chunk is among them (repaired, or in a second store)."""
+    """Over `copies`: what the store is to hold (rule holds-outrank), the union over the checkpoints that share a chunk.
+    A new copy of a held chunk is among them (repaired, or in a second store)."""
     return and_(
         worth_locking(store_ids),
         or_(Copy.lock.is_(None), Copy.lock != CopyLock.LOCKED),
@@ -154,7 +151,7 @@ def reconcile(context: ServiceContext) -> MirrorReport:
 
 
 def backlog(session: Session, context: ServiceContext) -> Backlog:
-    """Holds that are not mirrored yet, and copies that are locked for nobody."""
+    """Holds that are not mirrored yet, and copies that are locked without a hold."""
     now = database_now(session)
     waiting, oldest = session.execute(
         select(func.count(), func.min(Hold.placed_at)).where(mirrored(now), Hold.mirrored_at.is_(None))
@@ -216,7 +213,7 @@ def _tell(store: LockingStore, told: _Told, *, on: bool) -> StoreError | None:
 def _settle(
     context: ServiceContext, work: _Pass, claimed: list[_Told], failures: list[StoreError | None], *, on: bool
 ) -> None:
-    """Only with the lease: whoever has it meanwhile tells the store anew."""
+    """Only with the lease: a process that has taken it meanwhile tells the store anew."""
     by_project: Counter[str] = Counter()
     with context.database.transaction() as session:
         later = database_now(session) + _AFTER_FAILURE

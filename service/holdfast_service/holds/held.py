@@ -1,4 +1,9 @@
-"""What keeps a checkpoint from being taken away: whoever takes bytes or a checkpoint asks here first."""
+"""What keeps a checkpoint from being taken away: ask here before bytes or a checkpoint go (rule holds-outrank).
+
+Ask under the checkpoint's lock, in a later statement than the lock's: a hold is placed under the same lock. A
+chunk is kept by what uses it: a held checkpoint is committed or in the trash, and its chunks are needed, whatever else
+shares them.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +18,17 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Copy
 from holdfast_service.db.tables.operations import Hold
 
-# Which checkpoints are pinned now: a pin whose end has not come by the database's clock.
-
 
 def pin_in_force(now: datetime, checkpoint: type[Checkpoint] = Checkpoint) -> ColumnElement[bool]:
-    """Over `checkpoints`. `now` is the database's."""
+    """Over `checkpoints`: a pin whose end has not come. `now` is the database's."""
     return checkpoint.pinned_at.is_not(None) & or_(checkpoint.pinned_until.is_(None), checkpoint.pinned_until > now)
-
-
-# Which checkpoints a hold keeps: whoever takes bytes or a checkpoint away asks here first (rule holds-outrank).
-#
-# Ask under the checkpoint's lock, in a later statement than the one that took it: a hold is placed under the same lock.
-# A chunk is kept by what uses it: a held checkpoint is committed or in the trash, so its chunks are needed, whoever
-# else shares them.
 
 
 class CopyLock(StrEnum):
     """What the store was told about a copy (Object Lock); null: nothing. Whatever is not null may be locked."""
 
     CHANGING = "changing"
-    """It is being told, either way: after a crash nobody knows which."""
+    """The store is being told, either way: after a crash the answer is unknown."""
     LOCKED = "locked"
 
 

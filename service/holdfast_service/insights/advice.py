@@ -80,11 +80,9 @@ def in_words(seconds: float) -> str:
     raise AssertionError("unreachable")
 
 
-# The recommended interval of a run, what it was worked out from, and what is expected to be lost at it.
-
-
 def show_advice(context: ServiceContext, caller: Principal, project: str, run: str) -> AdviceView:
-    """Raises `forbidden`, `project_not_found`, `run_not_found`."""
+    """The recommended interval of a run, what it was worked out from, and what is expected to be lost at it. Raises
+    `forbidden`, `project_not_found`, `run_not_found`."""
     with context.database.read() as session:
         owner, found = run_named(session, caller, project, run)
         measured, advised = context.save_advice.explained(session, found)

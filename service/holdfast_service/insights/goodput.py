@@ -1,4 +1,10 @@
-"""How much of a run's time went into steps that it still has."""
+"""How much of a run's time went into steps that it still has. Pure: attempts in, seconds and steps out.
+
+The lineage says which steps a run still has: those up to the checkpoint that was resumed from, of each attempt from the
+newest back to the first. What an attempt ran beyond, and all of one beside the line, is lost.
+
+    opened ── restoring, starting ── first step ── steps, saves ── last step ── draining ── end ── gap ── opened
+"""
 
 from __future__ import annotations
 
@@ -18,13 +24,6 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Attempt, Checkpoint
 from holdfast_service.runs.views import run_named
-
-# How much of a run's time went into steps that it still has. Pure: attempts in, seconds and steps out.
-#
-# Which steps a run still has, the lineage says: those up to the checkpoint that was resumed from, of each
-# attempt from the newest back to the first; what an attempt ran beyond, and all of one beside the line, is lost.
-#
-#     opened ── restoring, starting ── first step ── steps, saves ── last step ── draining ── end ── gap ── opened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,7 @@ class AttemptHistory:
 
 
 def goodput_of(history: Sequence[AttemptHistory], now: datetime) -> Goodput:
-    """Of one run, by the attempts' numbers."""
+    """The goodput of one run, by the attempts' numbers."""
     attempts = sorted(history, key=lambda attempt: attempt.number)
     ends = _ends(attempts, now)
     usual = _usual_step_seconds(attempts)
@@ -102,7 +101,7 @@ def _steps_run(attempt: AttemptHistory) -> int:
 
 
 def _limits(attempts: Sequence[AttemptHistory]) -> dict[int, int | None]:
-    """Of the attempts on the line: the last step that is kept, None for all. Others are not in it."""
+    """The last step that is kept of each attempt on the line, None for all. Others are not in it."""
     by_number = {attempt.number: attempt for attempt in attempts}
     newest = next(
         (each for each in reversed(attempts) if each.resumed_from is not None or each.last_step is not None), None
@@ -137,7 +136,7 @@ def _step_seconds(attempt: AttemptHistory) -> float | None:
 
 
 def _usual_step_seconds(attempts: Sequence[AttemptHistory]) -> float | None:
-    """Of the whole run, for an attempt that tells too little of itself."""
+    """The usual step of the whole run, for an attempt that tells too little of itself."""
     known = [
         (seconds, attempt.steps_run or 0)
         for attempt in attempts
@@ -227,11 +226,9 @@ def _total(spent: Sequence[AttemptGoodput], since: datetime | None, until: datet
     )
 
 
-# What `goodput_of` wants to know of attempts, read for some runs at once.
-
-
 def attempt_histories(session: Session, run_ids: Collection[str]) -> dict[str, list[AttemptHistory]]:
-    """By run, the oldest attempt first; a run without attempts is not in it."""
+    """What `goodput_of` asks of attempts, for some runs at once: by run, the oldest attempt first; a run without
+    attempts is not in it."""
     rows = session.execute(
         select(Attempt, Checkpoint.attempt_number, Checkpoint.step)
         .outerjoin(Checkpoint, Checkpoint.id == Attempt.resumed_from_id)
@@ -263,11 +260,9 @@ def attempt_histories(session: Session, run_ids: Collection[str]) -> dict[str, l
     return dict(histories)
 
 
-# The goodput of one run, as it is now. For tokens that read.
-
-
 def read_goodput(context: ServiceContext, caller: Principal, project: str, run: str) -> Goodput:
-    """Raises `forbidden`, `project_not_found` and `run_not_found`."""
+    """The goodput of one run, as it is now. For tokens that read. Raises `forbidden`, `project_not_found` and
+    `run_not_found`."""
     with context.database.read() as session:
         _, found = run_named(session, caller, project, run)
         history = attempt_histories(session, [found.id]).get(found.id, [])

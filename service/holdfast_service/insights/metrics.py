@@ -28,7 +28,7 @@ from holdfast_service.runs.views import project_label, run_status
 CACHE_SECONDS = 30.0
 _RECENT = timedelta(days=1)
 _MOST_RUNS = 500
-"""Of those that are counted into the goodput, the newest: a scrape must stay short."""
+"""The newest runs alone count into the goodput: a scrape must stay short."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class RunNumbers(Collector):
         )
         for labels, count in sorted(numbers.runs.items()):
             runs.add_metric(labels, count)
-        # A gauge, for it may fall: who was thought lost calls again.
+        # A gauge, because it may fall: an attempt that was thought lost may call again.
         ended = GaugeMetricFamily(
             "holdfast_attempts_ended", "Attempts by why they ended.", labels=("project", "outcome")
         )

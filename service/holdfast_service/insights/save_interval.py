@@ -21,14 +21,6 @@ from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Run
 from holdfast_service.settings import ServiceSettings
 
-# What a save interval would have cost: history replayed with it. Pure; `save_interval` asks for the best one.
-#
-# A save is begun each `interval` of work, blocks training for C and is durable L later. An attempt that is interrupted
-# after an uptime u keeps the work of the saves that were durable by then, floor((u - L) / (interval + C)) of them, and
-# loses all else. For exponential uptimes the expected sum over k of P(u > k(interval + C) + L) is that of Daly's exact
-# model, and its best interval is Daly's; but it asks for no distribution, so bursts count as what they were: where
-# failures come one upon another, most of them hit an attempt that had little to lose.
-
 SPREAD = 0.4
 """An uptime that was seen stands for all between 0.6 and 1.4 times it: that a save was just done when it ended is luck,
 and would be learned as if it were not."""
@@ -55,8 +47,15 @@ class SaveCost:
 
 
 def lost_share(interval: float, uptimes: Sequence[Uptime], mean_seconds: float, cost: SaveCost) -> float:
-    """Of the uptime, what goes into saves and into work that is done again; 0 to 1. `mean_seconds`: between two
-    interruptions, by which the rest of an uptime that was not interrupted is guessed."""
+    """The share of the uptime that goes into saves and into repeated work, 0 to 1: history replayed with the interval.
+    Pure. `mean_seconds`: between two interruptions, by which the rest of an uptime that was not interrupted is guessed.
+
+    A save is begun each `interval` of work, blocks training for C and is durable L later. An attempt that is
+    interrupted after an uptime u keeps the work of the saves that were durable by then, floor((u - L) / (interval + C))
+    of them, and loses all else. For exponential uptimes the expected sum over k of P(u > k(interval + C) + L) is that
+    of Daly's exact model, and its best interval is Daly's. But it asks for no distribution, and bursts count as what
+    they were: if failures come one upon another, most of them hit an attempt that had little to lose.
+    """
     total = EXPONENTIAL_UPTIMES * mean_seconds
     total += sum(each.seconds + (0.0 if each.interrupted else mean_seconds) for each in uptimes)
     return 1.0 - _Replay(uptimes, mean_seconds, cost).kept_seconds(interval) / total
@@ -109,12 +108,6 @@ class _Replay:
         return interval * saves
 
 
-# The recommended time between two saves, and why: pure, from what was measured (`save_history`).
-#
-# 1. the mean time between two interruptions: the run's own, drawn towards the project's, the fleet's and a guess
-# 2. the interval that would have lost the least so far (`lost_time`)
-# 3. the bounds: what the store bears, the shortest, the longest; the default until the run itself has saved
-
 GUESSED_MEAN_SECONDS = 86400.0
 """Between two interruptions, while nothing has run anywhere: short for one host, long for a thousand. A mean that is
 wrong by two costs 6% of what is lost anyway, and one day of running says more than it."""
@@ -136,7 +129,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Measured:
-    """`cost` of saves of `cost_source`, `saves` of them; None where nothing was ever saved."""
+    """`cost` of saves of `cost_source`, `saves` of them; None if nothing was ever saved."""
 
     uptimes: Sequence[Uptime]
     project: Pool
@@ -168,6 +161,12 @@ class Recommendation:
 
 
 def recommend(measured: Measured, bounds: Bounds) -> Recommendation:
+    """The recommended time between two saves, and why: pure, from what was measured (`read_measured`).
+
+    1. the mean time between two interruptions: the run's own, drawn towards the project's, the fleet's and a guess
+    2. the interval that would have lost the least so far (`lost_share`)
+    3. the bounds: what the store bears, the shortest, the longest; the default until the run itself has saved
+    """
     mean, source = _mean_seconds(measured)
     if measured.cost is None:
         return Recommendation(bounds.default_seconds, None, AdviceBound.UNMEASURED, mean, source, None)
@@ -216,11 +215,6 @@ def _drawn(pool: Pool, towards: float, weight: float) -> float:
     return (pool.uptime_seconds + weight * towards) / (pool.interruptions + weight)
 
 
-# What the catalog has measured of a run, its project and the fleet: uptimes, and what saves cost. Reads only.
-#
-# Only the newest attempts and saves count: hardware, state and store change. An attempt that never ran a step had
-# nothing to lose, and says nothing of how often work is lost.
-
 _ATTEMPTS = 300
 _OTHERS_ATTEMPTS = 500
 _SAVES = 30
@@ -243,7 +237,7 @@ _ATTEMPT: Select[*tuple[Any, ...]] = select(
 
 @dataclass(frozen=True)
 class Others:
-    """What a project's runs, or all, went through and paid: `cost` of `saves` saves, None where nothing was saved."""
+    """What a project's runs, or all, went through and paid: `cost` of `saves` saves, None if nothing was saved."""
 
     pool: Pool
     cost: SaveCost | None
@@ -251,7 +245,12 @@ class Others:
 
 
 def read_measured(session: Session, run: Run, project: Others, fleet: Others) -> Measured:
-    """What a save costs: by the run's own newest saves, else by its project's, else by anyone's."""
+    """What the catalog has measured of a run, its project and the fleet. A save's cost is that of the run's own newest
+    saves, else of its project's, else of any project's.
+
+    Only the newest attempts and saves count: hardware, state and store change. An attempt that never ran a step had
+    nothing to lose, and says nothing of how often work is lost.
+    """
     rows = session.execute(
         _ATTEMPT.where(Attempt.run_id == run.id).order_by(Attempt.number.desc()).limit(_ATTEMPTS)
     ).all()
@@ -273,7 +272,7 @@ def read_measured(session: Session, run: Run, project: Others, fleet: Others) ->
 
 
 def read_others(session: Session, project_id: str | None = None) -> Others:
-    """Of a project; without one of all."""
+    """What a project's runs went through and paid; without a project what all runs did."""
     statement = _ATTEMPT.order_by(Attempt.id.desc()).limit(_OTHERS_ATTEMPTS)
     if project_id is not None:
         statement = statement.join(Run, Run.id == Attempt.run_id).where(Run.project_id == project_id)
@@ -312,7 +311,7 @@ def _saved_in_time(session: Session, preempted: Sequence[Row[*tuple[Any, ...]]])
 
 
 def _last_sign(row: Row[*tuple[Any, ...]]) -> datetime:
-    """Of training. When the reaper noticed, or the next attempt came, is later than when work ended."""
+    """The last sign of training. The reaper, or the next attempt, comes later than when work ended."""
     if row.outcome in (AttemptOutcome.FINISHED, AttemptOutcome.FAILED, AttemptOutcome.PREEMPTED):
         ended: datetime = row.ended_at
         return min(row.progressed_at or ended, ended)
@@ -321,7 +320,7 @@ def _last_sign(row: Row[*tuple[Any, ...]]) -> datetime:
 
 
 def _restart_seconds(newest_first: Sequence[Row[*tuple[Any, ...]]]) -> float | None:
-    """From the last sign of an interrupted attempt to the next one's training; the median, for somebody may have slept
+    """From the last sign of an interrupted attempt to the next one's training; the median, as a person may have slept
     in between."""
     gaps = [
         max(0.0, (later.opened_at - _last_sign(earlier)).total_seconds()) + (later.restore_seconds or 0.0)
@@ -332,7 +331,7 @@ def _restart_seconds(newest_first: Sequence[Row[*tuple[Any, ...]]]) -> float | N
 
 
 def _save_cost(session: Session, run_ids: Sequence[str]) -> tuple[SaveCost | None, int]:
-    """Of the newest saves of these runs, and how many they were."""
+    """The cost of the newest saves of these runs, and how many they were."""
     saves = [save for run_id in run_ids for save in _saves(session, run_id, _SAVES // len(run_ids))]
     if not saves:
         return None, 0
@@ -356,11 +355,6 @@ def _saves(session: Session, run_id: str, most: int) -> Sequence[Row[*tuple[Any,
     ).all()
 
 
-# The recommended interval of a run, from the catalog; kept for a minute, for each heartbeat asks. What its project's
-# runs and all others went through is kept for longer: it changes slowly, and is read from many rows.
-#
-# Each process keeps its own: nothing is lost with it, and two that differ for a minute do no harm.
-
 _RUN_SECONDS = 60.0
 _OTHERS_SECONDS = 600.0
 _MOST_KEPT = 10_000
@@ -368,7 +362,11 @@ _MOST_KEPT = 10_000
 
 @dataclass
 class SaveAdvice:
-    """Of one process; for any thread."""
+    """The recommended interval of a run, from the catalog, kept for a minute, because each heartbeat asks. What its
+    project's runs and all others went through is kept for longer: it changes slowly, and is read from many rows.
+
+    Each process keeps its own, for any thread: nothing is lost with it, and two that differ for a minute do no harm.
+    """
 
     settings: ServiceSettings
     database: Database

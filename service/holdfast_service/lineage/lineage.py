@@ -1,4 +1,8 @@
-"""The lineage of a run: which checkpoints led to where it is now, what they must contain, which are best and proven."""
+"""The lineage of a run: which checkpoints led to where it is now, what they must contain, which are best and proven.
+
+Attempts form a tree by what they resumed from. `latest` follows one line through it and not the largest step: after a
+rollback to 500, a poisoned 1000 must never outrank 550 (rule latest-follows-lineage).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,6 @@ from sqlalchemy.orm import Session, aliased
 
 from holdfast_service.copies.predicates import KEPT, PROVEN
 from holdfast_service.db.tables.core import COPY_TO_READ, Checkpoint, ChunkListEntry, Copy, Shard
-
-# The lineage: which checkpoints led to where the run is now (rule latest-follows-lineage). Pure.
-#
-# Attempts form a tree by what they resumed from. `latest` follows one line through it and not the largest step: after
-# a rollback to 500, a poisoned 1000 must never outrank 550.
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Line:
 
 
 def lineage(attempts: Iterable[AttemptNode]) -> Line:
-    """The line of the newest attempt that has cut. One that has not leaves the line as the older ones made it."""
+    """The line of the newest attempt that has cut. The others leave the line as the older ones made it."""
     by_number = {attempt.number: attempt for attempt in attempts}
     newest = max((attempt.number for attempt in by_number.values() if attempt.cut), default=None)
     segments: list[Segment] = []
@@ -71,13 +70,10 @@ def lineage(attempts: Iterable[AttemptNode]) -> Line:
     return Line(segments)
 
 
-# Which components a run declares: those of its first checkpoint that was ever committed, whatever became of it since.
-#
-# Opening an attempt tells them to the trainer, and the commit compares with them.
-
-
 def first_components(session: Session, run_id: str) -> list[str]:
-    """By name; none while nothing is committed."""
+    """The components that a run declares, by name: those of its first checkpoint that was ever committed, whatever
+    became of it since; none while nothing is committed. Opening an attempt tells them to the trainer, and the commit
+    compares with them."""
     components = session.scalar(
         select(Checkpoint.components)
         .where(Checkpoint.run_id == run_id, Checkpoint.committed_at.is_not(None))
@@ -87,11 +83,9 @@ def first_components(session: Session, run_id: str) -> list[str]:
     return sorted(components or {})
 
 
-# Which checkpoints are the best by a metric: one order for restores, retention and copies. Pure (rule finite-metrics).
-
-
 class ByMetric(Protocol):
-    """A rule or a selector. `mode`: `min`, the smallest is the best, or `max`."""
+    """What makes a checkpoint the best by a metric: one order for restores, retention and copies (rule finite-metrics).
+    A rule or a selector. `mode`: `min`, the smallest is the best, or `max`."""
 
     @property
     def metric(self) -> str: ...
@@ -112,7 +106,7 @@ J = TypeVar("J", bound=Judged)
 
 
 def finite_value(metrics: Mapping[str, Any], metric: str) -> float | None:
-    """None: the metric is missing or not finite, so nobody can judge by it."""
+    """None: the metric is missing or not finite, and no rule can judge by it."""
     value = (metrics.get(metric) or {}).get("value")
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
@@ -129,11 +123,6 @@ def best_of(newest_first: Iterable[J], by: ByMetric, most: int) -> list[J]:
     judged = [(value, each) for value, each in ranked if value is not None]
     return [each for _, each in sorted(judged, key=lambda pair: pair[0])[:most]]
 
-
-# Which checkpoints are proven: somebody other than the client has hashed every byte that a restore would read.
-#
-# A committed checkpoint may rest on copies that only its own client has hashed (rule reuse-only-hashed). Most are good;
-# but what must stay of a run is counted over those that are known to be (rule two-verified-points).
 
 PROVEN_POINTS = 2
 """So many stay of each run."""
@@ -154,8 +143,8 @@ def newest_proven(session: Session, newest_first: Sequence[str]) -> list[str]:
 
 
 def unproven_among(session: Session, checkpoint_ids: Collection[str]) -> set[str]:
-    """Those with a chunk that somebody has yet to read and of which no other copy is proven. It begins with the copies
-    that are to be read, mostly few: a page of large checkpoints must not ask about each of their chunks."""
+    """Those with a chunk that must still be read and of which no other copy is proven. It begins with the copies that
+    are to be read, mostly few: a page of large checkpoints must not ask about each of their chunks."""
     other = aliased(Copy)
     proven = exists().where(other.chunk_id == Copy.chunk_id, other.state.in_(KEPT), other.proof.in_(PROVEN))
     to_read = select(Copy.chunk_id).where(text(f"({COPY_TO_READ})"), ~proven)
@@ -171,7 +160,11 @@ def unproven_among(session: Session, checkpoint_ids: Collection[str]) -> set[str
 
 def proven_among(session: Session, checkpoint_ids: Collection[str]) -> set[str]:
     """Those of which each chunk has a good copy, in some store, that the store or the service has hashed: data, indexes
-    and layouts, for all of them are chunks. Their health is the caller's to ask."""
+    and layouts, because all of them are chunks. The caller must ask for their health.
+
+    A committed checkpoint may rest on copies that only its own client has hashed (rule reuse-only-hashed). Most are
+    good; but what must stay of a run is counted over the proven ones (rule two-verified-points).
+    """
     proven = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, Copy.state.in_(KEPT), Copy.proof.in_(PROVEN))
     lacking = exists().where(
         Shard.checkpoint_id == Checkpoint.id, ChunkListEntry.chunk_list_id == Shard.chunk_list_id, ~proven

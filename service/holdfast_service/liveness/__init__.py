@@ -1,4 +1,4 @@
-"""Who has fallen silent.
+"""Attempts that have fallen silent.
 
 abandoned_uploads.py  the pass `reap`: uploads that no rank goes on with are given up; lost attempts are noted
 stalled_attempts.py   the pass `liveness`: attempts that live and stand still

@@ -1,4 +1,4 @@
-"""The controller `reap`: gives up what nobody works on any more."""
+"""The controller `reap`: gives up the uploads that no attempt works on any more."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ from holdfast_service.training.fencing import DRAIN_SECONDS, REAPER, is_silent
 from holdfast_service.work.processes import SILENT_AFTER, last_served_at
 from holdfast_service.work.report import Backlog, ReconcileReport
 
-# Why the reaper gave a checkpoint up, in words for people. Pure.
-
 
 def silent(missing_ranks: Sequence[int], idle_seconds: int) -> str:
-    """`missing_ranks`: the first MISSING_RANKS_SHOWN that have not sealed."""
+    """Why the reaper gave a checkpoint up, in words for people. Pure. `missing_ranks`: the first MISSING_RANKS_SHOWN
+    that have not sealed."""
     more = ", …" if len(missing_ranks) == MISSING_RANKS_SHOWN else ""
     who = f"rank{'s' if len(missing_ranks) > 1 else ''} {', '.join(map(str, missing_ranks))}{more}"
     return f"{who} did not seal, and no rank has called for {idle_seconds} seconds"
@@ -37,22 +36,19 @@ def ended(attempt: int, outcome: str | None) -> str:
     return f"attempt {attempt} has ended ({outcome}) without completing it"
 
 
-# Deadlines leave out the service's own downtime and jumps of the clock (rule database-clock).
-#
-# While the service was away no rank could call, so silence meant nothing. The row in `controllers` says when the last
-# pass was; if that is far longer ago than the pause between two passes, all deadlines move by the gap instead. Workers
-# may go on while no process serves: their passes reap nothing, and are not counted.
-
 NAME = REAPER
 _SHORTEST_GAP = timedelta(seconds=60)
 _ROUNDS = 5
 
 
 def leave_out_downtime(session: Session, settings: ServiceSettings) -> timedelta | None:
-    """Notes this pass and returns by how much the deadlines were moved; zero in the ordinary case. None while no
-    process serves.
+    """Notes this pass, moves the deadlines by the service's own downtime and jumps of the clock, and returns by how
+    much; zero in the ordinary case. None while no process serves (rule database-clock).
 
-    A clock that went back moves nothing: deadlines are further away then, which is safe.
+    While the service was unavailable no rank could call, and silence meant nothing. The row in `controllers` says when
+    the last pass was; if that is far longer ago than the pause between two passes, all deadlines move by the gap
+    instead. Workers may go on while no process serves: their passes reap nothing, and are not counted. A clock that
+    went back moves nothing: deadlines are further away then, which is safe.
     """
     now = database_now(session)
     insert_absent(session, Controller, [{"name": NAME, "reconciled_at": now}])
@@ -91,9 +87,6 @@ def _move(session: Session, gap: timedelta, now: datetime) -> None:
         attempt.excused_until = min(now, silent_since + gap)
 
 
-# One pass of the reaper. May run in several processes at once, and twice: each step is settled under a row's lock.
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReapReport(ReconcileReport):
     aborted: tuple[str, ...] = ()
@@ -102,7 +95,8 @@ class ReapReport(ReconcileReport):
 
 
 def reconcile(context: ServiceContext) -> ReapReport:
-    """After a gap nothing is reaped in this pass: the ranks get the time to call again."""
+    """One pass of the reaper. May run in several processes at once, and twice: each step is settled under a row's lock.
+    After a gap nothing is reaped in this pass: the ranks get the time to call again."""
     with context.database.transaction() as session:
         moved = leave_out_downtime(session, context.settings)
     if moved is None:
@@ -149,7 +143,7 @@ def _is_due(now: datetime) -> ColumnElement[bool]:
 
 
 def _is_over(now: datetime) -> ColumnElement[bool]:
-    """Over `attempts`: nobody writes its checkpoints any more."""
+    """Over `attempts`: no rank writes its checkpoints any more."""
     drained = Attempt.ended_at <= now - timedelta(seconds=DRAIN_SECONDS)
     return and_(Attempt.ended_at.is_not(None), or_(Attempt.outcome != AttemptOutcome.FAILED, drained))
 

@@ -58,11 +58,6 @@ def _record_lost(session: Session, actor: Actor, attempt_ids: Sequence[int]) -> 
         )
 
 
-# A fenced attempt that has never called again was lost before it was fenced, and nobody had noticed yet.
-#
-# At the takeover nobody knows whether the older one is alive: a job that was killed looks for a while like one that is
-# between two heartbeats. So it is fenced first; one that calls later was alive, and one that stays silent was lost.
-
 _HEARTBEATS = 3
 """So many a living job would have sent meanwhile, and have been refused."""
 
@@ -80,7 +75,13 @@ def fenced_and_silent(session: Session, settings: ServiceSettings) -> ColumnElem
 
 
 def settle_fenced(session: Session, actor: Actor, settings: ServiceSettings) -> int:
-    """How many were lost. Should one call later all the same, `training/attempts.py` corrects it."""
+    """How many fenced attempts were lost. One that has never called again was lost before it was fenced, and no pass
+    had noticed yet. Should it call later all the same, `training/attempts.py` corrects it.
+
+    At the takeover the service cannot tell whether the older one is alive: a killed job looks for a while like a job
+    between two heartbeats. It is therefore fenced first; an attempt that calls later was alive, and a silent one was
+    lost.
+    """
     rows = session.execute(
         select(Attempt, Run.project_id)
         .join(Run, Run.id == Attempt.run_id)

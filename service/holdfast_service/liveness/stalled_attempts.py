@@ -1,4 +1,9 @@
-"""The controller `liveness`: attempts that live and stand still, and fenced ones that were lost before."""
+"""The controller `liveness`: attempts that live and stand still, and fenced ones that were lost before.
+
+Only the job's own words are compared, its last heartbeat with its last step: neither an unavailable service nor a clock
+that jumps makes a stalled job of one that trains. A wholly silent attempt is the reaper's, which notes when the service
+itself was unavailable.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +20,6 @@ from holdfast_service.db.tables.core import Attempt, Run
 from holdfast_service.liveness.lost_attempts import fenced_and_silent, settle_fenced
 from holdfast_service.work.report import Backlog, ReconcileReport
 
-# Whether an attempt that lives still comes on. Pure.
-#
-# Only the job's own words are compared, its last heartbeat with its last step: neither a service that was away nor a
-# clock that jumps makes a stalled job of one that trains.
-
 USUAL_STEPS = 20
 """A step may take so many times as long as usual: for an evaluation, a compilation, a slow file system."""
 _LONGEST_SECONDS = 7 * 86400.0
@@ -35,7 +35,7 @@ class StepRate:
 
 
 def stalled_since(rate: StepRate, *, stall_seconds: float) -> datetime | None:
-    """Since when it makes no progress; None while nothing is wrong, or nobody knows. Saves and restores have their own
+    """Since when it makes no progress; None while nothing is known to be wrong. Saves and restores have their own
     time-outs."""
     if rate.heartbeat_at is None or rate.progressed_at is None or rate.doing is not Doing.TRAINING:
         return None
@@ -43,11 +43,6 @@ def stalled_since(rate: StepRate, *, stall_seconds: float) -> datetime | None:
     longest = timedelta(seconds=max(stall_seconds, min(usual, _LONGEST_SECONDS)))
     return rate.progressed_at if rate.heartbeat_at - rate.progressed_at > longest else None
 
-
-# One pass: which living attempts have come to a stop, which go on again, and which fenced ones were dead already.
-#
-# May run in several processes at once, and twice: each row is changed only as long as it is as it was seen. An attempt
-# that says nothing at all is the reaper's, which notes when the service itself was away.
 
 NAME = "liveness"
 _ACTOR = Actor.controller(NAME)
@@ -63,6 +58,8 @@ class LivenessReport(ReconcileReport):
 
 
 def reconcile(context: ServiceContext) -> LivenessReport:
+    """One pass: which living attempts have come to a stop, which go on again, and which fenced ones were dead already.
+    May run in several processes at once, and twice: each row is changed only as long as it is as it was seen."""
     lost = stalled = going_on = 0
     with context.database.read() as session:
         due = backlog(session, context).due
@@ -84,7 +81,7 @@ def reconcile(context: ServiceContext) -> LivenessReport:
 
 
 def backlog(session: Session, context: ServiceContext) -> Backlog:
-    """Fenced attempts that nobody has heard of since; whether a living one comes on is looked at in each pass."""
+    """Fenced attempts that were silent since; each pass checks whether a living one makes progress."""
     due, oldest = session.execute(
         select(func.count(), func.min(Attempt.ended_at)).where(fenced_and_silent(session, context.settings))
     ).one()
@@ -106,7 +103,7 @@ def _stalled_since(attempt: Attempt, stall_seconds: float) -> datetime | None:
 
 
 def _mark(session: Session, attempt: Attempt, project_id: str, since: datetime | None) -> bool:
-    """False where a heartbeat, an end or another process has come in between."""
+    """False if a heartbeat, an end or another process has come in between."""
     changed = session.scalar(
         update(Attempt)
         .where(

@@ -27,8 +27,6 @@ from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreError
 from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
 
-# How a try of an operation ended, written only while its lease is still the one that was given (`lease_token`).
-
 _ACTOR = Actor.controller("operations")
 CANCELLED = "It was cancelled. What it had done by then stays done."
 AGAIN_AFTER_SECONDS = 15
@@ -42,7 +40,8 @@ def settle(
     result: dict[str, Any] | None = None,
     error: str | None = None,
 ) -> bool:
-    """False if somebody else has it by now: then nothing is written."""
+    """Writes how a try ended, only while its lease is still the one that was given (`lease_token`). False if another
+    process has it by now: then nothing is written."""
     with context.database.transaction() as session:
         found = _mine(session, run)
         if found is None:
@@ -76,7 +75,7 @@ def end(
     result: dict[str, Any] | None = None,
     error: str | None = None,
 ) -> None:
-    """Of a row that is locked by the caller."""
+    """Ends an operation whose row the caller has locked."""
     before = found.state
     found.state = state
     found.result = result
@@ -100,11 +99,6 @@ def _mine(session: Session, run: OperationRun) -> Operation | None:
     return lease.locked(session, Operation, run.lease_token, Operation.id == run.id)
 
 
-# Which operation is next. Claimed under its row's lock, with a lease that `progress` renews and a token that settles.
-#
-# A running one whose lease has run out belonged to a process that was killed, so it is claimed again, but not for ever:
-# one that takes its process with it (out of memory, a crash in a library) would take them all, one after the other.
-
 NAME = "operations"
 MOST_TRIES = 3
 # A drill of an hour must not keep a prune of a second waiting.
@@ -112,7 +106,13 @@ _THREADS = 4
 
 
 def claim_next(context: ServiceContext, kinds: Collection[str], worker_id: str) -> OperationRun | None:
-    """The oldest that is due, of the kinds that this version knows; None if none is, or the controller is paused."""
+    """The oldest operation that is due, of the kinds that this version knows; None if none is, or the controller is
+    paused. It is claimed under its row's lock, with a lease that `progress` renews and a token that settles.
+
+    A running operation whose lease has run out belonged to a process that was killed, and is claimed again, but not for
+    ever: an operation that takes its process with it (out of memory, a crash in a library) would take them all, one
+    after the other.
+    """
     while True:
         with context.database.transaction() as session:
             now = database_now(session)
@@ -135,7 +135,7 @@ def claim_next(context: ServiceContext, kinds: Collection[str], worker_id: str) 
 
 
 def backlog(session: Session, context: ServiceContext) -> Backlog:
-    """Of the controller: what waits, and what somebody is at."""
+    """What waits for the controller, and what a process works on."""
     del context
     now = database_now(session)
     due = _is_due(now)
@@ -186,11 +186,6 @@ def _given_up(found: Operation) -> str:
     )
 
 
-# One pass of the controller `operations`: claims what is due, one after the other, and runs its handler.
-#
-# Every process has a few threads that do this, so a drill of an hour keeps no other operation waiting. A process that
-# is killed leaves its lease, which runs out; one that is asked to end gives its operation back.
-
 _log = structlog.get_logger("holdfast.operations")
 
 
@@ -201,8 +196,13 @@ class OperationsReport(ReconcileReport):
 
 
 def reconcile(context: ServiceContext, *, kinds: Mapping[str, Handler]) -> OperationsReport:
-    """Until none is due, or the process is asked to end. `kinds` are those that it can carry out; others wait for a
-    process that can."""
+    """One pass of the controller `operations`: claims what is due, one after the other, and runs its handler, until
+    none is due or the process is asked to end. `kinds` are those that it can carry out; others wait for a process that
+    can.
+
+    Every process has a few threads that do this: a drill of an hour keeps no other operation waiting. A killed process
+    leaves its lease, which runs out; a process that is asked to end gives its operation back.
+    """
     report = OperationsReport()
     while not context.stopping.is_set():
         run = claim_next(context, kinds.keys(), context.process_id)
@@ -248,7 +248,7 @@ def _failed(
 
 
 def _is_passing(error: ProblemError | StoreError) -> bool:
-    """A store or a database that is away comes back; what is wrong with the operation itself stays wrong."""
+    """A store or a database that is unavailable comes back; what is wrong with the operation itself stays wrong."""
     if isinstance(error, StoreError):
         return error.retryable
     return PROBLEM_KINDS[error.code].retryable

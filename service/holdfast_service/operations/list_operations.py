@@ -20,8 +20,6 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.operations.queue import operation_views
 from holdfast_service.runs.views import project_named, run_named
 
-# Operations for people, the newest first. A project's token sees its project's only.
-
 _CURSOR = "operations"
 
 
@@ -36,7 +34,8 @@ def list_operations(
     cursor: str | None,
     limit: int,
 ) -> Page[OperationView]:
-    """Raises `forbidden`, `project_not_found`, `run_not_found` and `invalid_request`."""
+    """The newest first. A project's token sees its project's only. Raises `forbidden`, `project_not_found`,
+    `run_not_found` and `invalid_request`."""
     query = select(Operation).order_by(Operation.created_at.desc(), Operation.id.desc()).limit(limit + 1)
     if caller.project_id is not None:
         query = query.where(Operation.project_id == caller.project_id)
@@ -67,7 +66,7 @@ def show_operation(context: ServiceContext, caller: Principal, operation_id: str
 
 
 def find_operation(session: Session, caller: Principal, operation_id: str, *, lock: bool = False) -> Operation:
-    """Raises `operation_not_found`, also for one that the caller may not know of."""
+    """Raises `operation_not_found`, also if the caller may not know of it."""
     query = select(Operation).where(Operation.id == operation_id)
     found = session.scalar(query.with_for_update() if lock else query)
     if found is None or (caller.project_id is not None and found.project_id != caller.project_id):
@@ -78,12 +77,9 @@ def find_operation(session: Session, caller: Principal, operation_id: str, *, lo
     return found
 
 
-# Cancels an operation: at once while nobody is at it, else as soon as its handler says how far it is.
-
-
 def cancel_operation(context: ServiceContext, caller: Principal, operation_id: str) -> OperationView:
-    """What it has done stays done. Twice is fine, and one that has ended stays as it ended. Raises
-    `operation_not_found`."""
+    """Cancels an operation: at once if no worker has it, else as soon as its handler reports its progress. What it has
+    done stays done. Twice is fine, and an ended one stays as it ended. Raises `operation_not_found`."""
     with context.database.transaction() as session:
         found = find_operation(session, caller, operation_id, lock=True)
         if found.ended_at is None and found.cancel_requested_at is None:

@@ -1,4 +1,12 @@
-"""Long work that a person starts, as rows: started by a verb's call, looked at, cancelled."""
+"""Long work that a person starts, as rows: a verb's call starts it here, and the controller `operations` carries it
+out.
+
+    with context.database.transaction() as session:
+        return start_operation(session, caller, "drill", project_id=project.id, run_id=run.id, arguments={})
+
+Its handler stands in `background/registry.py`. The row is written in the caller's transaction: a refused call leaves
+none.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +34,7 @@ from holdfast_service.db.tables.core import Project, Run
 from holdfast_service.db.tables.operations import Operation
 from holdfast_service.errors import ProblemError
 
-# One try of an operation, as its handler sees it: what to do, and a way to say how far it is.
-#
-# A handler calls `progress` between two steps. That renews the lease, so that nobody else begins it too, and it raises
-# where the handler must stop: somebody cancelled it, another worker has it, or this process is asked to end. A handler
-# lets these through; what it has done stays done, for every step may run twice.
-
-# A handler may say more often how far it is than anybody looks.
+# A handler may report its progress more often than people read it.
 WRITTEN_EVERY_SECONDS = 1.0
 
 
@@ -41,7 +43,7 @@ class HandlerStopped(Exception):  # noqa: N818 (as HandlerError is what its chil
 
 
 class OperationCancelled(HandlerStopped):
-    """Somebody has cancelled it."""
+    """A person has cancelled it."""
 
 
 class LeaseLost(HandlerStopped):
@@ -54,8 +56,13 @@ class ProcessEnds(HandlerStopped):
 
 @dataclass
 class OperationRun:
-    """`arguments` are those it was started with; `actor` is who started it, for the events that the handler writes.
-    `said` is how far it is."""
+    """One try of an operation, as its handler sees it. `arguments` are those it was started with; `actor` is the person
+    who started it, for the events that the handler writes. `said` is how far it is.
+
+    A handler calls `progress` between two steps. That renews the lease, which keeps other workers from it, and raises
+    if the handler must stop: a person cancelled it, another worker has it, or this process is asked to end. A handler
+    lets these through; what it has done stays done, because every step may run twice.
+    """
 
     context: ServiceContext = field(repr=False)
     id: str
@@ -92,14 +99,6 @@ class OperationRun:
 Handler = Callable[[ServiceContext, OperationRun], dict[str, Any]]
 """Carries out one kind of operation, and returns what came of it as JSON values. See `background/registry.py`."""
 
-
-# Long work that a person starts, as rows: started here by a verb's call, carried out by the controller `operations`.
-#
-#     with context.database.transaction() as session:
-#         return start_operation(session, caller, "drill", project_id=project.id, run_id=run.id, arguments={})
-#
-# Its handler stands in `background/registry.py`. The row is written in the caller's transaction, so a call that is
-# refused leaves none.
 
 _TRIES = 5
 

@@ -28,13 +28,11 @@ from holdfast_service.records.outbox import subject_changed
 from holdfast_service.runs.views import project_named, run_named
 from holdfast_service.stores.base import ClassedStore, StoreRefused
 
-# Which policy holds for a run: its own, else its project's. Every controller that follows a policy asks here.
-
 
 @dataclass(frozen=True)
 class StoredPolicy:
-    """`document` as it was put: whoever follows it reads it with `holdfast_protocol.policies.read_policy`, and does
-    nothing where that refuses. `run_id` None: the project's."""
+    """`document` as it was put: a controller reads it with `holdfast_protocol.policies.read_policy`, and does
+    nothing if that refuses. `run_id` None: the project's."""
 
     kind: PolicyKind
     project_id: str
@@ -66,7 +64,8 @@ class StoredPolicy:
 
 
 def effective_policy(session: Session, kind: PolicyKind, project_id: str, run_id: str | None) -> StoredPolicy | None:
-    """The run's own, else the project's; None if neither has one. Without a run, the project's."""
+    """The run's own, else the project's; None if neither has one. Without a run, the project's. Every controller that
+    follows a policy asks here."""
     # Later than any lock that the caller holds, whatever the session has read before.
     rows = session.scalars(
         select(Policy)
@@ -85,11 +84,9 @@ def effective_policies(session: Session, kind: PolicyKind) -> Callable[[str, str
     return lambda project_id, run_id: found.get((project_id, run_id)) or found.get((project_id, ""))
 
 
-# Whether this service can do what a policy asks for: asked of the stores before the policy is kept.
-
-
 def refuse_unfit(context: ServiceContext, policy: Request) -> None:
-    """Raises `invalid_request`, and StoreError if the store does not say. Never called inside a transaction."""
+    """Asks the stores whether this service can do what a policy asks for, before the policy is kept. Raises
+    `invalid_request`, and StoreError if the store does not say. Never called inside a transaction."""
     if isinstance(policy, CopyPolicy) and context.attached(StoreRole.SECOND) is None:
         raise _unfit("A policy of copies needs a second store, and this service has none. Set HOLDFAST_SECOND_STORE.")
     if isinstance(policy, TierPolicy):
@@ -128,9 +125,6 @@ def _refuse_unfit_target(context: ServiceContext, target: str) -> None:
 
 def _unfit(detail: str) -> ProblemError:
     return ProblemError(ProblemCode.INVALID_REQUEST, detail, kind="tiers")
-
-
-# What a policy is for: a project, or one run of it; and its row.
 
 
 @dataclass(frozen=True)
@@ -201,15 +195,12 @@ def no_policy(target: Target, kind: PolicyKind) -> ProblemError:
     )
 
 
-# Puts a policy: the first one of its target, or a new version of the one that was seen.
-
-
 def put_policy(
     context: ServiceContext, caller: Principal, name: PolicyName, request: PutPolicy, if_match: str | None
 ) -> tuple[PolicyView, bool]:
-    """The policy, and whether it is the target's first. The same document again is fine, whatever version was seen.
-    Raises `invalid_request` for what is no policy,
-    `edit_needs_version`, `edit_conflict`, and what finding the target raises."""
+    """Puts a policy: the first one of its target, or a new version of the one that was seen. Returns it, and whether it
+    is the target's first. The same document again is fine, whatever version was seen. Raises `invalid_request` for what
+    is no policy, `edit_needs_version`, `edit_conflict`, and what finding the target raises."""
     kind = name.kind
     try:
         policy = read_policy(kind, request.document)
@@ -256,11 +247,9 @@ def _refuse_if_one_was_seen(if_match: str | None, target: Target, kind: PolicyKi
         )
 
 
-# Shows the policy that holds: for a run its own, else its project's.
-
-
 def show_policy(context: ServiceContext, caller: Principal, name: PolicyName) -> PolicyView:
-    """Raises `policy_not_found`, and what finding the target raises."""
+    """The policy that holds: for a run its own, else its project's. Raises `policy_not_found`, and what finding the
+    target raises."""
     with context.database.read() as session:
         target = target_of(session, caller, name)
         policy = effective_policy(session, name.kind, target.project_id, target.run_id)
@@ -269,11 +258,9 @@ def show_policy(context: ServiceContext, caller: Principal, name: PolicyName) ->
         return target.view(policy)
 
 
-# Deletes a target's own policy; a run has its project's from then on.
-
-
 def remove_policy(context: ServiceContext, caller: Principal, name: PolicyName, if_match: str | None) -> PolicyView:
-    """What it was. Raises `policy_not_found`, `edit_conflict`, and what finding the target raises."""
+    """Deletes a target's own policy and returns it; a run has its project's from then on. Raises `policy_not_found`,
+    `edit_conflict`, and what finding the target raises."""
     with context.database.transaction() as session:
         target = target_of(session, caller, name)
         row = locked_policy(session, target, name.kind)

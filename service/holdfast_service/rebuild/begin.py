@@ -1,4 +1,4 @@
-"""The first step: an empty database becomes this bucket's catalog, in an epoch that nobody has had (rule
+"""The first step: an empty database becomes this bucket's catalog, in an epoch that was never used (rule
 fencing-token).
 
 Every attempt of before is fenced by it, no copy is trusted, and the stores stay as they are until they are adopted. A

@@ -1,4 +1,4 @@
-"""`holdfast catalog rebuild`: on the database itself, for there is no service without a catalog."""
+"""`holdfast catalog rebuild`: on the database itself, because there is no service without a catalog."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def rebuild_catalog(
 
 
 def _configured(settings: ServiceSettings) -> list[str]:
-    """Of the stores that the settings name: not the embedded service's own folder, which nobody has named."""
+    """The URLs of the stores that the settings name; the embedded service's own folder has no setting."""
     return [url for url in (settings.store, settings.second_store, settings.cold_store) if url is not None]
 
 

@@ -1,4 +1,4 @@
-"""What a rebuild could not know, by project, and the person's word that ends the doubt."""
+"""What a rebuild could not know, by project, and the person's word that ends the doubt (rule rebuild-doubts)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ from holdfast_service.lineage.restore_choice import EVERY, why_in_doubt
 from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Admin, Cursor, Limit, Reader
 
-# What a rebuild could not know, by project, and the person's word that ends the doubt (rule rebuild-doubts).
-
 
 def put_doubts(session: Session, reasons: Mapping[str, list[str]]) -> None:
-    """By the project's name, or EVERY for the projects that were not found: nothing may be said of those. Of each known
-    project there is a row, also where nothing is in doubt: so a project that is made later is known to be new."""
+    """By the project's name, or EVERY for the projects that were not found: nothing may be said of those. Each known
+    project gets a row, even without a doubt: a project that is made later is then known to be new."""
     session.execute(delete(RebuildDoubt))
     known = dict.fromkeys(session.scalars(select(Project.name).order_by(Project.name)))
     if not any(reasons.values()):
@@ -39,7 +37,7 @@ def put_doubts(session: Session, reasons: Mapping[str, list[str]]) -> None:
 
 
 def list_doubts(context: ServiceContext, caller: Principal) -> list[DoubtView]:
-    """Those that nobody has ended, of the projects that the caller sees."""
+    """The doubts that no person has ended, of the projects that the caller sees."""
     with context.database.read() as session:
         rows = session.scalars(
             select(RebuildDoubt).where(RebuildDoubt.reason.is_not(None)).order_by(RebuildDoubt.project)

@@ -55,7 +55,7 @@ class Parent:
 
 
 def stand_in_for_purged(database: Database, parents: Iterable[Parent]) -> None:
-    """A row, `deleted`, for each one that has none: only its attempt and step count."""
+    """A row, `deleted`, for each that has none: only its attempt and step count."""
     for parent in parents:
         facts = parent.facts
         with database.transaction() as session:
@@ -181,7 +181,7 @@ def mark_missing(database: Database) -> None:
 
 
 def mark_cold(database: Database) -> None:
-    """Every checkpoint that needs a chunk which has only archived copies has to be thawed before it can be read."""
+    """Every checkpoint that needs a chunk which has only archived copies must be thawed before it can be read."""
     entry = aliased(ChunkListEntry)
     readable = exists().where(Copy.chunk_id == entry.chunk_id, Copy.state.in_((CopyState.SUSPECT, CopyState.VERIFIED)))
     archived = aliased(Copy)
@@ -237,7 +237,7 @@ def finish(database: Database, report: RebuildReport) -> None:
 
 
 def _name_doubts(session: Session, report: RebuildReport) -> None:
-    """From ids to names. Of a project that has none, only its id is left: it is in doubt for whoever makes it anew."""
+    """From ids to names. A project without a name keeps its id: a new project under any name is then in doubt."""
     names: dict[str, str] = {row.id: row.name for row in session.execute(select(Project.id, Project.name))}
     named: dict[str, list[str]] = {}
     for project_id, why in sorted(report.doubts.items()):

@@ -28,7 +28,7 @@ from holdfast_service.rebuild.sources import SourceStore
 from holdfast_service.stores.base import ObjectArchived, ObjectMissing, Store, StoredObject
 
 _OBJECTS_PER_BATCH = 1000
-# The catalog that wrote the record had it proven. The state says that it has to be read again all the same.
+# The catalog that wrote the record had it proven. The state says that it must be read again all the same.
 _VOUCHED = Proof.READ
 
 
@@ -117,7 +117,7 @@ def _attempts(session: Session, chunk_ids: list[int]) -> dict[int, int]:
 
 
 def _owner(found: StoredObject, chunks: list[Chunk], store: Store) -> Chunk:
-    """Whose copy it is. There are two chunks of one digest where somebody once gave a wrong size: its bytes tell."""
+    """The chunk of the copy. A digest has two chunks if a client once gave a wrong size: the copy's bytes decide."""
     if len(chunks) > 1:
         try:
             stored = b"".join(store.open_read(found.key))

@@ -5,7 +5,7 @@ one that knows an acknowledged commit, or a newer state of one. Its records are 
 written them, and read with those beside the data. Nothing is written into the store: the rebuilt catalog does that once
 it has adopted it.
 
-The store counts where it says more: what was removed stays removed, and a database may have gone back behind a record.
+The store counts if it says more: what was removed stays removed, and a database may have gone back behind a record.
 Where both have gone on by themselves, what keeps a checkpoint counts: its state, its pin and its holds.
 """
 
@@ -68,8 +68,8 @@ class _Known:
 
 
 def with_remembered(older: Database, url: str, store: Store, found: FoundRecords, report: RebuildReport) -> Store:
-    """Adds to `found` what the older database knows better, and returns the store as it is to be read. Nobody may write
-    into that database any more. Raises RebuildRefusedError, and StoreError."""
+    """Adds to `found` what the older database knows better, and returns the store as it is to be read. No process may
+    write into that database any more. Raises RebuildRefusedError, and StoreError."""
     with older.read() as session:
         identity = session.execute(select(CatalogIdentity)).scalar_one_or_none()
         if identity is None or identity.rebuilding_from is not None:
@@ -166,7 +166,7 @@ def _known(older: Database, store_id: int) -> Iterator[_Known]:
 def _version(
     older: Database, store: Store, author: _Author, known: _Known, newest_name: str | None
 ) -> Callable[[], Document]:
-    """Of what changes, as the database has it, beside what the store's newest record says."""
+    """What changes, as the database has it, beside what the store's newest record says."""
     subject = known.subject
 
     def theirs(model: type[Record]) -> Record | None:

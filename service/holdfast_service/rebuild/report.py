@@ -11,7 +11,7 @@ _SHOWN = 100
 @dataclass
 class RebuildReport:
     """`damaged`: documents that could not be read, and what was done without them. `corrupt`: checkpoints that are back
-    and cannot be read whole. `protected`: checkpoints that are held until a person has looked, for nobody knows what
+    and cannot be read whole. `protected`: checkpoints that are held until a person has looked, as the rebuild lost what
     held or pinned them. `foreign`: what another catalog has written. `doubts`: what could not be known, by project.
     `remembered`: what only the database that is replaced knew, or knew better. `notes`: what else a person has to
     know."""

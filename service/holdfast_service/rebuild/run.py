@@ -33,7 +33,7 @@ from holdfast_service.records.documents import DamagedRecordError, ProjectRecord
 from holdfast_service.records.scanning import FoundRecord, read_record, scan_records
 from holdfast_service.stores.base import Store
 
-# What is done, and how much of it there is where that is known.
+# What is done, and how much of it there is if that is known.
 Progress = Callable[[str, int, int | None], None]
 
 
@@ -47,7 +47,7 @@ def rebuild(
     older: Database | None = None,
 ) -> RebuildReport:
     """`opened`: the store whose records are read, and then those in which copies are looked for too, each by its URL.
-    `catalog_id`: a person's word on whose records to take, where the store's marker is lost or says another; with
+    `catalog_id`: a person's word on whose records to take, if the store's marker is lost or says another; with
     `may_mark` the store is then told that it is this catalog's, in the epoch of before. `older`: the database that is
     replaced, if it is still there.
 

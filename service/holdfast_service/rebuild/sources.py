@@ -25,7 +25,7 @@ from holdfast_service.records.scanning import FoundRecord, FoundRecords, read_re
 from holdfast_service.stores.base import ObjectMissing, Store, StoreError
 
 _SHOWN = 5
-# Of a store whose marker is lost; the first store that a catalog attaches has it.
+# For a store whose marker is lost; the first store that a catalog attaches has it.
 _FIRST_STORE_ID = 1
 
 
@@ -112,7 +112,7 @@ def refuse_foreign(
 
 
 def claim(source: SourceStore) -> None:
-    """Says in the store whose it is, where it does not: in the epoch of before, so that it still is to be adopted.
+    """Says in the store whose it is, if it does not: in the epoch of before, so that it still is to be adopted.
     Raises StoreError."""
     try:
         if read_marker(source.store).catalog_id == source.marker.catalog_id:

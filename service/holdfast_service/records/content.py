@@ -35,7 +35,7 @@ _ENCODED_STATES = (CopyState.VERIFIED, CopyState.SUSPECT, CopyState.COLD, CopySt
 
 
 class RecordAuthor(Protocol):
-    """The catalog in whose name a record is made: a service's context, or a database that nobody serves any more."""
+    """The catalog in whose name a record is made: a service's context, or a database that no process serves now."""
 
     @property
     def catalog_id(self) -> str: ...
@@ -80,7 +80,7 @@ def run_record(session: Session, author: RecordAuthor, run_id: str, version: int
 
 
 def gone_name(found: Project | Run) -> str:
-    """What it is called; once it is purged by a name that nobody can give, so that its own is free."""
+    """The name of a project or run. A purged one gets a name that no client can give, and its own becomes free."""
     return found.name if found.purged_at is None or "~" in found.name else found.name + gone_suffix(found.id)
 
 
@@ -94,7 +94,7 @@ def _deletion(found: Project | Run) -> DeletionFacts | None:
 
 
 def checkpoint_record(session: Session, author: RecordAuthor, checkpoint: Checkpoint) -> CheckpointRecord:
-    """Of the version that the row has now."""
+    """The record of the version that the row has now."""
     run = session.get_one(Run, checkpoint.run_id)
     project = session.get_one(Project, run.project_id)
     holds = session.scalars(select(Hold).where(Hold.checkpoint_id == checkpoint.id).order_by(Hold.placed_at, Hold.id))

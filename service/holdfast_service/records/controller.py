@@ -31,9 +31,6 @@ from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreError
 from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
 
-# Whose record is due, in a store that can be written now. What waits for a store that is away must not stand in the
-# way of what does not, so it is left out here and told in the backlog.
-
 
 def any_behind(session: Session) -> bool:
     """Whether anything is due at all, in whichever store."""
@@ -43,7 +40,8 @@ def any_behind(session: Session) -> bool:
 
 
 def due_subjects(session: Session, stores: Sequence[AttachedStore], limit: int) -> list[Subject]:
-    """Projects and runs first: a checkpoint's record names them."""
+    """Whose record is due in a store that can be written now. Projects and runs first: a checkpoint's record names
+    them. What waits for an unavailable store must not delay the rest: it is left out here and told in the backlog."""
     now = database_now(session)
     rows = session.execute(
         select(RecordSubject.kind, RecordSubject.project_id, RecordSubject.subject_id)
@@ -93,11 +91,6 @@ def writable(stores: Collection[AttachedStore]) -> list[AttachedStore]:
     return [each for each in stores if not each.watch.away and each.watch.ownership.holds()]
 
 
-# One pass of the outbox: every record that is due is written, in each store that can be written (rule record-outbox).
-#
-# Any number of processes share the work, a claim at a time. Killed between two steps, a version is written again; done
-# twice or late, it stands under its own name and the newest counts.
-
 _SUBJECTS_PER_ROUND = 500
 
 _log = structlog.get_logger("holdfast.records")
@@ -105,13 +98,18 @@ _log = structlog.get_logger("holdfast.records")
 
 @dataclass(frozen=True, kw_only=True)
 class RecordsReport(ReconcileReport):
-    """`removed`: records of checkpoints that are going, which a store that was away still had."""
+    """`removed`: records of checkpoints that are going, which a store that was unavailable still had."""
 
     removed: int = 0
 
 
 def reconcile(context: ServiceContext) -> RecordsReport:
-    """A store that is away, or is not this catalog's, keeps its records due."""
+    """One pass of the outbox: writes every due record in each store that can be written (rule record-outbox). A store
+    that is unavailable, or is not this catalog's, keeps its records due.
+
+    Any number of processes share the work, a claim at a time. A version whose writer was killed is written again; a
+    version that is written twice or late stands under its own name, and the newest counts.
+    """
     stores = writable(context.stores)
     if not stores:
         return RecordsReport()

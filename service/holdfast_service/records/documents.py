@@ -1,10 +1,19 @@
-"""The documents beside the data, as they are written and read back (rule record-outbox). Pure.
+"""The documents beside the data, as they are called, written and read back (rule record-outbox). Pure.
 
-Each is canonical JSON with a digest over itself, so that a torn or altered one is known. A field that a later version
-adds is skipped; a format that this version does not know is refused with its number.
+    records/<project id>/project/<epoch>.<version>.json
+    records/<project id>/runs/<run id>/<epoch>.<version>.json
+    records/<project id>/checkpoints/<id>/manifest.json            what never changes; its lists
+    records/<project id>/checkpoints/<id>/lists/<digest>.json
+    records/<project id>/checkpoints/<id>/<epoch>.<version>.json   what changes
+    records/<project id>/checkpoints/<id>/removed.json             whatever else is here counts for nothing
 
-The state, the lists and what never changes stand apart: an edit of a label writes a few hundred bytes, however many
-chunks there are.
+Each is canonical JSON with a digest over itself, by which a torn or altered one is known. A reader skips a field that a
+later version adds, and refuses an unknown format with its number. The state, the lists and what never changes stand
+apart: an edit of a label writes a few hundred bytes, however many chunks there are.
+
+The version is in the name: a slow writer that comes late leaves an older document beside the newer one and never in its
+place, and no store has to compare and swap. The epoch comes first, because a restored catalog counts again from where
+its copy was made. The greatest name counts.
 """
 
 from __future__ import annotations
@@ -24,19 +33,6 @@ from holdfast_protocol.codecs import Codec
 from holdfast_protocol.digests import DocumentError, canonical_bytes, parse
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState, Health, Tier
 from holdfast_service.stores.base import validated_name, validated_project_id
-
-# What the records beside the data are called (rule record-outbox). Pure.
-#
-#     records/<project id>/project/<epoch>.<version>.json
-#     records/<project id>/runs/<run id>/<epoch>.<version>.json
-#     records/<project id>/checkpoints/<id>/manifest.json            what never changes; its lists
-#     records/<project id>/checkpoints/<id>/lists/<digest>.json
-#     records/<project id>/checkpoints/<id>/<epoch>.<version>.json   what changes
-#     records/<project id>/checkpoints/<id>/removed.json             whatever else is here counts for nothing
-#
-# The version is in the name, so a slow writer that comes late leaves an older document beside the newer one and never
-# in its place: no store has to compare and swap. The epoch comes first, for a catalog that was restored counts again
-# from where its copy was made. The greatest name counts.
 
 FOLDER = "records"
 MANIFEST = "manifest.json"
@@ -192,7 +188,7 @@ class HoldFacts(Document):
 
 
 class DeletionFacts(Document):
-    """Of a run or a project that a person has deleted as a whole."""
+    """A person's deletion of a whole run or project."""
 
     deleted_at: datetime
     deleted_by: str | None

@@ -1,4 +1,12 @@
-"""What processes remember outlives them beside the data, and is held against the database (rule database-went-back)."""
+"""What each process remembers of acknowledged changes, kept beside the data, outlives the process and is compared with
+the database before what cannot be taken back (rule database-went-back).
+
+    history/<memory id>.json      one document per process, written by it alone, a moment after each change
+
+A process that was started since, or that saw none of the changes, finds by it that the database has forgotten them. A
+document of an earlier epoch counts no more: the operator who raised the epoch knows that the database is older.
+`db/engine.py` is what a process remembers and the question; this is its copy beside the data.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +29,6 @@ from holdfast_service.stores.base import ObjectMissing, Store, StoreError
 if TYPE_CHECKING:
     from holdfast_service.context import ServiceContext
 
-
-# What each process remembers of acknowledged changes, kept beside the data, outlives the process (rule
-# database-went-back).
-#
-#     history/<memory id>.json      one document per process, written by it alone, a moment after each change
-#
-# A process that was started since, or that saw none of the changes, finds by it that the database has forgotten them. A
-# document of an earlier epoch counts no more: whoever raised the epoch knows that the database is an older one.
 
 FOLDER = "history"
 _GONE_AFTER = timedelta(days=1)
@@ -117,10 +117,6 @@ def _snapshot(name: str, document: dict[str, Any]) -> Snapshot:
     return Snapshot(name.removeprefix(f"{FOLDER}/").removesuffix(".json"), marks, changes)
 
 
-# What the processes remember, against the database: asked before what cannot be taken back (rule database-went-back).
-#
-# `db/engine.py` is what a process remembers and the question, this is its copy beside the data.
-
 _LOOK_SECONDS = 1.0
 _REFRESHED_AFTER_SECONDS = 6 * 3600.0
 
@@ -169,7 +165,7 @@ def begin_history(context: ServiceContext) -> None:
 
 class HistoryKeeper:
     """A thread that keeps the memory beside the data: a moment after each change, and a few times a day without one,
-    so that nobody takes the process for gone."""
+    because other processes take a silent process for gone."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context

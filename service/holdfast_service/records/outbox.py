@@ -1,4 +1,9 @@
-"""Which records are due, and in which store the newest one is known to be."""
+"""Which records are due, and in which store the newest one is known to be (rule record-outbox).
+
+Every change that a rebuilt catalog must know makes a record due. A checkpoint is due while its `recorded_version` is
+behind its `version`; a project or a run by its row in `record_subjects`. The change's own transaction writes either: no
+commit is without its record for longer than a pass of the controller `records`.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +20,6 @@ from holdfast_service.db.tables.core import TO_RECORD, Checkpoint
 from holdfast_service.db.tables.records import SUBJECT_TO_RECORD, RecordSubject, WrittenRecord
 from holdfast_service.records.documents import RecordKind
 from holdfast_service.records.writing import is_always_recorded
-
-# What makes a record due: every change that a rebuilt catalog has to know (rule record-outbox).
-#
-# A checkpoint is due while its `recorded_version` is behind its `version`; a project or a run by its row in
-# `record_subjects`. Either is written in the transaction of the change itself, so that no commit is without its record
-# for longer than a pass of the controller `records`.
 
 
 def subject_changed(session: Session, kind: RecordKind, subject_id: str, project_id: str) -> None:
@@ -60,9 +59,6 @@ def _row(kind: RecordKind, subject_id: str, project_id: str) -> dict[str, object
     return {"kind": kind, "subject_id": subject_id, "project_id": project_id, "version": 1, "recorded_version": 0}
 
 
-# Which stores have the newest record of a subject, as the catalog knows it: what all attached stores have is due no
-# more, until one is attached that has it not.
-
 # What has records, its kind and key, and what is due of it.
 _RECORDED = (
     (RecordSubject, RecordSubject.kind, RecordSubject.subject_id, SUBJECT_TO_RECORD),
@@ -71,8 +67,8 @@ _RECORDED = (
 
 
 def note_recorded(session: Session, context: ServiceContext) -> None:
-    """What every attached store has in its newest version is due no more. Asked of the rows, so that it is the same
-    whoever has written last."""
+    """A subject whose newest version every attached store has is due no more, until a store is attached that lacks it.
+    Asked of the rows: the answer does not depend on which process wrote last."""
     for table, kind, key, behind in _RECORDED:
         older = [is_older(each, kind, key, table.version) for each in context.stores]
         session.execute(
@@ -101,8 +97,8 @@ def is_older(
     version: InstrumentedAttribute[int],
     now: datetime | None = None,
 ) -> ColumnElement[bool]:
-    """Whether this store is to have a record of the subject and has an older one; given the time, one that nobody
-    writes at the moment."""
+    """Whether this store is to have a record of the subject and has an older one; with `now`, whether no process writes
+    it at the moment, too."""
     theirs = and_(
         WrittenRecord.kind == kind,
         WrittenRecord.subject_id == subject_id,

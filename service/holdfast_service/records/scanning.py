@@ -1,4 +1,5 @@
-"""What records a store has, and whether they are newer than this catalog."""
+"""What records a store has, found by listing their names, and whether they are newer than this catalog: for a rebuild,
+and for the check of a catalog (rule record-outbox)."""
 
 from __future__ import annotations
 
@@ -26,9 +27,6 @@ from holdfast_service.records.documents import (
     parse_name,
 )
 from holdfast_service.stores.base import ObjectMissing, Store, StoreNotOurs
-
-# What records a store has, found by listing their names: for a rebuild, and for the check of a catalog (rule
-# record-outbox).
 
 
 @dataclass
@@ -78,8 +76,8 @@ class FoundRecords:
 
 
 def scan_records(store: Store, folder: str = FOLDER, on_name: Callable[[], None] | None = None) -> FoundRecords:
-    """Of every subject, or of the one that has this folder. Raises StoreError rather than leave one out, and what
-    `on_name`, called for each name, raises."""
+    """The records of every subject, or of the one that has this folder. Raises StoreError rather than leave one out,
+    and what `on_name`, called for each name, raises."""
     found: dict[Subject, FoundRecord] = {}
     strange: list[str] = []
     for name in store.list_named(folder):
@@ -104,20 +102,12 @@ def scan_records(store: Store, folder: str = FOLDER, on_name: Callable[[], None]
 
 
 def read_record(store: Store, name: str, model: type[Record]) -> Record:
-    """Raises DamagedRecordError, which one that is not there any more is too, and other StoreErrors."""
+    """Raises DamagedRecordError, also if the record is not there any more, and other StoreErrors."""
     try:
         return decode(store.read_named(name), model)
     except ObjectMissing:
         raise DamagedRecordError("it is not in the store") from None
 
-
-# Whether a store has records that are newer than this catalog: then the database was put back in place from an older
-# state, which neither its epoch nor its place tells (rule fencing-token). Asked before anything that a checkpoint may
-# need is deleted: what an older state calls nobody's may belong to a checkpoint that it does not know.
-#
-# The order is the guard: names are listed first and the catalog is asked afterwards, and a record is written after the
-# commit that it tells of. Records of an earlier epoch are left out: whoever adopted the store since has decided on
-# them.
 
 # It is a long listing, and not asked for each deletion. What an earlier answer allows is proven each time instead: the
 # database is on the same server as then, and still has the mark that was left when it was asked.
@@ -129,7 +119,15 @@ _NEVER_RECORDED = (CheckpointState.UPLOADING, CheckpointState.ABORTED)
 
 
 class NewerRecords:
-    """One per opened store and process."""
+    """Whether a store has records that are newer than this catalog; one per opened store and process. If it has, the
+    database was restored in place from an older state, which neither its epoch nor its place tells (rule
+    fencing-token). The service asks before it deletes anything that a checkpoint may need: bytes without a row in an
+    older state may belong to a checkpoint that this state does not know.
+
+    The order is the guard: the service lists the names first and asks the catalog afterwards, and it writes a record
+    after the commit that the record tells of. Records of an earlier epoch are left out: the operator who claimed the
+    store since has decided on them.
+    """
 
     def __init__(self, database: Database, store: Store, epoch: int) -> None:
         self._database = database

@@ -1,4 +1,13 @@
-"""Records are written beside the data, and taken away again before their chunks go."""
+"""Writes the record of a checkpoint, a run or a project beside the data, and takes it away before the chunks go (rule
+record-outbox).
+
+    claim (a row in written_records, with a lease) -> write (no transaction) -> settle (only with that lease)
+
+The service writes the record after the commit and after every change of state, health, labels, pin or hold: a catalog
+that is rebuilt from the bucket then loses no commit. The lists come first, then the manifest that names them, then the
+version that makes them count. The store itself refuses a write unless it is this catalog's in this epoch
+(`stores.base.Store.guard_changes`).
+"""
 
 from __future__ import annotations
 
@@ -31,15 +40,6 @@ from holdfast_service.records.documents import (
 )
 from holdfast_service.stores.base import StoreError
 
-# Writes the record of a checkpoint, a run or a project beside the data (rule record-outbox).
-#
-#     claim (a row in written_records, with a lease) -> write (no transaction) -> settle (only with that lease)
-#
-# The record is written after the commit and after every change of state, health, labels, pin or hold: so a catalog that
-# is rebuilt from the bucket loses no commit. The lists come first, then the manifest that names them, then the version
-# that makes them count. Nothing is written into a store that is not this catalog's in this epoch: the store itself asks
-# (`stores.base.Store.guard_changes`).
-
 RECORDED_STATES = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
 
 _log = structlog.get_logger("holdfast.records")
@@ -48,7 +48,7 @@ _log = structlog.get_logger("holdfast.records")
 @dataclass
 class RecordTask:
     """A version that this process writes under a lease. `ends_at`: when the lease ends, by this process's monotonic
-    clock; it moves while the process writes. The lease is short: where a process was killed, a commit does not wait
+    clock; it moves while the process writes. The lease is short: if a process was killed, a commit does not wait
     long for its record. `whole`: the store has no manifest yet."""
 
     subject: Subject
@@ -66,18 +66,19 @@ class RecordTask:
 
 
 class RecordLeaseOverError(Exception):
-    """It took longer than the lease, and somebody else has taken it over."""
+    """The write took longer than the lease, and another process has taken it over."""
 
 
 def is_always_recorded(kind: RecordKind, role: StoreRole) -> bool:
-    """A store whose place in `written_records` nobody has to ask for."""
+    """Whether the store has a place in `written_records` without a request."""
     return role is StoreRole.PRIMARY or (kind is not RecordKind.CHECKPOINT and role is StoreRole.SECOND)
 
 
 def claim_records(
     session: Session, context: ServiceContext, subject: Subject, writable: Collection[AttachedStore]
 ) -> list[RecordTask]:
-    """One task per store that has an older version and is nobody else's now. Called in a transaction of its own."""
+    """One task per store that has an older version and is free of other processes' leases. Called in a transaction of
+    its own."""
     record = _record(session, context, subject)
     if record is None:
         return []
@@ -158,7 +159,7 @@ def _record(
 ) -> ProjectRecord | RunRecord | CheckpointRecord | None:
     """What the catalog says now; None if there is nothing to write any more."""
     if subject.kind is RecordKind.CHECKPOINT:
-        # FOR KEY SHARE: whoever purges takes the row FOR UPDATE, and then either sees the row that is made here, or
+        # FOR KEY SHARE: a purge takes the row FOR UPDATE, and then either the purge sees the row that is made here, or
         # this sees that the checkpoint is going.
         checkpoint = session.scalar(
             select(Checkpoint)
@@ -212,24 +213,23 @@ def _renew(context: ServiceContext, task: RecordTask, name: str) -> None:
     task.ends_at = ends_at
 
 
-# Takes a checkpoint's record away, for good and before any chunk of it goes (rule record-outbox).
-#
-# A document that says `removed` is written first and outdoes all the others, so what a slow writer leaves later raises
-# nobody from the dead, and a crash between two steps leaves either a checkpoint in the trash with all of its bytes or
-# one that is gone. It goes itself when no write from before can come any more.
-
-# Far longer than a writer's lease: one that was suspended with its request half sent is long cut off.
+# Far longer than a writer's lease: a suspended writer with a half-sent request is long cut off.
 _REMOVED_FOR = timedelta(days=1)
 _GOING = (CheckpointState.DELETING, CheckpointState.DELETED)
 _ROWS = 200
 
 
 def remove_record(context: ServiceContext, project_id: str, checkpoint_id: str) -> None:
-    """From every store that may have it, once the checkpoint is `deleting` for good. The primary store is told of one
-    that was never recorded as well: an older copy of the database may know it. Repeatable.
+    """Takes a checkpoint's record away from every store that may have it, for good and before any chunk goes, once the
+    checkpoint is `deleting` for good. The primary store is told of a checkpoint that was never recorded as well: an
+    older copy of the database may know it. Repeatable.
 
-    Raises StoreError where the primary store is away: then the checkpoint's chunks must stay. In another store that is
-    away the removal stays due, and `remove_due_records` does it before anything is deleted there.
+    The service first writes a document that says `removed`, which outdoes all the others: a slow writer's late document
+    then restores nothing, and a crash between two steps leaves either a checkpoint in the trash with all of its bytes
+    or a checkpoint that is gone. The document itself goes when no earlier write can come any more.
+
+    Raises StoreError if the primary store is unavailable: then the checkpoint's chunks must stay. In another
+    unavailable store the removal stays due, and `remove_due_records` does it before anything is deleted there.
     """
     subject = checkpoint_subject(project_id, checkpoint_id)
     never_recorded = {"kind": subject.kind, "subject_id": checkpoint_id, "store_id": context.store_id, "version": 0}
@@ -252,8 +252,8 @@ def remove_record(context: ServiceContext, project_id: str, checkpoint_id: str) 
 
 
 def remove_due_records(context: ServiceContext, attached: AttachedStore) -> int:
-    """What `remove_record` could not do in this store; how many. Whoever deletes chunks in a store calls this first,
-    and deletes nothing where it raises StoreError."""
+    """Does what `remove_record` could not do in this store; how many. A caller that deletes chunks in a store calls
+    this first, and deletes nothing if it raises StoreError."""
     removed = 0
     while True:
         with context.database.read() as session:

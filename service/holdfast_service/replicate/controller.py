@@ -1,6 +1,6 @@
 """One pass of the controller `replicate`: judge what is new, then copy what is due, newest checkpoint first.
 
-A second store that is away is told and tried again in the next pass; it blocks nothing but its own copies (rule
+A second store that is unavailable is told and tried again in the next pass; it blocks nothing but its own copies (rule
 row-before-copy).
 """
 

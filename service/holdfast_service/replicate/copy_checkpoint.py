@@ -33,11 +33,10 @@ from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, C
 from holdfast_service.db.tables.operations import TO_COPY, CheckpointCopy
 from holdfast_service.records.outbox import record_in_store
 
-# What is due, and which chunks of a checkpoint a store lacks.
-
 
 def due(store_id: int, now: datetime) -> Select[CheckpointCopy, Checkpoint]:
-    """Newest commit first, so that what would be lost shrinks fastest. A corrupt one has nothing to copy from."""
+    """What is due, the newest commit first: what would be lost then shrinks fastest. A corrupt one has nothing to copy
+    from."""
     return (
         select(CheckpointCopy, Checkpoint)
         .join(Checkpoint, Checkpoint.id == CheckpointCopy.checkpoint_id)
@@ -55,7 +54,7 @@ def due(store_id: int, now: datetime) -> Select[CheckpointCopy, Checkpoint]:
 def chunks_to_take(
     session: Session, checkpoint_id: str, store_id: int, now: datetime, *, passed: Collection[int], most: int
 ) -> Sequence[int]:
-    """Ids of chunks that the store lacks and nobody is copying there, by digest; not those in `passed`."""
+    """Ids of chunks that the store lacks and no process copies there, by digest; not those in `passed`."""
     taken = aliased(Copy)
     at_work = exists().where(
         taken.chunk_id == Chunk.id,
@@ -97,7 +96,7 @@ _log = structlog.get_logger("holdfast.replicate")
 
 @dataclass
 class Copied:
-    """`refused`: chunks that somebody else is at, or that no copy gives now. `target_failed`: the second store did
+    """`refused`: chunks that another process works on, or that no copy gives now. `target_failed`: the second store did
     not take a chunk; nothing else is to be tried there now. `store_away`: one of the stores, the source perhaps, does
     not answer."""
 
@@ -174,7 +173,7 @@ def _copy_chunk(
 
 
 def _settle(session: Session, target: AttachedStore, checkpoint_id: str, copied: Copied) -> None:
-    # First, as everywhere: whoever purges holds it, and afterwards no record may come back (rule record-outbox).
+    # First, as everywhere: a purge holds it, and afterwards no record may come back (rule record-outbox).
     state = session.scalar(
         select(Checkpoint.state).where(Checkpoint.id == checkpoint_id).with_for_update(key_share=True)
     )
@@ -208,7 +207,7 @@ def _settle(session: Session, target: AttachedStore, checkpoint_id: str, copied:
 
 
 def _can_be_taken(session: Session, target: AttachedStore, checkpoint_id: str) -> bool:
-    """Whether a chunk is missing that nobody is at."""
+    """Whether a chunk is missing that no process works on."""
     now = database_now(session)
     return bool(chunks_to_take(session, checkpoint_id, target.store_id, now, passed=(), most=1))
 

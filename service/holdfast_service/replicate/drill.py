@@ -44,8 +44,6 @@ from holdfast_service.operations.queue import OperationRun, start_operation
 from holdfast_service.runs.views import run_named
 from holdfast_service.stores.base import ObjectKey, ObjectMismatch, ObjectMissing, Store
 
-# What a drill reads: the checkpoint that one store alone gives back, its shards, its copies there, under a lease.
-
 
 @dataclass(frozen=True)
 class StoredChunk:
@@ -202,8 +200,6 @@ def end_lease(context: ServiceContext, lease_id: str) -> None:
         session.execute(delete(ReadLease).where(ReadLease.id == lease_id))
 
 
-# Reads every chunk of a drill's checkpoint from its store: decoded as a reader would, and hashed.
-
 _THREADS = 4
 _RENEW_EVERY_SECONDS = 60
 
@@ -215,7 +211,8 @@ class BadChunkError(Exception):
 
 
 def read_all(context: ServiceContext, attached: AttachedStore, plan: DrillPlan, run: OperationRun) -> dict[str, bytes]:
-    """Every chunk; gives the index documents back."""
+    """Reads every chunk of the checkpoint from its store, decoded as a reader would, and hashes it; gives the index
+    documents back."""
     documents = {shard.index for shard in plan.shards} | {shard.layout for shard in plan.shards if shard.layout}
     kept: dict[str, bytes] = {}
     done, renewed_at = 0, time.monotonic()
@@ -284,7 +281,7 @@ def _suspect(context: ServiceContext, stored: StoredChunk) -> None:
 
 def run_drill(context: ServiceContext, run: OperationRun) -> dict[str, Any]:
     """A DrillResult. Raises ProblemError for what the store alone cannot give back, with the reason, and StoreError
-    where it does not answer."""
+    if it does not answer."""
     request = StartDrill.model_validate(run.arguments)
     attached = context.attached(request.store)
     if attached is None:
@@ -348,16 +345,14 @@ def _check_documents(plan: DrillPlan, documents: dict[str, bytes]) -> Layout:
     return layout
 
 
-# Starts a drill: an operation, which any worker carries out.
-
 KIND = "drill"
 
 
 def start_drill(
     context: ServiceContext, caller: Principal, project: str, run: str, request: StartDrill, *, key: str | None
 ) -> OperationView:
-    """Raises `forbidden`, `project_not_found`, `run_not_found`, and `invalid_request` for a selector that is none and a
-    store that the service does not have."""
+    """Starts a drill: an operation, which any worker carries out. Raises `forbidden`, `project_not_found`,
+    `run_not_found`, and `invalid_request` for a selector that is none and a store that the service does not have."""
     point_of(request.selector)
     if context.attached(request.store) is None:
         raise ProblemError(

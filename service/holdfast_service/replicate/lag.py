@@ -1,4 +1,9 @@
-"""How far a second store is behind, by run."""
+"""How far a second store is behind, by run: from the rows, because they are cheap to ask and the same in every process.
+
+The time counts from the oldest commit that is newer than the newest checkpoint which is whole there. That is what would
+be lost with the first store (RPO). A checkpoint that is not judged yet counts as wanted: a controller that stands still
+must show.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +27,10 @@ from holdfast_service.db.tables.operations import CheckpointCopy, Policy
 from holdfast_service.policies.policies import effective_policy
 from holdfast_service.runs.views import project_named, run_named
 
-# How far a second store is behind, by run: from the rows, so that it is cheap and the same in every process.
-#
-# For how long: since the oldest commit that is newer than the newest checkpoint which is whole there. That is what
-# would be lost with the first store (RPO). A checkpoint that nobody has judged yet counts as wanted, so that a
-# controller that stands still is seen.
-
 
 @dataclass(frozen=True)
 class RunLag:
-    """`behind_since` is None where the newest wanted checkpoint is whole there."""
+    """`behind_since` is None if the newest wanted checkpoint is whole there."""
 
     newest_step: int | None = None
     newest_committed_at: datetime | None = None
@@ -144,8 +143,6 @@ def _behind_since(session: Session, rows: Subquery) -> dict[str, datetime]:
     )
     return {row[0]: row[1] for row in found}
 
-
-# How far the second store is behind, for people.
 
 _CURSOR = "copies"
 

@@ -1,4 +1,9 @@
-"""Which checkpoints get a copy in a second store: a row for each, judged anew when the policy changes."""
+"""Which checkpoints get a copy in a second store: a row for each committed checkpoint and second store.
+
+The controller makes it after the commit, and judges it anew when the policy or the checkpoint has changed: a pass asks
+for what is due, and the lag is a cheap query. What the policy no longer wants keeps the chunks that it has there: only
+the checkpoint's end takes them away.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +27,6 @@ from holdfast_service.db.tables.operations import CheckpointCopy, Policy
 from holdfast_service.lineage.lineage import best_of
 from holdfast_service.policies.policies import StoredPolicy, effective_policy
 
-# Whether a policy asks for a copy of a checkpoint. Pure.
-
 
 @dataclass(frozen=True)
 class Facts:
@@ -38,7 +41,8 @@ class Facts:
 
 
 def wants(policy: CopyPolicy, facts: Facts, best: frozenset[str]) -> bool:
-    """`best`: the ids of the checkpoints that are among the best now."""
+    """Whether a policy asks for a copy of a checkpoint. Pure. `best`: the ids of the checkpoints that are among the
+    best now."""
     return (
         policy.wants_everything
         or not set(policy.labels).isdisjoint(facts.labels)
@@ -47,11 +51,6 @@ def wants(policy: CopyPolicy, facts: Facts, best: frozenset[str]) -> bool:
         or facts.checkpoint_id in best
     )
 
-
-# A row for each committed checkpoint and second store: made after the commit, judged anew when the policy or the
-# checkpoint has changed. So a pass asks for what is due, and the lag is a cheap query.
-#
-# What the policy no longer wants keeps the chunks that it has there: only the checkpoint's end takes them away.
 
 _ROWS = 500
 _OVER = (CheckpointState.DELETING, CheckpointState.DELETED)

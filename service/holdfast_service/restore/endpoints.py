@@ -1,4 +1,5 @@
-"""Routes of the way back: the restore point, tickets to read, reports of bad chunks."""
+"""Routes of the way back: the restore point, tickets to read, reports of bad chunks. The bytes themselves are read from
+the store, or through `/v1/objects`."""
 
 from __future__ import annotations
 
@@ -18,8 +19,6 @@ from holdfast_service.restore.report_chunk import report_chunk
 from holdfast_service.runs.views import run_named
 from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import ProtocolSpoken, Reader
-
-# Which checkpoint would be restored now, and why not a newer one. The choice itself is in `lineage/restore_choice.py`.
 
 
 def find_restore_point(
@@ -47,8 +46,6 @@ def find_restore_point(
         )
         return without_doubt(session, project, run, decision)
 
-
-# Routes of the way back. The bytes themselves are read from the store, or through `/v1/objects`.
 
 router = APIRouter(route_class=GuardedRoute, tags=["restores"])
 

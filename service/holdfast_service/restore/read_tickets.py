@@ -28,15 +28,14 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import checkpoint_by_id, refuse_unless_whole
 from holdfast_service.stores.base import MountedStore, StoreError, make_tickets
 
-# The chunks that a reader asks for: only those of this checkpoint, whatever digests it knows.
-
 _SHOWN_DIGESTS = 20
 
 
 def chunks_of_checkpoint(
     session: Session, project_id: str, checkpoint: Checkpoint, digests: Sequence[str]
 ) -> dict[str, Chunk]:
-    """By digest. Raises `chunk_not_found` for one that does not belong to the checkpoint: no existence oracle."""
+    """By digest, only chunks of this checkpoint. Raises `chunk_not_found` for one that does not belong to the
+    checkpoint: no existence oracle."""
     used = (
         exists()
         .where(ChunkListEntry.chunk_id == Chunk.id)
@@ -55,8 +54,6 @@ def chunks_of_checkpoint(
         )
     return chunks
 
-
-# Which copy of each chunk a reader is sent to: of all that can be read now, in any attached store.
 
 _Rank = tuple[bool, bool, bool, bool, int]
 
@@ -79,13 +76,13 @@ def choose_copies(
     *,
     protocol_minor: int,
 ) -> dict[int, ChosenCopy]:
-    """By chunk id. First what lies in a store that the reader does not avoid and that answers; then verified before
-    suspect, proven before unproven, and the primary store before the others. No I/O: what is known of the stores must
-    be fresh.
+    """Which copy of each chunk a reader is sent to, of all that can be read now, in any attached store; by chunk id.
+    First what lies in a store that the reader does not avoid and that answers; then verified before suspect, proven
+    before unproven, and the primary store before the others. No I/O: what is known of the stores must be fresh.
 
-    A reader checks every byte, so a suspect copy does no harm, while a wrong report must not stop a restore. Raises
-    `unsupported_protocol` where the client could decode no copy of a chunk, and `checkpoint_cold` where one has to be
-    thawed first.
+    A reader checks every byte: a suspect copy does no harm, while a wrong report must not stop a restore. Raises
+    `unsupported_protocol` if the client could decode no copy of a chunk, and `checkpoint_cold` if one must be thawed
+    first.
     """
     stores = {attached.store_id: (place, attached) for place, attached in enumerate(context.stores)}
     decodable = codecs_of_minor(protocol_minor)
@@ -145,9 +142,6 @@ def _too_old(protocol_minor: int) -> ProblemError:
     )
 
 
-# How to read a chunk: a signed URL, or a path where the reader sees the store's own mount. No transaction is open.
-
-
 def read_tickets(
     context: ServiceContext,
     project_id: str,
@@ -155,7 +149,8 @@ def read_tickets(
     chunks: dict[str, Chunk],
     chosen: dict[int, ChosenCopy],
 ) -> list[ReadTicket]:
-    """One for each digest of the request, in their order; `gone` for a chunk without a copy that can be read."""
+    """One for each digest of the request, in their order: a signed URL, or a path if the reader sees the store's own
+    mount; `gone` for a chunk without a copy that can be read. No transaction is open."""
     tickets: dict[str, ReadTicket] = {}
     by_store: dict[int, list[tuple[Chunk, ChosenCopy]]] = defaultdict(list)
     for digest in dict.fromkeys(request.digests):
@@ -220,11 +215,6 @@ def _sees_mount(store: MountedStore, attached: AttachedStore, request: ReadChunk
     return False
 
 
-# Tickets to read a checkpoint's chunks, under a lease that keeps it from being purged meanwhile (rule read-lease).
-#
-# Where the catalog cannot be written (a standby that was not promoted, a full disk) there is no lease, and the reply
-# says what that may cost (docs/adr/0045).
-
 _WHAT_IT_COSTS = (
     "So no lease keeps this checkpoint while it is read: if another service can still write the catalog, it may purge "
     "it meanwhile, and reading then fails. Every byte is verified all the same."
@@ -234,10 +224,14 @@ _WHAT_IT_COSTS = (
 def read_chunks(
     context: ServiceContext, caller: Principal, checkpoint_id: str, request: ReadChunks, protocol_minor: int
 ) -> ChunkReads:
-    """One ticket for each digest, in their order; `gone` for a chunk that has no copy to read.
+    """Tickets to read a checkpoint's chunks, one for each digest, in their order, under a lease that keeps the
+    checkpoint from being purged meanwhile (rule read-lease); `gone` for a chunk that has no copy to read.
+
+    If the catalog cannot be written (a standby that was not promoted, a full disk) there is no lease, and the reply
+    says what that may cost (docs/adr/0045).
 
     Raises `checkpoint_not_found`, `chunk_not_found`, what refuse_unless_whole raises, and `unsupported_protocol` for a
-    client of an older minor version where it could decode no copy of a chunk.
+    client of an older minor version that could decode no copy of a chunk.
     """
     _note_silent_stores(context, request)
     lease_seconds = context.settings.ticket_seconds + context.settings.read_lease_seconds
@@ -285,7 +279,7 @@ class _Reading:
         project, _, _ = checkpoint_by_id(session, caller, checkpoint_id)
         query = select(Checkpoint).where(Checkpoint.id == checkpoint_id)
         if locked:
-            # FOR KEY SHARE: whoever purges takes the row FOR UPDATE, and afterwards either sees the lease or is seen.
+            # FOR KEY SHARE: a purge takes the row FOR UPDATE, and afterwards either sees the lease or is seen.
             query = query.with_for_update(read=True, key_share=True)
         checkpoint = session.execute(query, execution_options={"populate_existing": True}).scalar_one()
         refuse_unless_whole(checkpoint)
@@ -334,11 +328,9 @@ def _take_lease(session: Session, caller: Principal, checkpoint_id: str, lease_i
     return lease.id
 
 
-# Ends a read lease before its time. Its absence is fine: it may have run out.
-
-
 def release_lease(context: ServiceContext, caller: Principal, lease_id: str) -> None:
-    """Only the caller's own; another's stays, and nothing tells whether there is one."""
+    """Ends a read lease before its time. Its absence is fine: it may have run out. Only the caller's own; another's
+    stays, and nothing tells whether there is one."""
     try:
         with context.database.transaction() as session:
             session.execute(delete(ReadLease).where(ReadLease.id == lease_id, ReadLease.token_id == caller.token_id))

@@ -117,7 +117,7 @@ def _claim_copies(
     if session.scalars(at_work).first() is not None:
         raise ProblemError(ProblemCode.BUSY, "This chunk is being read again at this moment. Ask again in a second.")
     seconds = context.settings.chunk_lease_seconds
-    # A report proves nothing, so the copies stay what they are: whoever relies on one now is not stopped by it.
+    # A report proves nothing and the copies stay what they are: an upload that relies on one now goes on.
     return [claim(session, chunk, copy, seconds=seconds) for copy in copies]
 
 

@@ -29,22 +29,23 @@ from holdfast_service.retention.show_plan import freed_bytes
 from holdfast_service.retention.trash import Trashing, lock_run, move_to_trash, out_of_trash
 from holdfast_service.runs.views import in_trash, project_named, refuse_if_deleted, run_named
 
-# A person deletes a whole run: it is in no list from then on, takes no job, and waits in the trash (rule
-# deleted-run-trash).
-#
-# One transaction under the run's lock, which every write of a job passes: a save that began before it refuses it, one
-# that comes later is refused. What is held, pinned or read refuses the deletion by name, and so does an active attempt.
-
-# That of no living run: if somebody takes it back meanwhile, what was seen is not what is there.
+# The entity tag of a run that is not living: if a person takes it back meanwhile, what was seen is not what is there.
 _IS_DELETED = '"deleted"'
 
 
 def delete_run(
     context: ServiceContext, caller: Principal, name: RunName, request: DeleteAll, if_match: str | None
 ) -> Deletion:
-    """Of one that is deleted already it only says so: twice is fine. Raises `checkpoint_held` and
-    `checkpoint_protected` for what must stay, `edit_needs_version` and `edit_conflict` where it is not as it was seen,
-    and what finding the run raises."""
+    """A person deletes a whole run: it is in no list from then on, takes no job, and waits in the trash (rule
+    deleted-run-trash). Twice is fine: the second call only says that it is deleted.
+
+    One transaction under the run's lock, which every write of a job passes: a save that began before refuses the
+    deletion, and the deletion refuses a save that comes later. What is held, pinned or read refuses the deletion by
+    name, and so does an active attempt.
+
+    Raises `checkpoint_held` and `checkpoint_protected` for what must stay, `edit_needs_version` and `edit_conflict` if
+    it is not as it was seen, and what finding the run raises.
+    """
     block = context.database.read if request.dry_run else context.database.transaction
     with block() as session:
         _, found = run_named(session, caller, name.project, name.run, deleted=True)
@@ -101,7 +102,7 @@ def _move(session: Session, run: Run, gone: Sequence[Fact], trashing: Trashing) 
     for first in range(0, len(gone), MAX_AT_ONCE):
         portion = gone[first : first + MAX_AT_ONCE]
         went, _ = move_to_trash(session, run, portion, trashing)
-        if len(went) < len(portion):  # somebody held, pinned or opened one until its lock was taken
+        if len(went) < len(portion):  # a person or a reader held, pinned or opened one meanwhile
             raise ProblemError(
                 ProblemCode.EDIT_CONFLICT,
                 "A checkpoint of it was changed at this very moment, and nothing was deleted. Look again.",
@@ -134,25 +135,25 @@ def _in_trash_with(session: Session, run: Run) -> tuple[list[str], int]:
     return list(session.scalars(select(Checkpoint.id).where(*theirs))), int(size or 0)
 
 
-# A person deletes a project that has no runs any more that are not deleted (rule deleted-run-trash).
-#
-# Runs go one by one before it, each with what it refuses for: so a project of a thousand runs is no transaction of
-# minutes, and a deletion that dies half way is gone on with by saying it again.
-
 _SHOWN = 20
 
 
 def delete_project(
     context: ServiceContext, caller: Principal, name: str, request: DeleteAll, if_match: str | None
 ) -> Deletion:
-    """Twice is fine. Raises `checkpoint_protected` while it has a run that is not deleted, `edit_needs_version` and
-    `edit_conflict`, `forbidden` for a token of one project, and `project_not_found`."""
+    """A person deletes a project whose runs are all deleted (rule deleted-run-trash). Twice is fine. Raises
+    `checkpoint_protected` while it has a run that is not deleted, `edit_needs_version` and `edit_conflict`, `forbidden`
+    for a token of one project, and `project_not_found`.
+
+    Runs go one by one before it, each with what it refuses for: a project of a thousand runs is then no transaction of
+    minutes, and the same call continues a deletion that died half way.
+    """
     caller.check_every_project()
     block = context.database.read if request.dry_run else context.database.transaction
     with block() as session:
         project = project_named(session, caller, name, deleted=True)
         if not request.dry_run:
-            # Whoever makes a run in it waits, and sees afterwards that it is deleted.
+            # A caller that makes a run in it waits, and sees afterwards that it is deleted.
             session.refresh(project, with_for_update=True)
         etag = f'"project-{project.id}"'
         if project.deleted_at is None:
@@ -201,20 +202,18 @@ def _delete(session: Session, project: Project, trashing: Trashing) -> None:
     subject_changed(session, RecordKind.PROJECT, project.id, project.id)
 
 
-# A deleted run, or project, is taken back: with what went to the trash with it, and is not being purged yet.
-
 _GOING = (CheckpointState.DELETING, CheckpointState.DELETED)
 
 
 def undelete_run(context: ServiceContext, caller: Principal, project: str, run: str) -> TakenBack:
-    """What was in the trash before the run was deleted stays there. Of a run that is not deleted nothing changes.
-    Raises `project_not_found` also where the project is deleted, `run_not_found` once the run is purged, and
-    `catalog_went_back`."""
+    """Takes a deleted run back, with what went to the trash with it and is not being purged yet; what was in the trash
+    before stays there. A run that is not deleted stays as it is. Raises `project_not_found` also if the project is
+    deleted, `run_not_found` once the run is purged, and `catalog_went_back`."""
     settle_history(context)
     with context.database.transaction() as session:
         refuse_if_went_back(session)
         owner, found = run_named(session, caller, project, run, deleted=True)
-        # Whoever deletes the project waits until this run lives again, and then is refused; or was first.
+        # A deletion of the project waits until this run lives again, and then is refused; or was first.
         session.refresh(owner, with_for_update={"read": True})
         refuse_if_deleted(owner)
         if lock_run(session, found.id).purged_at is not None:

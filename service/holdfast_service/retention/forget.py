@@ -40,10 +40,6 @@ from holdfast_service.records.outbox import subject_changed
 from holdfast_service.retention.trash import lock_run
 from holdfast_service.settings import ServiceSettings
 
-# The rows of checkpoints that are over, whose chunks and records are gone: they may go from the catalog.
-#
-# What the metrics count over all time is kept in one row per project, or a counter would go back.
-
 AT_ONCE = 100
 OVER = (CheckpointState.ABORTED, CheckpointState.DELETED)
 _UNSYNCHRONIZED = {"synchronize_session": False}
@@ -57,7 +53,9 @@ def is_forgettable() -> ColumnElement[bool]:
 
 
 def forget_checkpoints(session: Session, checkpoint_ids: Sequence[str]) -> int:
-    """Those of them that are forgettable; how many."""
+    """Takes the rows of checkpoints from the catalog that are over, whose chunks and records are gone: those of them
+    that are forgettable; how many. What the metrics count over all time is kept in one row per project, or a counter
+    would go back."""
     rows = session.execute(
         select(Checkpoint.id, Run.project_id)
         .join(Run, Run.id == Checkpoint.run_id)
@@ -97,21 +95,21 @@ def _count(session: Session, project_id: str, ids: Sequence[str]) -> None:
     )
 
 
-# What is left of deleted runs and projects goes, once their time in the trash is over (rule deleted-run-trash).
-#
-#     nothing of the run is committed, in the trash or going any more   -> purged: from here on nobody takes it back
-#     each checkpoint whose chunks and records are gone                  -> its rows go
-#     the record beside the data says that it is purged                  -> the name is free
-#
-# Each step is a transaction of its own and finds its own work, so a crash between two of them, and two processes at
-# once, change nothing. The run's row and its attempts stay: copies that other runs share name the attempt that uploaded
-# them. What they said of the job is taken out.
-
 _Deleted = TypeVar("_Deleted", Run, Project)
 
 
 def forget_deleted(context: ServiceContext, actor: Actor) -> int:
-    """How many runs and projects were purged in this pass. Raises WentBackError."""
+    """What is left of deleted runs and projects goes, once their time in the trash is over (rule deleted-run-trash):
+    how many runs and projects were purged in this pass. Raises WentBackError.
+
+        nothing of the run is committed, in the trash or going any more   -> purged: from here on it cannot come back
+        each checkpoint whose chunks and records are gone                  -> its rows go
+        the record beside the data says that it is purged                  -> the name is free
+
+    Each step is a transaction of its own and finds its own work: a crash between two of them, and two processes at
+    once, change nothing. The run's row and its attempts stay: copies that other runs share name the attempt that
+    uploaded them. What they said of the job is taken out.
+    """
     purged = 0
     with context.database.read() as session:
         runs = session.scalars(select(Run.id).where(_run_is_due(session)).order_by(Run.id)).all()
@@ -313,8 +311,8 @@ def _tokens(session: Session, settings: ServiceSettings) -> int:
 
 
 def _old_token(now: datetime, before: datetime) -> ColumnElement[bool]:
-    """Over `tokens`: it is of no use to anybody, has made no other that is there, and holds nothing. Who may release a
-    hold is told by who made which token (`holds/holds.py`)."""
+    """Over `tokens`: it is of no use any more, has made no other that is there, and holds nothing. The catalog tells by
+    which token made which who may release a hold (`holds/holds.py`)."""
     made = aliased(Token)
     return and_(
         or_(Token.revoked_at < before, Token.expires_at < before),

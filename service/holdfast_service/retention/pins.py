@@ -24,7 +24,7 @@ def pin_checkpoint(
     context: ServiceContext, caller: Principal, checkpoint_id: str, request: PinCheckpoint, if_match: str | None
 ) -> CheckpointView:
     """A second pin takes the place of the first, if its version was seen. Raises `checkpoint_not_found`,
-    `checkpoint_conflict` for one that is not committed, `edit_needs_version` and `edit_conflict`."""
+    `checkpoint_conflict` for an uncommitted one, `edit_needs_version` and `edit_conflict`."""
     with context.database.transaction() as session:
         project, run, _ = checkpoint_by_id(session, caller, checkpoint_id)
         checkpoint = locked_checkpoint(session, checkpoint_id)
@@ -98,7 +98,7 @@ def pinned_now(session: Session, checkpoint: Checkpoint) -> bool:
 
 
 def _only_longer(checkpoint: Checkpoint, caller: Principal, request: PinCheckpoint, until: datetime | None) -> bool:
-    """The caller's own pin, again: the reply may have been lost. It takes nothing away from anybody."""
+    """The caller's own pin, again: the reply may have been lost. It takes nothing away from other callers."""
     same = (checkpoint.pinned_by, checkpoint.pin_reason) == (caller.name, request.reason)
     return same and (until is None or (checkpoint.pinned_until is not None and until >= checkpoint.pinned_until))
 

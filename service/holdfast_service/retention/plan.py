@@ -14,7 +14,7 @@ from holdfast_protocol.states import CheckpointState, Health
 from holdfast_service.lineage.lineage import PROVEN_POINTS, best_of, finite_value
 from holdfast_service.policies.policies import StoredPolicy
 
-# What a decision about a checkpoint rests on. Pure; `read_facts` fills it from the catalog.
+# What a decision about a checkpoint rests on; `read_facts` fills it from the catalog.
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Fact:
     """One checkpoint that is committed or uploading.
 
     `at`: when it was committed; of one that uploads, when it was begun. `metrics` as the catalog keeps them. `version`
-    is the row's: whoever acts on the fact later sees by it whether it still holds. `held`, `pin`, `read_until` and
+    is the row's: a later action sees by it whether the fact still holds. `held`, `pin`, `read_until` and
     `resumed_by` are what is in force now. `copied_to`: the stores beside the primary that have all of it.
     `proven`: every byte was hashed by a store or the service; it is looked up for the newest healthy points, until two
     are found.
@@ -69,17 +69,17 @@ def newest_first(facts: Sequence[Fact]) -> list[Fact]:
     return sorted(facts, key=lambda fact: (fact.at, fact.step, fact.attempt, fact.id), reverse=True)
 
 
-# What each rule of a policy keeps, and in which words. Pure; the rules are those of restic's `forget`.
-#
-# A checkpoint that is not healthy is judged by the same rules, but never takes a healthy one's place: with keep_last 3
-# the newest three healthy ones stay, and beside them what is unhealthy among the newest three of all. So a spell of
-# diverged saves neither pushes good ones out nor is lost to those who look into it.
-
 Kept = Iterator[tuple[Fact, Reason]]
 
 
 def kept_by_rules(policy: RetentionPolicy, committed: Sequence[Fact]) -> dict[str, list[Reason]]:
-    """By id, each reason for which a rule keeps it. `committed` is newest first (facts.newest_first)."""
+    """By id, each reason for which a rule keeps it. `committed` is newest first (`newest_first`). The rules are
+    those of restic's `forget`.
+
+    A checkpoint that is not healthy is judged by the same rules, but never takes a healthy one's place: with keep_last
+    3 the newest three healthy ones stay, and beside them what is unhealthy among the newest three of all. A spell of
+    diverged saves then neither pushes good ones out nor is lost to the people who look into it.
+    """
     reasons: dict[str, list[Reason]] = {}
     healthy = [fact for fact in committed if fact.healthy]
     for fact, reason in _selected(policy, healthy):
@@ -187,12 +187,6 @@ _UNITS: dict[str, Callable[[datetime], str]] = {
 }
 
 
-# What no policy expires, whatever its rules say, and what no person deletes. Pure (rules read-lease, trash-first,
-# holds-outrank and two-verified-points).
-#
-# Two healthy points of a run stay, and they count only when they are proven: one whose bytes nobody but its client has
-# hashed may turn out to be worthless. So while a run has fewer than two proven points, each healthy one stays.
-
 HEALTHY_POINTS = 2
 # What a person may delete of a run that has ended, if they say that they mean all of it.
 FOR_THE_RUN_TO_GO_ON = frozenset(
@@ -208,7 +202,12 @@ FOR_THE_RUN_TO_GO_ON = frozenset(
 
 
 def protected(run: RunFacts) -> dict[str, list[Reason]]:
-    """By id, each reason for which it must stay."""
+    """By id, each reason for which it must stay: what no policy expires, whatever its rules say, and no person deletes.
+    Pure (rules read-lease, trash-first, holds-outrank and two-verified-points).
+
+    Two healthy points of a run stay, and they count only when they are proven: one whose bytes only its client has
+    hashed may turn out to be worthless. While a run has fewer than two proven points, each healthy one stays.
+    """
     reasons: dict[str, list[Reason]] = {}
     healthy = healthy_first(run.facts)
     newest = {fact.id for fact in healthy[:HEALTHY_POINTS]}
@@ -246,8 +245,8 @@ def healthy_first(facts: Sequence[Fact]) -> list[Fact]:
 
 
 def newest_copied(run: RunFacts) -> set[str]:
-    """Of each store beside the primary, what a launch would resume from while the primary is away: copies lag behind,
-    and the newest points may all be missing there."""
+    """What a launch would resume from in each store beside the primary while the primary is unavailable: copies lag
+    behind, and the newest points may all be missing there."""
     newest: dict[int, Fact] = {}
     for fact in run.facts:
         for store_id in fact.copied_to if fact.healthy and fact.on_line else ():
@@ -273,14 +272,6 @@ def _protecting_reasons(fact: Fact, run: RunFacts) -> list[Reason]:
     return reasons
 
 
-# Keep or expire, for each checkpoint of a run, with every reason. Pure: the same facts give the same plan.
-#
-# A mark of corruption is taken back when the bytes turn up whole, so by a mark alone nothing expires: what would stay
-# if it were whole, stays.
-#
-# Time comes in only by the facts (the moments of the commits) and never from a clock: whoever plans twice sees the
-# same.
-
 _NO_RULE = (Reason(ReasonKind.NO_RULE, "no rule keeps it"),)
 _NO_POLICY = Reason(ReasonKind.NO_POLICY, "there is no policy, so nothing expires")
 
@@ -293,7 +284,13 @@ class Decision:
 
 
 def make_plan(policy: RetentionPolicy | None, run: RunFacts) -> list[Decision]:
-    """Newest first. Without a policy everything is kept."""
+    """Keep or expire, for each checkpoint of a run, with every reason, newest first. Pure: the same facts give the same
+    plan. Without a policy everything is kept.
+
+    A mark of corruption is taken back when the bytes turn up whole, and by a mark alone nothing expires: what would
+    stay if it were whole, stays. Time comes in only by the facts (the moments of the commits) and never from a clock:
+    two plans of the same facts are the same.
+    """
     found = _reasons(policy, run)
     found = {**_were_they_whole(policy, run, found), **found}
     decisions = []

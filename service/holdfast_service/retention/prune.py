@@ -1,4 +1,10 @@
-"""What was shown, or what a person names, goes to the trash; the answer says what stays and why."""
+"""What was shown, or what a person names, goes to the trash; the answer says what stays and why.
+
+A person deletes one checkpoint or many: by their ids, by a filter, or by what of a filter's result was shown. What must
+stay (held, pinned, being read, what a running attempt stands on, the restore point, the two newest healthy points) is
+refused by name and with every reason. If checkpoints are only named, any that must stay refuses the whole call; if a
+filter chose them, the others go. `all_of_run` lets the last points go too, of a run without an active attempt.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +41,6 @@ from holdfast_service.retention.read_facts import read_facts
 from holdfast_service.retention.show_plan import freed_of, left_views, pruned_views, stored_rules, when
 from holdfast_service.retention.trash import Trashing, lock_run, move_to_trash
 from holdfast_service.runs.views import run_named
-
-# A person deletes one checkpoint or many: by their ids, by a filter, or by what of a filter's result was shown.
-#
-# What must stay (held, pinned, being read, what a running attempt stands on, the restore point, the two newest healthy
-# points) is refused by name and with every reason. Where checkpoints are only named, one that must stay refuses the
-# whole call; where a filter chose them, the others go.
-#
-# `all_of_run` lets the last points go too, of a run of which no attempt is active.
 
 _SHOWN = 20
 _IN_TRASH = (CheckpointState.TRASHED, CheckpointState.DELETING, CheckpointState.DELETED)
@@ -124,7 +122,7 @@ def _must_stay(run: RunFacts, request: PruneCheckpoints) -> dict[str, list[Reaso
 
 
 def stays_of_all(run: RunFacts) -> dict[str, list[Reason]]:
-    """What must stay whoever wants all of the run gone. Raises `checkpoint_protected` while an attempt is active."""
+    """What must stay even if all of the run is to go. Raises `checkpoint_protected` while an attempt is active."""
     if run.running:
         raise ProblemError(
             ProblemCode.CHECKPOINT_PROTECTED,
@@ -194,13 +192,6 @@ def refusal(left: Sequence[Fact], stays: Mapping[str, Sequence[Reason]]) -> Prob
     )
 
 
-# Applies a plan: expires what was shown and what the state under the run's lock allows too (rule apply-what-was-shown).
-#
-# The plan is made anew under the lock. What it keeps by now (a pin, a reader, a label, another newest point) stays,
-# whatever was shown; and what it would expire and nobody was shown stays until the next look. Only another policy
-# refuses the whole: its reasons are not those that were read.
-
-
 @dataclass(frozen=True)
 class Applied:
     """`gone` went to the trash; `kept` were asked for and stay, with the plan's decision; of these `changed` had been
@@ -212,8 +203,15 @@ class Applied:
 
 
 def apply_plan(context: ServiceContext, caller: Principal, project: str, run: str, request: ApplyRetention) -> Pruned:
-    """Twice is fine: what is in the trash already is not asked about again. Raises `policy_changed`, `forbidden`,
-    `project_not_found` and `run_not_found`."""
+    """Applies a plan: expires what was shown and what the state under the run's lock allows too (rule
+    apply-what-was-shown). Twice is fine: what is in the trash already is not asked about again.
+
+    The plan is made anew under the lock. What it keeps by now (a pin, a reader, a label, another newest point) stays,
+    whatever was shown; and what it would expire and was not shown stays until the next request. Only another policy
+    refuses the whole: its reasons are not those that were read.
+
+    Raises `policy_changed`, `forbidden`, `project_not_found` and `run_not_found`.
+    """
     with context.database.transaction() as session:
         owner, found = run_named(session, caller, project, run)
         found = lock_run(session, found.id)

@@ -1,4 +1,17 @@
-"""The controller `purge`: trashed and due -> deleting -> deleted."""
+"""The controller `purge`: trashed and due -> deleting -> deleted (rules read-lease, trash-first, holds-outrank,
+record-outbox and two-verified-points).
+
+    under the checkpoint's lock, in a later statement: due, not held, not pinned, without a reader,
+    and its run has two other points that are healthy and proven at this moment                     -> deleting
+    the commit record beside the data goes, from every store
+    -> deleted, and only now may the collector take the chunks
+
+A crash between two steps leaves `deleting`, which the next pass goes on with; every step may run twice. From `deleting`
+on no person can take it back.
+
+A jump of the clock, or a time without a pass, is no time in which a person could have looked into the trash: then each
+end in it moves by the gap (rule database-clock).
+"""
 
 from __future__ import annotations
 
@@ -29,10 +42,6 @@ from holdfast_service.stores.base import StoreError
 from holdfast_service.stores.posix.posix_store import PosixStore
 from holdfast_service.work.report import Backlog, ReconcileReport
 
-# Whether room is so short that what a policy expired is purged before its time (rule trash-first).
-#
-# What a person deleted keeps its time: nobody but them knows whether they meant it.
-
 
 @dataclass(frozen=True)
 class Pressure:
@@ -49,6 +58,8 @@ class Pressure:
 
 
 def pressure_now(session: Session, context: ServiceContext) -> Pressure:
+    """Where room is so short that what a policy expired is purged before its time (rule trash-first). What a person
+    deleted keeps its time: only that person knows whether they meant it."""
     quotas = {row.id: row.quota_bytes for row in session.execute(select(Project.id, Project.quota_bytes))}
     limited = {project_id: quota for project_id, quota in quotas.items() if quota is not None}
     used = bytes_against_quota(session, context, limited) if limited else {}
@@ -60,7 +71,7 @@ def pressure_now(session: Session, context: ServiceContext) -> Pressure:
 
 
 def _is_full(store: object, context: ServiceContext) -> bool:
-    """A bucket has no end, and a mount that is away says nothing."""
+    """A bucket has no end, and a mount that is unavailable says nothing."""
     if not isinstance(store, PosixStore):
         return False
     try:
@@ -70,20 +81,6 @@ def _is_full(store: object, context: ServiceContext) -> bool:
     # As df counts: what only root may use is not free to us.
     return usage.used > (usage.used + usage.free) * context.settings.trash_disk_percent / 100
 
-
-# The controller `purge`: trashed and due -> deleting -> deleted (rules read-lease, trash-first, holds-outrank,
-# record-outbox and two-verified-points).
-#
-#     under the checkpoint's lock, in a later statement: due, not held, not pinned, nobody reads it,
-#     and its run has two other points that are healthy and proven at this moment                     -> deleting
-#     the commit record beside the data goes, from every store
-#     -> deleted, and only now may the collector take the chunks
-#
-# A crash between two steps leaves `deleting`, which the next pass goes on with; every step may run twice. From
-# `deleting` on nobody can take it back.
-#
-# A jump of the clock, or a time in which no pass was, is no time in which anybody could have looked into the trash:
-# then each end in it moves by the gap (rule database-clock).
 
 NAME = "purge"
 # Passes of the controllers' pause between two of this one: the trash is no hurry.
@@ -100,7 +97,8 @@ _log = structlog.get_logger("holdfast.purge")
 class PurgeReport(ReconcileReport):
     """`done`: checkpoints whose purge has ended; `moved_seconds`: by how much all ends in the trash were moved;
     `short_runs`: how many runs keep what is due, for they have fewer than two proven points beside it; `purged_runs`:
-    deleted runs and projects that nobody can take back from now on; `forgotten_rows`: what was over for long enough."""
+    deleted runs and projects that no person can take back from now on; `forgotten_rows`: what was over for long enough.
+    """
 
     moved_seconds: float = 0.0
     short_runs: int = 0
@@ -195,7 +193,7 @@ def _ids(session: Session, condition: ColumnElement[bool]) -> dict[str, list[str
 
 
 def _begin(context: ServiceContext, run_id: str, checkpoint_ids: Sequence[str], pressure: Pressure) -> None:
-    """They are `deleting` afterwards, those that may still go. Who reads takes the row FOR KEY SHARE, who takes back,
+    """Those that may still go are `deleting` afterwards. A reader takes the row FOR KEY SHARE; a person who takes back,
     holds or pins it FOR UPDATE: each of them is either before this lock, and seen, or after it, and sees `deleting`."""
     with context.database.transaction() as session:
         refuse_if_went_back(session)

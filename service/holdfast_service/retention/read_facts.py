@@ -27,7 +27,8 @@ _LIVE = (CheckpointState.COMMITTED, CheckpointState.UPLOADING)
 
 def read_facts(session: Session, run: Run, policy: RetentionPolicy | None) -> RunFacts:
     """Under the run's lock they hold until it is let go, but for what a checkpoint's own lock keeps: its pin, its
-    holds, its health, its readers. Whoever acts on them compares `version` and looks for readers under that lock."""
+    holds, its health, its readers. A caller that acts on them compares `version` and looks for readers under that lock.
+    """
     line = line_of_run(session, run.id)
     pins, leases = _pins(session, run.id), _read_until(session, run.id)
     holds, copied = _holds(session, run.id), _copied_to(session, run.id)

@@ -53,20 +53,8 @@ from holdfast_service.retention.read_facts import read_facts
 from holdfast_service.retention.trash import is_pinned
 from holdfast_service.runs.views import run_named
 
-# The bytes that the stores would have less without some checkpoints, net of sharing with everything that stays.
-#
-# A chunk goes if a checkpoint that expires needs it and nothing that stays does. What stays: whatever else is committed
-# or uploading in the project, of any run; and of the trash only what is held or pinned, for nothing else of it is there
-# for long. So a chunk that an expiring checkpoint shares with the trash counts here: without this plan it would stay.
-#
-# Counted are the copies that are there, as they are stored, in all stores. What is only expected (an upload under way)
-# or on its way out already is not.
-#
-# Two steps, with figures for the planner in between: the chunks that the expiring checkpoints need, and of these the
-# copies that nothing needs which stays. So a plan that expires one checkpoint of a large project is quick, too.
-
 _THERE = (CopyState.VERIFIED, CopyState.COLD, CopyState.THAWING, CopyState.SUSPECT, CopyState.BAD)
-# Of the session alone, and gone with its transaction: 50,000 checkpoints are more than a statement has parameters, and
+# Only for this session, and gone with its transaction: 50,000 checkpoints are more than a statement has parameters, and
 # what the planner guesses of the chunks between two joins is wrong by a thousand times.
 _OWN = MetaData()
 _EXPIRING = Table("expiring_checkpoints", _OWN, Column("checkpoint_id", Text, primary_key=True), prefixes=["TEMPORARY"])
@@ -76,12 +64,25 @@ _WORK_MEMORY = "256MB"
 
 
 def freed_bytes(session: Session, checkpoint_ids: Collection[str]) -> FreedBytes:
-    """`session` is one of Database.read(), and asked once: what is made for this is gone with it."""
+    """The bytes that the stores would have less without some checkpoints, net of sharing with everything that stays.
+    `session` is one of Database.read(), and asked once: what is made for this is gone with it.
+
+    A chunk goes if a checkpoint that expires needs it and nothing that stays does. What stays: whatever else is
+    committed or uploading in the project, of any run; and of the trash only what is held or pinned, for nothing else of
+    it is there for long. A chunk that an expiring checkpoint shares with the trash counts here: without this plan it
+    would stay.
+
+    Counted are the copies that are there, as they are stored, in all stores. What is only expected (an upload under
+    way) or on its way out already is not.
+
+    Two steps, with figures for the planner in between: the chunks that the expiring checkpoints need, and of these the
+    copies that nothing needs which stays. A plan that expires one checkpoint of a large project is then quick, too.
+    """
     if not checkpoint_ids:
         return FreedBytes(bytes=0)
     connection = session.connection()
     if connection.dialect.name == "postgresql":
-        # A hash of millions of chunks is worth the memory of one backend; it spills where that is not enough.
+        # A hash of millions of chunks is worth the memory of one backend; it spills if that is not enough.
         connection.execute(text(f"SET LOCAL work_mem = '{_WORK_MEMORY}'"))
     _OWN.create_all(connection, checkfirst=False)
     _fill(connection, checkpoint_ids)
@@ -170,7 +171,7 @@ def pruned_views(facts: Iterable[Fact]) -> list[PrunedCheckpoint]:
 
 
 def left_views(facts: Iterable[Fact], reasons: Mapping[str, Sequence[Reason]]) -> list[LeftCheckpoint]:
-    """Of those that could have gone and are not among the reasons: they were changed."""
+    """The checkpoints that stay, with their reasons; one without a reason was changed meanwhile."""
     return [
         LeftCheckpoint(
             checkpoint_id=fact.id, step=fact.step, attempt=fact.attempt, reasons=list(reasons.get(fact.id, CHANGED))
@@ -189,13 +190,11 @@ def when(purge_at: datetime, facts: Sequence[Fact]) -> datetime | None:
     return purge_at if facts else None
 
 
-# The plan for people: keep or expire, with every reason, and the bytes that would go. It changes nothing.
-
-
 def show_plan(
     context: ServiceContext, caller: Principal, project: str, run: str, request: PlanRetention
 ) -> RetentionPlan:
-    """Raises `forbidden`, `project_not_found`, `run_not_found`, and `invalid_request` for what is no policy."""
+    """The plan for people: keep or expire, with every reason, and the bytes that would go. It changes nothing. Raises
+    `forbidden`, `project_not_found`, `run_not_found`, and `invalid_request` for what is no policy."""
     with context.database.read() as session:
         owner, found = run_named(session, caller, project, run)
         stored = effective_policy(session, PolicyKind.RETENTION, owner.id, found.id)

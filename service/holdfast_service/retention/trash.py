@@ -1,4 +1,8 @@
-"""Committed -> trashed, the one way in which a checkpoint expires; and back again."""
+"""Committed -> trashed, the one way in which a checkpoint expires; and back again.
+
+What keeps a checkpoint where it is are conditions of a query, asked anew under the checkpoint's lock, in a later
+statement than the one that took it.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +33,6 @@ from holdfast_service.retention.pins import pinned_now, set_pin
 from holdfast_service.retention.plan import Fact
 from holdfast_service.runs.views import checkpoint_by_id, current_checkpoint_view, locked_checkpoint, refuse_if_deleted
 
-# What keeps a checkpoint where it is, as conditions of a query; asked anew under the checkpoint's lock, in a later
-# statement than the one that took it.
-
 
 def is_pinned(session: Session) -> ColumnElement[bool]:
     """Over `checkpoints`: a pin whose end has not come by the database's clock."""
@@ -44,14 +45,9 @@ def is_being_read(session: Session) -> ColumnElement[bool]:
 
 
 def must_stay(session: Session) -> ColumnElement[bool]:
-    """Over `checkpoints`: somebody holds, has pinned or reads it."""
+    """Over `checkpoints`: a person holds or has pinned it, or a reader has it open."""
     return or_(is_held(session), is_pinned(session), is_being_read(session))
 
-
-# Whether a run can spare what is in its trash: it has two other points that are proven, now (rule two-verified-points).
-#
-# The plan counted them when it was made. By the time of the purge one may have been found bad, and what is in the trash
-# is what the run has left.
 
 _COUNTS = and_(Checkpoint.state == CheckpointState.COMMITTED, Checkpoint.health == Health.OK)
 
@@ -67,8 +63,8 @@ def proven_points(session: Session, run_id: str) -> list[str]:
 
 
 def lock_points(session: Session, points: Sequence[str]) -> bool:
-    """Whether they are all ours to look at. Who finds a chunk bad locks each checkpoint that needs it, so while these
-    are locked none of them gets worse. It waits for nobody: another order of locks would deadlock."""
+    """Whether all of them could be locked. A process that finds a chunk bad locks each checkpoint that needs it: while
+    these are locked none of them gets worse. It does not wait: another order of locks would deadlock."""
     locked = session.scalars(
         select(Checkpoint.id).where(Checkpoint.id.in_(points)).with_for_update(read=True, skip_locked=True)
     ).all()
@@ -76,7 +72,12 @@ def lock_points(session: Session, points: Sequence[str]) -> bool:
 
 
 def still_proven(session: Session, points: Collection[str]) -> bool:
-    """Whether there are two of them yet, and each is as it was. Called after `lock_points`, in a later statement."""
+    """Whether there are two of them yet, and each is as it was. Called after `lock_points`, in a later statement.
+
+    A run can spare what is in its trash only if it has two other points that are proven now (rule two-verified-points).
+    The plan counted them when it was made. By the time of the purge one may have been found bad, and the trash is what
+    the run has left.
+    """
     healthy = session.scalars(select(Checkpoint.id).where(Checkpoint.id.in_(points), _COUNTS)).all()
     return len(proven_among(session, healthy)) >= PROVEN_POINTS
 
@@ -96,12 +97,6 @@ def is_spare(session: Session) -> ColumnElement[bool]:
         and_(Checkpoint.trashed_by == "person", ~exists().where(committed, free)),
     )
 
-
-# Committed -> trashed: the one way in which a checkpoint expires, for policies and for people (rule trash-first).
-#
-# The caller holds the run's row FOR UPDATE, so no commit, no new attempt and no "resumed from" changes what it has
-# decided. What has its own lock is looked at again here: the checkpoints' rows are locked, in order, and a LATER
-# statement leaves out each that was changed since (its version says so), is held or pinned by now, or has a reader.
 
 TrashedBy = Literal["policy", "person", "run"]
 
@@ -143,7 +138,13 @@ def move_to_trash(
     trashing: Trashing,
     reasons: Mapping[str, Sequence[Reason]] | None = None,
 ) -> tuple[set[str], datetime]:
-    """The ids of those that went, and when their purge may begin. `reasons` go into each one's event."""
+    """The one way in which a checkpoint expires, for policies and for people (rule trash-first). The ids of those that
+    went, and when their purge may begin. `reasons` go into each one's event.
+
+    The caller holds the run's row FOR UPDATE: no commit, no new attempt and no "resumed from" changes what it has
+    decided. What has its own lock is checked again here: the checkpoints' rows are locked, in order, and a LATER
+    statement leaves out each that was changed since (its version says so), is held or pinned by now, or has a reader.
+    """
     versions = {fact.id: fact.version for fact in facts}
     free = _free(session, versions)
     now = database_now(session)
@@ -189,10 +190,6 @@ def _free(session: Session, versions: Mapping[str, int]) -> set[str]:
     return {row.id for row in rows if row.version == versions[row.id]}
 
 
-# Trashed -> committed, until the purge begins (rule trash-first).
-#
-# What a policy expired it would expire again in minutes, so it is pinned for a while unless the caller says otherwise.
-
 _PIN_REASON = "taken back from the trash"
 _LIVE = (CheckpointState.UPLOADING, CheckpointState.COMMITTED)
 
@@ -200,15 +197,18 @@ _LIVE = (CheckpointState.UPLOADING, CheckpointState.COMMITTED)
 def undelete_checkpoint(
     context: ServiceContext, caller: Principal, checkpoint_id: str, request: UndeleteCheckpoint
 ) -> CheckpointView:
-    """Of one that is committed nothing changes: twice is fine. Raises `checkpoint_not_found`, `run_not_found` where the
-    whole run was deleted, `chunk_gone` once its purge has begun, `checkpoint_conflict` if the same step was saved anew
-    or it was never in the trash, and `catalog_went_back`: what the database lost may be the purge of this very one.
+    """Trashed -> committed, until the purge begins (rule trash-first). A committed one stays as it is: twice is fine.
+    What a policy expired it would expire again in minutes: it is pinned for a while unless the caller says otherwise.
+
+    Raises `checkpoint_not_found`, `run_not_found` if the whole run was deleted, `chunk_gone` once its purge has begun,
+    `checkpoint_conflict` if the same step was saved anew or it was never in the trash, and `catalog_went_back`: what
+    the database lost may be the purge of this very one.
     """
     settle_history(context)
     with context.database.transaction() as session:
         refuse_if_went_back(session)
         project, run, _ = checkpoint_by_id(session, caller, checkpoint_id)
-        # Whoever begins the same step anew passes the fence, which waits for this.
+        # A rank that begins the same step anew passes the fence, which waits for this.
         refuse_if_deleted(project, lock_run(session, run.id))
         checkpoint = locked_checkpoint(session, checkpoint_id)
         if checkpoint.state != CheckpointState.COMMITTED:

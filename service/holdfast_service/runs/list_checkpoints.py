@@ -33,8 +33,6 @@ from holdfast_service.runs.views import (
     seal_progress,
 )
 
-# A run's checkpoints, the largest step first, with filters. What `holdfast checkpoints list` and the dashboards read.
-
 _CURSOR = "checkpoints"
 
 
@@ -60,7 +58,8 @@ def list_checkpoints(
     cursor: str | None,
     limit: int,
 ) -> Page[CheckpointView]:
-    """Raises `forbidden`, `project_not_found` and `run_not_found`."""
+    """The largest step first, with filters. What `holdfast checkpoints list` and the dashboards read. Raises
+    `forbidden`, `project_not_found` and `run_not_found`."""
     query = select(Checkpoint).order_by(Checkpoint.step.desc(), Checkpoint.id.desc()).limit(limit + 1)
     if cursor is not None:
         step, checkpoint_id = decode_cursor(_CURSOR, cursor, int, str)
@@ -106,18 +105,18 @@ def _has_label(session: Session, label: str) -> ColumnElement[bool]:
     return exists(select(1).select_from(labels).where(column("value") == label))
 
 
-# One checkpoint of a run, by what people write: `latest`, `1200`, `1200#3`, `best:loss`, `ck_…`.
-#
-# This looks; restoring asks for the restore point instead. So a step is shown whatever has become of it, while `latest`
-# and `best` mean what a restore would take.
-
 _LIVE = (CheckpointState.COMMITTED, CheckpointState.UPLOADING)
 
 
 def select_checkpoint(
     context: ServiceContext, caller: Principal, project: str, run: str, selector: str
 ) -> CheckpointView:
-    """Raises `forbidden`, `project_not_found`, `run_not_found`, `checkpoint_not_found` and `no_restore_point`."""
+    """One checkpoint of a run, by what people write: `latest`, `1200`, `1200#3`, `best:loss`, `ck_…`. Raises
+    `forbidden`, `project_not_found`, `run_not_found`, `checkpoint_not_found` and `no_restore_point`.
+
+    This only shows; restoring asks for the restore point instead. A step is therefore shown whatever has become of it,
+    while `latest` and `best` mean what a restore would take.
+    """
     point = point_of(selector)
     with context.database.read() as session:
         owner, found = run_named(session, caller, project, run)
@@ -156,7 +155,7 @@ def _at_step(session: Session, run: Run, point: AtStep) -> Checkpoint:
     line = line_of_run(session, run.id)
     best = max(
         session.scalars(query),
-        # The one on the line, else one that lives, else the one that was begun last.
+        # The one on the line, else a living one, else the one begun last.
         key=lambda row: (
             row.state in _LIVE and (row.attempt_number, row.step) in line,
             row.state in _LIVE,
@@ -178,14 +177,11 @@ def _or_not_found(checkpoint: Checkpoint | None, run: Run, point: Point) -> Chec
     return checkpoint
 
 
-# A person's edit: labels, and health with its reason. Only onto the version that the person has seen.
-
-
 def edit_checkpoint(
     context: ServiceContext, caller: Principal, checkpoint_id: str, request: EditCheckpoint, if_match: str | None
 ) -> CheckpointView:
-    """Raises `checkpoint_not_found`, `edit_needs_version`, `edit_conflict`, `checkpoint_conflict` and
-    `invalid_request`."""
+    """A person's edit: labels, and health with its reason. Only onto the version that the person has seen. Raises
+    `checkpoint_not_found`, `edit_needs_version`, `edit_conflict`, `checkpoint_conflict` and `invalid_request`."""
     _refuse_senseless(request)
     with context.database.transaction() as session:
         project, run, _ = checkpoint_by_id(session, caller, checkpoint_id)

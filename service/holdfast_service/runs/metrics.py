@@ -164,7 +164,7 @@ def _read(session: Session) -> _Numbers:
 
 
 def _ages(session: Session, now: datetime) -> dict[tuple[str, str], float]:
-    """Only of runs that are being trained: how far back they would fall now. Of the others nobody wants an alarm."""
+    """Only of runs that are being trained: how far back they would fall now. The others need no alarm."""
     active = session.execute(
         select(Run.id, Project.name, Run.name)
         .join(Project, Project.id == Run.project_id)

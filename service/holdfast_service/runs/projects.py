@@ -19,15 +19,14 @@ from holdfast_service.records.documents import RecordKind
 from holdfast_service.records.outbox import subject_changed
 from holdfast_service.runs.views import ensure_project, in_trash, page_of_projects, project_named
 
-# Projects, by name, with what they hold. A project's token sees its own only.
-
 _CURSOR = "projects"
 
 
 def list_projects(
     context: ServiceContext, caller: Principal, *, deleted: bool = False, cursor: str | None, limit: int
 ) -> Page[ProjectView]:
-    """With `deleted` those in the trash, and no others."""
+    """By name, with what they hold. A project's token sees its own only. With `deleted` those in the trash, and no
+    others."""
     with context.database.read() as session:
         rows, next_cursor = page_of_projects(session, caller, _CURSOR, cursor, limit, deleted=deleted)
         return Page(items=project_views(session, rows), next_cursor=next_cursor)
@@ -68,15 +67,13 @@ def project_views(session: Session, projects: Sequence[Project]) -> list[Project
     ]
 
 
-# Makes a project or changes its quota, only from the one that the caller has seen. Twice the same is fine.
-
-
 def put_project(
     context: ServiceContext, caller: Principal, name: str, request: EditProject, if_match: str | None
 ) -> tuple[ProjectView, bool]:
-    """The project, and whether this call has made it. Raises `forbidden` for another project's token, and for a quota
-    that a token of one project would change: it bounds that project. `edit_needs_version` and `edit_conflict` where a
-    quota that is there would change."""
+    """Makes a project or changes its quota, only from the one that the caller has seen. Twice the same is fine. Returns
+    the project, and whether this call has made it. Raises `forbidden` for another project's token, and for a quota that
+    a token of one project would change: it bounds that project. `edit_needs_version` and `edit_conflict` if a quota
+    that is there would change."""
     caller.check_project_name(name)
     with context.database.transaction() as session:
         is_new = session.scalar(select(Project.id).where(Project.name == name)) is None

@@ -1,4 +1,4 @@
-"""What the copies are worth: verify what nobody has hashed, scrub what was verified long ago, repair what is bad.
+"""What the copies are worth: verify what only clients have hashed, scrub what was verified long ago, repair the bad.
 
 verify.py       a pass: reads copies that are unproven or suspect
 controller.py   a pass: reads each copy again, the longest unread first, a share each day

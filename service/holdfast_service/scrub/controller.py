@@ -1,10 +1,10 @@
 """A pass of scrubbing: reads and hashes again what was proven long ago, the longest unread first.
 
 Every copy is read once in HOLDFAST_SCRUB_DAYS, at HOLDFAST_SCRUB_BYTES_PER_SECOND at most, and within what the process
-reads back at all. A copy comes due a little before its time, by up to a fifth and by its number: so what was written in
+reads back at all. A copy comes due a little before its time, by up to a fifth and by its number: what was written in
 one burst does not come due in one burst, and each day has its share.
 
-What has to be thawed first is left out. What lies in the cold store is read like the rest: nobody else looks at it.
+Copies that must be thawed first are left out. Copies in the cold store are read like the rest: no reader checks them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def oldest_seconds(session: Session, context: ServiceContext) -> dict[int, float
     """By store id: how long ago the copy was read, or proven by its upload, that has waited the longest."""
     now = database_now(session)
     found: dict[int, float] = {}
-    # One by one: so each is a look at the end of an index, and not a walk through all of it.
+    # One by one: each then reads the end of an index, and does not walk through all of it.
     for attached in context.stores:
         oldest = session.scalar(
             select(func.min(Copy.verified_at)).where(

@@ -22,8 +22,6 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.lineage.restore_choice import line_of_run
 from holdfast_service.runs.views import WHOLE, checkpoint_by_id, project_named
 
-# A chunk's copies as the wire shows them, and what counts as bad or as kept.
-
 
 def is_bad() -> ColumnElement[bool]:
     """Over `copies`: suspect, or found bad and not repaired. An upload that never arrived as announced is neither."""
@@ -69,8 +67,6 @@ def copies_by_chunk(session: Session, context: ServiceContext, chunk_ids: Collec
     return found
 
 
-# What a bad chunk means: its copies, who needs it (checkpoints and runs), what is lost, and the nearest good steps.
-
 SHOWN_CHECKPOINTS = 500
 _SHOWN_CHUNKS = 500
 
@@ -92,8 +88,8 @@ def impact_of_chunk(context: ServiceContext, caller: Principal, digest: str) -> 
 
 
 def impact_of_checkpoint(context: ServiceContext, caller: Principal, checkpoint_id: str) -> Impact:
-    """Of its chunks that have a bad or suspect copy which is not repaired, or no good one; nothing if there are none.
-    Raises `checkpoint_not_found`."""
+    """The impact of its chunks that have a bad or suspect copy which is not repaired, or no good one; nothing if there
+    are none. Raises `checkpoint_not_found`."""
     with context.database.read() as session:
         checkpoint_by_id(session, caller, checkpoint_id)
         lists = select(Shard.chunk_list_id).where(Shard.checkpoint_id == checkpoint_id)
@@ -247,15 +243,14 @@ def _after(good: Sequence[GoodStep], step: int) -> GoodStep | None:
     return good[position] if position < len(good) else None
 
 
-# Everything that is bad or suspect in a project: a page of copies, those found first at the top.
-
 _CURSOR = "bad-copies"
 
 
 def list_bad_copies(
     context: ServiceContext, caller: Principal, project: str, *, cursor: str | None, limit: int
 ) -> Page[BadCopy]:
-    """Raises `forbidden` and `project_not_found`."""
+    """Everything that is bad or suspect in a project: a page of copies, those found first at the top. Raises
+    `forbidden` and `project_not_found`."""
     needing = (
         select(func.count(Checkpoint.id.distinct()))
         .join(Shard, Shard.checkpoint_id == Checkpoint.id)

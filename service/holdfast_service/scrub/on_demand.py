@@ -1,10 +1,12 @@
-"""The operation behind `holdfast scrubs start`: reads every copy of a run's or checkpoint's chunks, repairs what is
-bad.
+"""The operation behind `holdfast scrubs start`: reads every copy of a run's or checkpoint's chunks in every attached
+store, and repairs what is bad.
 
     the chunks, a portion at a time: read or look at each copy, then repair what is damaged
       -> take back the marks of what is whole again -> the result
 
-It may be begun again at any point: what was read since the operation was asked for is not read again.
+It may be begun again at any point: what was read since the operation was asked for is not read again. A store that does
+not answer is left alone from then on and told. The pass waits at the end for copies that another process works on: that
+process's finding is as good as its own.
 """
 
 from __future__ import annotations
@@ -34,11 +36,6 @@ from holdfast_service.runs.views import WHOLE, checkpoint_by_id, refuse_unless_w
 from holdfast_service.scrub.read_copies import Tally, keep_totals, read_one, seems_fine, total_of
 from holdfast_service.scrub.repair import Damaged, RepairResult, claim_damaged, defer, repair_copy, unmark
 from holdfast_service.stores.base import StoreError
-
-# Scrubs the copies of given chunks, in every attached store, and repairs the damaged ones: what an operation does.
-#
-# A store that does not answer is left alone from then on and told. What somebody else is at work on is waited for at
-# the end: their finding is as good as ours.
 
 _LOOK_AGAIN_SECONDS = 1.0
 
@@ -152,7 +149,7 @@ class ChunkScrub:
             self.note_problem(claimed.store_id, error)
             self.unread += 1
             return
-        if not tally.settled:  # the lease was lost: whoever has it now finds out
+        if not tally.settled:  # the lease was lost: the process that has it now finds out
             self._waiting.append(copy_id)
         self.by_store[claimed.store_id].add(tally)
         self.good, self.bad = self.good + tally.good, self.bad + tally.bad
@@ -200,7 +197,7 @@ class ChunkScrub:
 
 
 def _claim(session: Session, context: ServiceContext, copy_id: int) -> Claim | None:
-    """None: somebody else is at work on it, or it can be read no longer."""
+    """None: another process works on it, or it can be read no longer."""
     if (bad := claim_bad(session, context, copy_id)) is not None:
         return bad
     free = copy_is_free(database_now(session))
@@ -337,15 +334,14 @@ def _portions(items: Sequence[Any]) -> list[Sequence[Any]]:
     return [items[first : first + _PORTION] for first in range(0, len(items), _PORTION)]
 
 
-# Starts a scrub on demand, of a run or of one checkpoint: an operation, which any worker carries out.
-
 KIND = "scrub"
 
 
 def scrub_run(
     context: ServiceContext, caller: Principal, project: str, run: str, request: StartScrub, *, key: str | None
 ) -> OperationView:
-    """Every checkpoint of the run that is there. Raises `forbidden`, `project_not_found` and `run_not_found`."""
+    """Starts a scrub, an operation that any worker carries out, of every checkpoint of the run that is there. Raises
+    `forbidden`, `project_not_found` and `run_not_found`."""
     with context.database.transaction() as session:
         owner, found = run_named(session, caller, project, run)
         return start_operation(

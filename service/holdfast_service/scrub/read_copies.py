@@ -1,7 +1,7 @@
 """Claims the copies that are due, reads them back and settles them, store by store: proving and scrubbing are this.
 
 A copy is claimed with a lease, so any number of processes share the work, and a killed one's copies come due again. A
-store that is away, or not this catalog's, proves nothing and stops only its own part of the pass.
+store that is unavailable, or not this catalog's, proves nothing and stops only its own part of the pass.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from holdfast_service.db.tables.operations import ScrubTotal
 from holdfast_service.stores.base import ObjectArchived, ObjectMismatch, ObjectMissing, StoreError
 from holdfast_service.work.report import Backlog
 
-# The cheap look: sizes and checksums that the store reports, without reading.
-#
-# It finds what is missing or cut, and rot only where the store itself computes checksums. What does not seem fine is
-# read back, and only that decides; and what seems fine is not read by it, so a scrub comes no later.
-
 
 def seems_fine(context: ServiceContext, claimed: Claim) -> bool:
-    """Raises StoreError if the store cannot tell."""
+    """The cheap check: sizes and checksums that the store reports, without reading. Raises StoreError if the store
+    cannot tell.
+
+    It finds what is missing or cut, and rot only if the store itself computes checksums. A copy that does not seem fine
+    is read back, and only that decides; a copy that seems fine is not read by it, and its next scrub comes no later.
+    """
     try:
         facts = store_of_copy(context, claimed).head(claimed.key)
     except (ObjectMissing, ObjectMismatch):
@@ -51,12 +51,9 @@ def seems_fine(context: ServiceContext, claimed: Claim) -> bool:
     return facts.bytes == claimed.stored_bytes and facts.sha256 in (None, claimed.stored_digest)
 
 
-# What came of reading copies, store by store; and the totals of the catalog, for the metrics.
-
-
 @dataclass
 class Tally:
-    """Of one pass or one operation. `marked`: ids of the checkpoints that are corrupt by it."""
+    """The counts of one pass or one operation. `marked`: ids of the checkpoints that are corrupt by it."""
 
     good: int = 0
     bad: int = 0
@@ -91,7 +88,7 @@ def total_of(by_store: Mapping[int, Tally]) -> Tally:
 
 
 def keep_totals(database: Database, by_store: Mapping[int, Tally]) -> None:
-    """Adds them to the catalog's: at the end of a pass, for these rows are everybody's."""
+    """Adds them to the catalog's: at the end of a pass, because all processes share these rows."""
     for store_id, tally in sorted(by_store.items()):
         if not (tally.settled or tally.read_bytes or tally.repaired):
             continue
@@ -194,7 +191,7 @@ def read_one(context: ServiceContext, claimed: Claim, actor: Actor, acquire: Cal
         if finding is None:
             return tally
     marked = settle(context, claimed, finding, actor)
-    if marked is not None:  # else it took longer than the lease; somebody else has it now
+    if marked is not None:  # else it took longer than the lease: another process has it now
         tally.note(finding)
         tally.marked.update(marked)
     return tally

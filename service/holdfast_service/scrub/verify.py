@@ -1,4 +1,4 @@
-"""A pass of proving: reads the copies that nobody but their client has hashed, and those that were left suspect
+"""A pass of proving: reads the copies that only their client has hashed, and those that were left suspect
 (rule reuse-only-hashed).
 
 Afterwards a copy is `read`, and other attempts may rely on it; or it is bad, and the checkpoints that need it and have

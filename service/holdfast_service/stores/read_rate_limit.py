@@ -21,7 +21,7 @@ class ReadRateLimit:
     def acquire(self, read_bytes: int) -> None:
         with self._lock:
             now = time.monotonic()
-            # Time that nobody used is not saved up: after a pause there is no burst.
+            # Unused time is not saved up: a pause must not lead to a burst.
             self._free_at = max(self._free_at, now) + read_bytes / self._bytes_per_second
             ahead = self._free_at - now
         time.sleep(ahead)

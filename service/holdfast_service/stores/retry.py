@@ -1,4 +1,4 @@
-"""Calls to a store, made again where that can help. The one retry of the service towards its stores."""
+"""Calls to a store, made again if that can help. The one retry of the service towards its stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One pass of the controller `tiers`: thaws first, for somebody waits for them; then where checkpoints belong, and
+"""One pass of the controller `tiers`: thaws first, because people wait for them; then where checkpoints belong, and
 then what is due moves. Nothing moves in a store that does not say that it is this catalog's, in this epoch (rule
 fencing-token)."""
 

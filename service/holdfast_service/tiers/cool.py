@@ -48,12 +48,6 @@ from holdfast_service.tiers.movable import (
     wanted_hotter,
 )
 
-# Looks again at a copy in the colder place that was not made just now, before the hot one goes in favour of it: nobody
-# may have looked at it for months, and what is hot may be all that is good.
-#
-#     claim its row (it stays what it is) -> the store's own class, size and SHA-256, or else read and hash it
-#       -> good, or marked bad, and the hot one stays
-
 CONTROLLER = Actor.controller("tiers")
 
 
@@ -65,8 +59,13 @@ def could_go(session: Session, context: ServiceContext, chunk_ids: Collection[in
 
 
 def still_there(context: ServiceContext, chunk_id: int, place: Place, on_bytes: Callable[[int], None]) -> int | None:
-    """The chunk's copy in the place, if it was found good now; None also while somebody else is at work on it. Raises
-    StoreError if the store cannot tell."""
+    """Checks again a copy in the colder place that was not made just now, before the hot one goes in favour of it: its
+    last check may be months ago, and the hot copy may be the only good one. The copy's id if it was found good now,
+    else None; None also while another process works on it. Raises StoreError if the store cannot tell.
+
+        claim its row (it stays what it is) -> the store's own class, size and SHA-256, or else read and hash it
+          -> good, or marked bad, and the hot one stays
+    """
     claimed = context.database.run(lambda session: _claim(session, context, chunk_id, place))
     if claimed is None:
         return None
@@ -93,7 +92,7 @@ def _is_good(context: ServiceContext, claimed: Claim, place: Place, on_bytes: Ca
         note_class(context, claimed, says.storage_class, CONTROLLER)
         return False
     if finding is Finding.GOOD:
-        let_go(context, claimed)  # nobody has read it
+        let_go(context, claimed)  # no process has read its bytes
         return True
     if finding is None:
         try:
@@ -105,17 +104,9 @@ def _is_good(context: ServiceContext, claimed: Claim, place: Place, on_bytes: Ca
     return finding is Finding.GOOD
 
 
-# Gives a chunk a settled, proven copy in a colder place. The hot one stays (see `retire`).
-#
-# Within a bucket the store copies by itself (CopyObject); from folder to folder, and where the store does not hash what
-# it copies, the bytes go through this process. Either way the row comes first and is settled by its lease (protocol
-# rule row-before-copy): a process that dies in between leaves a `copying` row, which the next one takes up or the
-# collector deletes.
-
-
 @dataclass(frozen=True)
 class _Task:
-    """`stored_digest` is set where the source is proven, so that the store may copy it unread."""
+    """`stored_digest` is set if the source is proven, so that the store may copy it unread."""
 
     copy: CopyTask
     stored_digest: str | None
@@ -131,8 +122,14 @@ class Made:
 
 
 def move_chunk(context: ServiceContext, chunk_id: int, place: Place, on_bytes: Callable[[int], None]) -> Made | None:
-    """What was made; None if there was nothing to do, or somebody else does it. Raises what `move_bytes`
-    does, with the lease given back."""
+    """Gives a chunk a settled, proven copy in a colder place; the hot one stays (see `retire`). What was made; None if
+    there was nothing to do, or another process does it. Raises what `move_bytes` does, with the lease given back.
+
+    Within a bucket the store copies by itself (CopyObject); from folder to folder, and if the store does not hash what
+    it copies, the bytes go through this process. Either way the row comes first and is settled by its lease (protocol
+    rule row-before-copy): a process that dies in between leaves a `copying` row, which the next one takes up or the
+    collector deletes.
+    """
     task = context.database.run(lambda session: _begin(session, context, chunk_id, place))
     if task is None:
         return None
@@ -171,7 +168,7 @@ def _copy_within(store: ClassedStore, task: CopyTask, place: Place, stored_diges
     assert place.storage_class is not None
     try:
         try:
-            # Somebody who died may have done it: a bucket with versions would keep the second copy for ever.
+            # A process that died may have done it: a bucket with versions would keep the second copy for ever.
             told = store.class_facts(task.target_key)
         except ObjectMissing:
             told = store.copy_object(task.source_key, task.target_key, place.storage_class)
@@ -190,16 +187,6 @@ def _copy_within(store: ClassedStore, task: CopyTask, place: Place, stored_diges
     return Moved(stored_digest, Proof.STORE_SHA256, told.facts.version_id)
 
 
-# Takes the hot copies of chunks away that have a settled copy in a colder place (rules present-is-referenced,
-# read-lease and row-before-copy).
-#
-# The locks are the guard: all users of the chunks, then the chunks, which a negotiation excludes; only then, in later
-# statements, it is asked again who wants them hot. In the same transaction the copy becomes `deleting`, so that nobody
-# is told `present` or given a URL any more, and the checkpoints become cold, so that nobody is told to restore them.
-# Its bytes stay until the last issued URL has run out: `leased_until` is that moment, and the collector deletes what is
-# `deleting` and leased by nobody. A process that dies before the commit has changed nothing.
-
-
 @dataclass(frozen=True)
 class Retired:
     copies: int = 0
@@ -208,8 +195,16 @@ class Retired:
 
 
 def retire(context: ServiceContext, there: Mapping[int, int], place: Place) -> Retired:
-    """Of these chunks, what may go now. Each has the copy in the place that was made, or looked at, just now.
-    Repeatable."""
+    """Takes the hot copies of chunks away that have a settled copy in a colder place (rules present-is-referenced,
+    read-lease and row-before-copy): of these chunks, what may go now. Each has the copy in the place that was made or
+    checked just now. Repeatable.
+
+    The locks are the guard: all users of the chunks, then the chunks, which a negotiation excludes; only then, in later
+    statements, the service asks again who wants them hot. In the same transaction the copy becomes `deleting`, and no
+    client is told `present` or given a URL any more, and the checkpoints become cold, and no client is told to restore
+    them. The bytes stay until the last issued URL has run out: `leased_until` is that moment, and the collector deletes
+    copies that are `deleting` and free of a lease. A process that dies before the commit has changed nothing.
+    """
     return context.database.run(lambda session: _retire(session, context, there, place))
 
 
@@ -236,7 +231,7 @@ def _retire(session: Session, context: ServiceContext, there: Mapping[int, int],
         .with_for_update(of=Copy),
         execution_options={"populate_existing": True},
     ).all()
-    # Whoever was given a URL for it just now may use it for so long.
+    # A client that was given a URL for it just now may use it for so long.
     outlived_at = now + timedelta(seconds=context.settings.ticket_seconds)
     for copy in copies:
         copy.state = CopyState.DELETING
@@ -251,15 +246,11 @@ def _retire(session: Session, context: ServiceContext, there: Mapping[int, int],
     return Retired(len(copies), sum(copy.stored_bytes for copy in copies), tuple(cold))
 
 
-# Goes through a due checkpoint's chunks, a portion at a time: each gets a copy in the colder place, and what has one
-# loses its hot copy. A checkpoint that was gone through is looked at again a day later: what kept a chunk hot may have
-# ended.
-
 _CHUNKS_AT_ONCE = 64
 # Each may hold a stored chunk in memory.
 _THREADS = 4
 _AGAIN = timedelta(days=1)
-# Somebody reads it, or an upload is under way: that ends by itself, sooner than a day.
+# A reader or an upload uses it: that ends by itself, sooner than a day.
 _AGAIN_IF_IN_USE = timedelta(minutes=10)
 
 _log = structlog.get_logger("holdfast.tiers")
@@ -299,7 +290,9 @@ def cool_checkpoint(
     on_bytes: Callable[[int], None],
     go_on: Callable[[], bool],
 ) -> Cooled:
-    """Until all its chunks were looked at, or `go_on` says no: then it stays due."""
+    """Goes through a due checkpoint's chunks, a portion at a time: each gets a copy in the colder place, and loses its
+    hot copy if it has one there. It ends when all chunks were checked, or `go_on` says no: then the checkpoint stays
+    due. A finished checkpoint is checked again a day later, because what kept a chunk hot may have ended."""
     cooled = Cooled()
     place = place_of(context, target)
     if place is None:
@@ -332,7 +325,7 @@ def _movable(
     place: Place,
     after: int,
 ) -> list[int]:
-    """Chunks behind `after` that nobody wants to be hotter than the place, and that are."""
+    """Chunks behind `after` that are hotter than the place and that no checkpoint wants so."""
     statement = (
         select(Chunk.id)
         .where(

@@ -62,7 +62,7 @@ def classed_store(context: ServiceContext, store_id: int) -> ClassedStore | None
 
 
 def hotter_copy(context: ServiceContext, place: Place) -> ColumnElement[bool]:
-    """Over `copies`: in the primary store and hotter than the place, good for everybody, and nobody's at work."""
+    """Over `copies`: in the primary store, hotter than the place, good for every attempt, and free of a lease."""
     colder = [each.value for each in StorageClass if coldness(each) >= coldness(place.target)]
     return and_(
         Copy.store_id == context.store_id,
@@ -74,7 +74,7 @@ def hotter_copy(context: ServiceContext, place: Place) -> ColumnElement[bool]:
 
 def may_be_left(place: Place, now: datetime, there: Collection[int]) -> ColumnElement[bool]:
     """Over `copies` that are hotter: the place has the chunk by one of the copies `there`, the store was told of no
-    hold on this copy, and nobody is reading it again. Never the last good copy."""
+    hold on this copy, and no process reads it back. Never the last good copy."""
     other = aliased(Copy)
     return and_(
         exists().where(other.chunk_id == Copy.chunk_id, other.id.in_(there), other.id != Copy.id, place.holds(other)),
@@ -83,7 +83,7 @@ def may_be_left(place: Place, now: datetime, there: Collection[int]) -> ColumnEl
 
 
 def not_kept_back(now: datetime) -> ColumnElement[bool]:
-    """Over `copies`: no hold and nobody's work keeps it."""
+    """Over `copies`: no hold and no process's work keeps it."""
     return and_(
         store_lets_go(),
         is_free(Copy.leased_until, now),
@@ -100,8 +100,8 @@ def wanted_hotter(place: Place) -> ColumnElement[bool]:
 
 
 def in_use(context: ServiceContext, place: Place, now: datetime) -> ColumnElement[bool]:
-    """Over `chunks`: for the time being it must stay where it is. An upload relies on it; and, where it would have to
-    be thawed afterwards, somebody reads a checkpoint that needs it, a person wants one to be readable, or another store
+    """Over `chunks`: for the time being it must stay where it is. An upload relies on it; and, if it would have to
+    be thawed afterwards, a reader uses a checkpoint that needs it, a person wants one to be readable, or another store
     has not got its copy of one yet."""
     negotiated = exists().where(
         ShardChunk.chunk_id == Chunk.id,

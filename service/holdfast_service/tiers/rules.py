@@ -22,8 +22,6 @@ from holdfast_service.holds.held import pin_in_force
 from holdfast_service.lineage.restore_choice import line_of_run
 from holdfast_service.policies.policies import StoredPolicy, effective_policy
 
-# What its policy wants of each checkpoint of a run: where it belongs by its age, or why it stays hot. Pure.
-
 NEWEST_HOT = 2
 
 
@@ -55,7 +53,7 @@ class Wish:
 
 
 def wishes(policy: TierPolicy | None, subjects: Sequence[Subject], now: datetime) -> dict[str, Wish]:
-    """By id."""
+    """By id, what the policy wants of a checkpoint: where it belongs by its age, or why it stays hot. Pure."""
     newest = {subject.id for subject in newest_healthy(subjects)}
     found = {}
     for subject in subjects:
@@ -90,7 +88,7 @@ def moves_at(rule: TierRule, committed_at: datetime) -> datetime:
 
 
 def next_move(policy: TierPolicy, subject: Subject, wish: Wish) -> tuple[TierRule, datetime] | None:
-    """The rule that moves it next, and when: one that is due and not carried out comes first. None: it stays."""
+    """The rule that moves it next, and when: a rule that is due and not carried out comes first. None: it stays."""
     if wish.stays is not None:
         return None
     targets = list(policy.targets())
@@ -130,9 +128,6 @@ def _stays(policy: TierPolicy | None, subject: Subject, newest: set[str]) -> str
     if subject.health is Health.CORRUPT:
         return "corrupt: what is left of it is not moved"
     return None
-
-
-# Reads what the policy judges of a run: its committed checkpoints, and what is in force about each.
 
 
 def policy_of(session: Session, project_id: str, run_id: str) -> tuple[StoredPolicy | None, TierPolicy | None]:
@@ -197,14 +192,12 @@ def subjects_of(session: Session, run_id: str, now: datetime) -> list[Subject]:
     ]
 
 
-# Writes down where each checkpoint belongs (`tier_wanted`), run by run. Only what has changed is written.
-#
-# Where a policy is gone or has become milder, nothing is brought back: that costs money and time, and a person asks for
-# it (thaw). It only no longer gets colder.
-
-
 def decide(context: ServiceContext) -> int:
-    """How many checkpoints belong somewhere else than before."""
+    """Writes down where each checkpoint belongs (`tier_wanted`), run by run, if that has changed; how many.
+
+    If a policy is gone or has become milder, nothing is brought back: that costs money and time, and a person asks for
+    it (thaw). The checkpoint only no longer gets colder.
+    """
     with context.database.read() as session:
         runs = session.execute(
             select(Run.project_id, Run.id)

@@ -1,6 +1,6 @@
 """What would move when, and how many bytes: a dry run, net of sharing. Nothing is written.
 
-A chunk moves when the last of the checkpoints that need it wants to: so its bytes stand at that one, in this run or in
+A chunk moves when the last of the checkpoints that need it wants to: its bytes stand at that one, in this run or in
 another. A copy that is there already is not counted.
 """
 
@@ -158,7 +158,7 @@ def _users_by_list(session: Session, project_id: str) -> dict[int, set[tuple[str
 
 
 def _lists_by_chunk(session: Session, own: set[int], all_lists: set[int]) -> dict[int, set[int]]:
-    """Of the chunks of these lists, every list that has them."""
+    """Every list that has the chunks of these lists."""
     lists: dict[int, set[int]] = defaultdict(set)
     for portion in _portions(sorted(own)):
         for chunk_id, list_id in session.execute(

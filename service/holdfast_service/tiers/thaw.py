@@ -1,4 +1,12 @@
-"""Keeps what a person wants readable so, until its end: chunk by chunk."""
+"""Keeps the chunks that a person wants readable so, until the end of that time (rows: `thawed_until` of a checkpoint is
+not null).
+
+The controller asks for what is archived in a bucket again and again, by HEAD: only the store knows whether a restore is
+under way, done or was never asked for. A process may therefore die between any two steps, and a request may be sent
+twice. What lies in the cold store is copied back to the primary one. The checkpoint becomes hot when all its chunks can
+be read, and cold again before any URL can outlive what it points at: its time counts from the end of the URL that is
+issued last.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +42,6 @@ from holdfast_service.runs.views import locked_checkpoint
 from holdfast_service.stores.base import ClassedStore, ClassFacts, ObjectKey, ObjectMissing, StoreError
 from holdfast_service.tiers.cool import CONTROLLER
 from holdfast_service.tiers.movable import classed_store, needed_by
-
-# One step of making a chunk readable that has only cold copies: ask the store, request, copy back, or wait.
-#
-# The copy's row says who is at it, and afterwards (`leased_until`) when the store is to be asked again. Nothing else is
-# kept: what a process that died had asked for, the store itself tells.
 
 _LEASE_SECONDS = 600
 _DAY = timedelta(days=1)
@@ -85,7 +88,12 @@ class _Claim:
 
 
 def thaw_chunk(context: ServiceContext, chunk_id: int, asked: ChunkThaw) -> Outcome:
-    """Repeatable: does nothing while somebody else is at it, or before the store is to be asked again."""
+    """One step of making a chunk readable that has only cold copies: ask the store, request, copy back, or wait.
+    Repeatable: does nothing while another process works on it, or before the store is to be asked again.
+
+    The copy's row names the process that works on it, and afterwards (`leased_until`) when the store is to be asked
+    again. Nothing else is kept: the store itself tells what a dead process had asked for.
+    """
     work = context.database.run(lambda session: _claim(session, context, chunk_id))
     if isinstance(work, CopyTask):
         return _copy_back(context, work)
@@ -147,7 +155,7 @@ def _ask(work: _Claim, asked: ChunkThaw) -> tuple[dict[str, Any], bool]:
     try:
         told = work.store.class_facts(work.key)
         if told.storage_class != work.storage_class:
-            # Somebody moved it in the bucket. In an archive it is asked for again, as what it is now; else it is read.
+            # A person or a lifecycle rule moved it. In an archive it is asked for again, as what it is now; else read.
             state = CopyState.COLD if told.storage_class in ARCHIVED else CopyState.SUSPECT
             return {
                 "state": state,
@@ -186,18 +194,10 @@ def _takes(work: _Claim, asked: ChunkThaw) -> timedelta:
     return timedelta(seconds=seconds.get(asked.speed, max(seconds.values())))
 
 
-# Keeps what a person wants readable so, until its end (rows: `thawed_until` of a checkpoint is not null).
-#
-# What is archived in a bucket is asked for again and again, by HEAD: only the store knows whether a restore is under
-# way, done or was never asked for. So a process may die between any two steps, and a request may be sent twice. What
-# lies in the cold store is copied back to the primary one. The checkpoint becomes hot when all its chunks can be read,
-# and cold again before any URL can outlive what it points at: its time is counted from when a URL that is issued last
-# has ended.
-
 _CHUNKS_AT_ONCE = 64
 # Each may hold a stored chunk in memory.
 _THREADS = 4
-# More than a pass's pause: a thaw that has to be prolonged is prolonged in time.
+# More than a pass's pause: a thaw that must be prolonged is prolonged in time.
 MARGIN = timedelta(hours=1)
 
 _log = structlog.get_logger("holdfast.tiers")
@@ -249,7 +249,7 @@ def _thaw_all(context: ServiceContext, chunk_ids: Sequence[int], asked: ChunkTha
 def _unreadable(
     session: Session, context: ServiceContext, checkpoint_id: str, after: int
 ) -> tuple[ChunkThaw | None, list[int]]:
-    """What is asked for, and the chunks behind `after` that cannot be read for so long as somebody wants to."""
+    """What is asked for, and the chunks behind `after` that cannot be read until the wanted end."""
     checkpoint = session.get_one(Checkpoint, checkpoint_id, populate_existing=True)
     if checkpoint.thawed_until is None:
         return None, []
@@ -265,7 +265,7 @@ def _unreadable(
 
 
 def wanted_until(session: Session, context: ServiceContext, checkpoint: Checkpoint) -> datetime:
-    """Until when its chunks must stay readable: for the person who asked, for whoever reads it now, and for the last
+    """Until when its chunks must stay readable: for the person who asked, for its readers now, and for the last
     URL that is issued until then."""
     assert checkpoint.thawed_until is not None
     leased = session.scalar(select(func.max(ReadLease.expires_at)).where(ReadLease.checkpoint_id == checkpoint.id))
@@ -295,7 +295,7 @@ def _settle(session: Session, context: ServiceContext, checkpoint_id: str) -> bo
     now = database_now(session)
     ticket = timedelta(seconds=context.settings.ticket_seconds)
     if _lacks(session, context, checkpoint, now + ticket):
-        if checkpoint.tier == Tier.HOT:  # nobody prolonged it in time
+        if checkpoint.tier == Tier.HOT:  # no person prolonged it in time
             set_tier(session, checkpoint, Tier.THAWING, actor=CONTROLLER, action="checkpoint.cool")
         return False
     ends_at = _first_end(session, context, checkpoint)
@@ -303,7 +303,7 @@ def _settle(session: Session, context: ServiceContext, checkpoint_id: str) -> bo
     if checkpoint.tier == Tier.HOT:
         checkpoint.readable_until = readable_until
         return False
-    # Its days count from now: nobody could read it before.
+    # Its days count from now: no reader could use it before.
     checkpoint.thawed_until = max(checkpoint.thawed_until, now + timedelta(days=checkpoint.thaw_days or 1))
     checkpoint.readable_until = readable_until
     set_tier(session, checkpoint, Tier.HOT, actor=CONTROLLER, action="checkpoint.thawed")
@@ -329,7 +329,7 @@ def _first_end(session: Session, context: ServiceContext, checkpoint: Checkpoint
 
 
 def _end_if_over(session: Session, context: ServiceContext, checkpoint_id: str) -> bool:
-    """Whether its time is over, and nobody reads it: under the lock that a reader's lease is taken under (rule
+    """Whether its time is over and no reader has it open: under the lock that a reader's lease is taken under (rule
     read-lease)."""
     checkpoint = _locked(session, checkpoint_id)
     if checkpoint.thawed_until is None:

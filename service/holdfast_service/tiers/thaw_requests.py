@@ -22,15 +22,13 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import checkpoint_by_id, locked_checkpoint, refuse_unless_whole
 from holdfast_service.stores.base import ClassedStore
 
-# How a checkpoint can be read now, and what a thaw would take: looked up in its chunks' copies, not remembered.
-
 _GIB = 1024**3
 
 
 @dataclass
 class Standing:
-    """Of a checkpoint's distinct chunks. `classes`: by the archive class of what cannot be read, its stored bytes.
-    `terms`: what its store documents of that class."""
+    """A checkpoint's distinct chunks, counted. `classes`: by the archive class of what cannot be read, its stored
+    bytes. `terms`: what its store documents of that class."""
 
     chunks: int = 0
     readable: int = 0
@@ -59,7 +57,8 @@ class Standing:
 
 
 def standing_of(session: Session, context: ServiceContext, checkpoint: Checkpoint) -> Standing:
-    """It looks at every chunk, so it is asked for one checkpoint at a time."""
+    """How a checkpoint can be read now, and what a thaw would take: looked up in its chunks' copies, not remembered. It
+    reads every chunk: callers ask for one checkpoint at a time."""
     lists = select(Shard.chunk_list_id).where(Shard.checkpoint_id == checkpoint.id)
     needed = select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists)).distinct().subquery()
     rows = session.execute(
@@ -209,7 +208,7 @@ def _write_down(session: Session, checkpoint: Checkpoint, standing: Standing, re
     cold = standing.readable < standing.chunks
     if checkpoint.thawed_until is None or checkpoint.tier == Tier.HOT:
         checkpoint.thaw_requested_at = now
-        # What is copied back from a folder takes as long as that takes: nobody has promised anything.
+        # A copy back from a folder takes as long as it takes: no store promises a time.
         checkpoint.thaw_expected_at = expected_at if seconds or not cold else None
     ends_at = (checkpoint.thaw_expected_at or now) + timedelta(days=request.days)
     checkpoint.thawed_until = max(ends_at, checkpoint.thawed_until or ends_at)

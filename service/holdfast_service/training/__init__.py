@@ -3,7 +3,7 @@
 attempts.py    opens an attempt, which fences every older one; what it says while it lives and when it ends
 crash_loop.py  quarantines a checkpoint from which the last launches have all crashed
 fencing.py     what every write passes first; a rank's shard as a row
-begin.py       begins a checkpoint, also one that comes late from a spool
+begin.py       begins a checkpoint, also a late one from a spool
 negotiate.py   what each offered chunk needs: there, to be sent with a ticket, or only asked for
 seal.py        a rank says that its share is complete: checked, verified with the store, its chunk list written
 commit.py      the transaction of a seal; the last one commits the checkpoint

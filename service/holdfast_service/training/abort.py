@@ -37,13 +37,11 @@ def abort(checkpoint: Checkpoint, reason: str, now: datetime, *, cause: AbortCau
     checkpoint.version += 1
 
 
-# The job gives a checkpoint up. Repeating it is fine; what is committed stays committed.
-
-
 def abort_checkpoint(
     context: ServiceContext, caller: Principal, checkpoint_id: str, request: AbortCheckpoint
 ) -> CheckpointView:
-    """Raises `checkpoint_conflict` if it has committed meanwhile."""
+    """The job gives a checkpoint up. Repeating it is fine; what is committed stays committed. Raises
+    `checkpoint_conflict` if it has committed meanwhile."""
     reason = without_secrets(request.reason)
     with context.database.transaction() as session:
         writing = begin_writing(session, caller, checkpoint_id, request, context.epoch, lock=True)
@@ -73,13 +71,12 @@ def abort_checkpoint(
     return view
 
 
-# A rank says that its share failed: the checkpoint is aborted at once and names the rank (rule no-failure-after-seal).
-
-
 def fail_shard(
     context: ServiceContext, caller: Principal, checkpoint_id: str, rank: int, request: FailShard
 ) -> CheckpointView:
-    """Raises `shard_sealed` once the rank has sealed: a lost seal reply must not abort a good checkpoint."""
+    """A rank says that its share failed: the checkpoint is aborted at once and names the rank (rule
+    no-failure-after-seal). Raises `shard_sealed` once the rank has sealed: a lost seal reply must not abort a good
+    checkpoint."""
     with context.database.transaction() as session:
         writing = begin_writing(session, caller, checkpoint_id, request, context.epoch, lock=True)
         checkpoint = writing.checkpoint

@@ -56,12 +56,6 @@ from holdfast_service.training.crash_loop import break_crash_loop
 from holdfast_service.training.fencing import beat, is_of_launch, lock_attempt, pass_fence, reached
 from holdfast_service.webhooks.outbox import leave_calls
 
-# Whether a run's name looks like a mistyped one of a run that is there. Pure (rule no-silent-fresh-start).
-#
-# One slip of the finger (a letter or a separator too many, missing, wrong, or two exchanged) inside a word of three or
-# more letters is a typo, and so is another case. People differ in digits and in words of one or two letters on purpose:
-# gpt-1 and gpt-2, run-a and run-b.
-
 _SHORTEST_WORD = 3
 
 
@@ -71,6 +65,12 @@ def similar_names(name: str, existing: Iterable[str]) -> list[str]:
 
 
 def looks_mistyped(name: str, existing: str) -> bool:
+    """Whether a run's name looks like a mistyped one of a run that is there. Pure (rule no-silent-fresh-start).
+
+    One slip of the finger (a letter or a separator too many, missing, wrong, or two exchanged) inside a word of three
+    or more letters is a typo, and so is another case. People differ in digits and in words of one or two letters on
+    purpose: gpt-1 and gpt-2, run-a and run-b.
+    """
     if name == existing:
         return False
     if name.lower() == existing.lower():
@@ -107,16 +107,16 @@ def _letters_around(name: str, start: int, length: int) -> int:
     return sum(letter.isalpha() for letter in name[before:after])
 
 
-# The run that an attempt is opened in: found, or made where that is what the caller wants.
-#
-# A mistyped name must not quietly train from scratch (rule no-silent-fresh-start): unless `create` says so, a new name
-# that looks like that of a run with checkpoints is refused.
-
 _SUGGESTIONS = 3
 
 
 def find_or_make_run(session: Session, caller: Principal, project_name: str, run_name: str, create: bool | None) -> Run:
-    """Raises `forbidden`, `project_not_found` and `run_not_found` ("did you mean")."""
+    """The run that an attempt is opened in: found, or made if that is what the caller wants. Raises `forbidden`,
+    `project_not_found` and `run_not_found` ("did you mean").
+
+    A mistyped name must not quietly train from scratch (rule no-silent-fresh-start): unless `create` says so, a new
+    name that looks like that of a run with checkpoints is refused.
+    """
     caller.check_project_name(project_name)
     project = session.scalar(select(Project).where(Project.name == project_name))
     run = None if project is None else _run_of(session, project, run_name)
@@ -164,15 +164,6 @@ def _refuse_mistyped(session: Session, caller: Principal, project_name: str, run
         )
 
 
-# Open an attempt: from here on every write of an older one is refused (rules lock-order, attempt-compare-and-swap and
-# no-silent-fresh-start).
-#
-# In one transaction, in this order: the run's row FOR UPDATE, which waits for every commit that is under way and holds
-# off every new one; the number; the abort of what older attempts left uploading; and only then, in a later statement,
-# the restore point. Otherwise attempt 2 is told step 800 and then 1000 commits. What the last launches have all crashed
-# from is not offered again (`crash_loop.py`). A running job may open one too, to leave its own attempt and go back.
-
-
 @dataclass(frozen=True)
 class _Opened:
     attempt: int
@@ -185,9 +176,18 @@ class _Opened:
 def open_attempt(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: OpenAttempt
 ) -> AttemptOpened:
-    """The same launch gets its number back. Raises `attempt_conflict` if another attempt was opened since `after`,
-    `stale_attempt` for a launch that was fenced meanwhile, `catalog_went_back`, `commits_unknown` for a run without a
-    commit of which a rebuild could not know whether it had one, and what finding or making the run raises.
+    """Opens an attempt: from here on every write of an older one is refused (rules lock-order, attempt-compare-and-swap
+    and no-silent-fresh-start). The same launch gets its number back.
+
+    In one transaction, in this order: the run's row FOR UPDATE, which waits for every commit that is under way and
+    holds off every new one; the number; the abort of what older attempts left uploading; and only then, in a later
+    statement, the restore point. Otherwise attempt 2 is told step 800 and then 1000 commits. A checkpoint that the last
+    launches have all crashed from is not offered again (`crash_loop.py`). A running job may open one too, to leave its
+    own attempt and go back.
+
+    Raises `attempt_conflict` if another attempt was opened since `after`, `stale_attempt` for a launch that was fenced
+    meanwhile, `catalog_went_back`, `commits_unknown` for a run without a commit if a rebuild could not know whether it
+    had one, and what finding or making the run raises.
     """
     settle_history(context)
     reach = reach_of(context)
@@ -323,15 +323,12 @@ def _abort_uploading(session: Session, run: Run, number: int, now: datetime) -> 
     return [checkpoint.id for checkpoint in uploading]
 
 
-# What the ranks have really loaded: the lineage follows it (rule latest-follows-lineage).
-
-
 def record_resumed_from(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: ResumedFrom
 ) -> AttemptView:
-    """`rollback` cuts the line here. Raises `checkpoint_not_found` for one that is not of this run, and
-    `invalid_request` for one that was never committed or once this attempt has committed on from elsewhere.
-    """
+    """What the ranks have really loaded: the lineage follows it (rule latest-follows-lineage). `rollback` cuts the line
+    here. Raises `checkpoint_not_found` for another run's, and `invalid_request` for one never
+    committed or once this attempt has committed on from elsewhere."""
     with context.database.transaction() as session:
         _, run = run_named(session, caller, project_name, run_name, deleted=True)
         _, attempt = pass_fence(session, run.id, request, context.epoch)
@@ -387,14 +384,13 @@ def _refuse_if_cut(attempt: Attempt) -> None:
         )
 
 
-# What an attempt tells of itself, in a heartbeat or with its end, goes into its row.
-
 _LONGEST_AGE_SECONDS = 3650 * 86400.0
 
 
 def take_progress_report(session: Session, attempt: Attempt, told: ProgressReport, now: datetime) -> None:
-    """The row is locked, or nobody else writes these columns meanwhile. What is older than what is known changes
-    nothing: a request that was held up may arrive after a later one, and a rank may be behind another."""
+    """What an attempt tells of itself, in a heartbeat or with its end, goes into its row. The row is locked, or no
+    other call writes these columns meanwhile. A report that is older than what is known changes nothing: a request that
+    was held up may arrive after a later one, and a rank may be behind another."""
     attempt.heartbeat_at = now
     if told.step is not None:
         reached(session, attempt, told.step)
@@ -424,15 +420,13 @@ def _ago(now: datetime, age_seconds: float | None, earliest: datetime) -> dateti
     return max(earliest, now - timedelta(seconds=min(age_seconds or 0.0, _LONGEST_AGE_SECONDS)))
 
 
-# A fenced attempt that calls was still alive when it was fenced: what the fence refuses is noted all the same.
-
-
 @contextmanager
 def hearing_the_refused(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, fence: Fence
 ) -> Iterator[None]:
-    """Around the transaction that may be refused, which has left nothing. Should this process die before the note, the
-    attempt's next call leaves it."""
+    """A fenced attempt that calls was still alive when it was fenced: the service notes what the fence refuses. Around
+    the transaction that may be refused, which has left nothing. Should this process die before the note, the attempt's
+    next call leaves it."""
     try:
         yield
     except ProblemError as error:
@@ -463,13 +457,11 @@ def _note(context: ServiceContext, caller: Principal, project_name: str, run_nam
             attempt.outcome_detail = f"attempt {attempt.number + 1} has taken over while it was still alive"
 
 
-# An attempt is alive, and how far it has come. The reply tells how often to save.
-
-
 def take_heartbeat(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: Heartbeat
 ) -> HeartbeatReply:
-    """Raises `stale_attempt`: so a fenced job learns of it also while it saves nothing."""
+    """An attempt is alive, and how far it has come. The reply tells how often to save. Raises `stale_attempt`: a fenced
+    job then learns of it also while it saves nothing."""
     with (
         hearing_the_refused(context, caller, project_name, run_name, request),
         context.database.transaction() as session,
@@ -483,8 +475,6 @@ def take_heartbeat(
     return HeartbeatReply(save_interval_seconds=context.save_advice.interval_seconds(run.id))
 
 
-# An attempt says how it ended. What it leaves uploading is aborted by the reaper.
-
 _EVENTS = {
     AttemptOutcome.FAILED: WebhookEvent.ATTEMPT_FAILED,
     AttemptOutcome.PREEMPTED: WebhookEvent.ATTEMPT_PREEMPTED,
@@ -495,7 +485,8 @@ _EVENTS = {
 def end_attempt(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: EndAttempt
 ) -> AttemptView:
-    """The first word counts, and a repeated one changes nothing; only what was thought lost is corrected.
+    """An attempt says how it ended. The reaper aborts what it leaves uploading. The first word counts, and a repeated
+    one changes nothing; only an attempt that was thought lost is corrected.
 
     A rank that crashed tells so at once. What the others then meet, torn down by their launcher, comes later, and adds
     only how far they had come.
@@ -538,19 +529,17 @@ def _leave_calls(session: Session, run: Run, attempt: Attempt) -> None:
         )
 
 
-# Reading attempts. For tokens that read and for those that train: a launch asks for the newest attempt's number.
-
 _CURSOR = "attempts"
 
 
 def list_attempts(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, *, cursor: str | None, limit: int
 ) -> Page[AttemptView]:
-    """The newest first."""
+    """The newest first. For tokens that read and for those that train: a launch asks for the newest number."""
     _check_scope(caller)
     with context.database.read() as session:
         _, run = run_named(session, caller, project_name, run_name)
-        # A page of environments is much, and of use to nobody: who looks at one attempt sees it.
+        # A page of environments is much, and of no use: the view of one attempt shows its own.
         statement = (
             select(Attempt)
             .options(defer(Attempt.environment))

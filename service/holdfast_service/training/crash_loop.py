@@ -1,4 +1,8 @@
-"""A checkpoint that one attempt after another crashes from is quarantined, and not offered again."""
+"""A checkpoint that one attempt after another crashes from is quarantined, and not offered again.
+
+Progress tells a bad checkpoint from bad luck: a commit that is not diverged, or more than a few steps beyond the
+restore point. The first attempt that made some, looking back from the newest, ends the count, wherever it began.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,6 @@ from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.lineage.restore_choice import Reach, choose_restore_point
 from holdfast_service.runs.views import locked_checkpoint
 
-# Whether a checkpoint crashes the job: attempt after attempt resumes from it and ends without progress. Pure.
-#
-# Progress is what tells a bad checkpoint from bad luck: a commit that is not diverged, or more than a few steps beyond
-# the restore point. The first attempt that made some, looking back from the newest, ends the count, wherever it began.
-
 FEW_STEPS = 10
 """So many steps beyond the restore point are no progress yet: what is wrong in a state may show only after some."""
 IN_A_ROW = 2
@@ -42,8 +41,8 @@ _DAMAGED = frozenset(
         "TreeFormatError",
     }
 )
-"""Of our own errors these alone can be the checkpoint's: its bytes are wrong. All others say by their name that the
-job, a person, the service, the store or the network was at fault, whatever classes are still to come."""
+"""Only these of our own errors can be the checkpoint's: its bytes are wrong. All others say by their name that the job,
+a person, the service, the store or the network was at fault, whatever classes are still to come."""
 _RANK_LOST = "holdfast.errors.RankLost"
 _NOT_THE_CHECKPOINT = frozenset(
     {
@@ -68,7 +67,7 @@ _NOT_THE_CHECKPOINT_IN_ANY_PACKAGE = (
     "TimeoutError",
     "URLError",
 )
-"""How such errors are called, whoever raises them: requests, httpx, botocore, huggingface_hub, torch."""
+"""How such errors are called in every package: requests, httpx, botocore, huggingface_hub, torch."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def crash_loop(
     newest_first: Sequence[Tried], point: str, *, attempts: int, released_at: datetime | None = None
 ) -> CrashLoop | None:
     """None unless `attempts` of them crashed from `point` without progress. Those that were opened before a person
-    released it do not count. A node that was lost tells nothing once: silence counts where it repeats."""
+    released it do not count. A node that was lost tells nothing once: silence counts if it repeats."""
     since_progress: list[tuple[Tried, _End]] = []
     for tried in newest_first:
         if (end := _end_of(tried)) is _End.PROGRESS:
@@ -141,8 +140,8 @@ def _end_of(tried: Tried) -> _End:
 
 
 def _end_by(error_type: str | None) -> _End:
-    """Of a job that failed by this error. Without one it has only heard that another rank is gone, as with the errors
-    of a torch collective: what became of that rank nobody knows."""
+    """How a job ended that failed by this error. Without one it has only heard that another rank is gone, as with the
+    errors of a torch collective: that rank's end is unknown."""
     if error_type is None or error_type == _RANK_LOST:
         return _End.SILENCE
     module, _, name = error_type.rpartition(".")
@@ -155,11 +154,6 @@ def _end_by(error_type: str | None) -> _End:
     return _End.NEITHER if elsewhere else _End.CRASH
 
 
-# The crash-loop breaker: opening an attempt does not offer once more what the last ones have all crashed from.
-#
-# In the transaction of the opening, under the run's lock: of two launches at once only one looks, and the other one
-# sees what came of it. `crash_loop` decides; a person's release counts the attempts anew.
-
 _LOOKED_AT = 100
 """Attempts, from the newest back."""
 
@@ -169,7 +163,11 @@ def break_crash_loop(
 ) -> RestoreDecision:
     """`decision`, or the one that comes after a quarantine, with a note for people either way. One checkpoint at most,
     never the last one that is left, and only IN_A_ROW of them until an attempt makes progress. `attempts`: as the
-    setting, 0 for never."""
+    setting, 0 for never.
+
+    It runs in the transaction of the opening, under the run's lock: of two launches at once only one checks, and the
+    other one sees the result. A person's release counts the attempts anew.
+    """
     point = decision.restore_point
     if point is None or attempts == 0:
         return decision
@@ -203,7 +201,7 @@ def _noted(decision: RestoreDecision, sentence: str) -> RestoreDecision:
 
 
 def _tried(session: Session, run: Run) -> list[Tried]:
-    """The attempts before the one that is being opened, the newest first."""
+    """The attempts before the one that opens now, the newest first."""
     committed = set(
         session.scalars(
             select(Checkpoint.attempt_number)
@@ -255,7 +253,7 @@ def _released_at(session: Session, point: RestorePoint) -> datetime | None:
 
 
 def _quarantined(session: Session, loop: CrashLoop) -> list[str]:
-    """Of the other points that the job crashed from."""
+    """The ids of the other points that the job crashed from and that are quarantined."""
     return list(
         session.scalars(
             select(Checkpoint.id).where(Checkpoint.id.in_(loop.others), Checkpoint.health == Health.QUARANTINED)
@@ -264,7 +262,7 @@ def _quarantined(session: Session, loop: CrashLoop) -> list[str]:
 
 
 def _quarantine(session: Session, run: Run, point: RestorePoint, reason: str) -> bool:
-    """False where it has changed since it was chosen: an edit takes only the checkpoint's lock."""
+    """False if it has changed since it was chosen: an edit takes only the checkpoint's lock."""
     checkpoint = locked_checkpoint(session, point.checkpoint_id)
     if (checkpoint.state, checkpoint.health) != (CheckpointState.COMMITTED, Health.OK):
         return False

@@ -1,4 +1,7 @@
-"""Routes of training jobs: attempts, chunks, shards and the outcome of a checkpoint."""
+"""Routes of training jobs: attempts, chunks, shards and the outcome of a checkpoint.
+
+The routes of the commit protocol are plain `def`, except the waiting one: they reply after the database committed.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +52,6 @@ from holdfast_service.training.negotiate import begin_and_negotiate, negotiate_c
 from holdfast_service.training.seal import seal_shard
 from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import AnyCaller, Cursor, Limit, ProtocolSpoken, Trainer, tagged
-
-# Routes of attempts, under `/v1/projects/{project}/runs/{run}/attempts`.
 
 attempts_router = APIRouter(
     route_class=GuardedRoute, prefix="/v1/projects/{project}/runs/{run}/attempts", tags=["attempts"]
@@ -121,8 +122,6 @@ def _refuse_other_number(in_path: int, in_body: int) -> None:
         )
 
 
-# Routes of negotiating: `POST /v1/checkpoints/{id}/shards/{rank}/chunks` and `POST /v1/mount-proofs`.
-
 uploads_router = APIRouter(route_class=GuardedRoute, tags=["uploads"])
 
 
@@ -145,8 +144,6 @@ def negotiate(
 def create_mount_proof(context: Context, _caller: AnyCaller) -> MountProofOffer:
     return offer_mount_proof(context)
 
-
-# Routes of the commit protocol. All but the waiting one are plain `def`: they reply after the database committed.
 
 checkpoints_router = APIRouter(route_class=GuardedRoute, tags=["checkpoints"])
 

@@ -26,11 +26,9 @@ from holdfast_service.db.tables.operations import PriceList as PriceRow
 from holdfast_service.errors import refuse_unless_seen
 from holdfast_service.usage.show_usage import show_usage
 
-# Bytes times prices. Pure.
-
 
 def price_of(prices: PriceList, store_kind: str, storage_class: str | None) -> float | None:
-    """For a GiB and a month; None where the list has none, and nothing is guessed."""
+    """For a GiB and a month; None if the list has no price, and nothing is guessed. Pure."""
     return next(
         (
             price.per_gib_month
@@ -71,16 +69,14 @@ def total_of(lines: Iterable[CostLine]) -> float:
     return sum(line.per_month for line in lines)
 
 
-# The price list: the newest one that an administrator has put, else the defaults with their date and source.
-
-
 def show_prices(context: ServiceContext) -> PriceListView:
+    """The newest price list that an administrator has put, else the defaults with their date and source."""
     with context.database.read() as session:
         return current_prices(session)
 
 
 def put_prices(context: ServiceContext, caller: Principal, wanted: PriceList, if_match: str | None) -> PriceListView:
-    """The same again is fine. Raises `forbidden` for a project's token, because the list is everybody's,
+    """The same again is fine. Raises `forbidden` for a project's token, because the list is every project's,
     `edit_needs_version` and `edit_conflict`."""
     caller.check_every_project()
     with context.database.transaction() as session:
@@ -116,10 +112,8 @@ def current_prices(session: Session) -> PriceListView:
     )
 
 
-# What storing a project or a run costs a month, as it is now.
-
-
 def show_cost(context: ServiceContext, caller: Principal, project: str, run: str | None = None) -> CostView:
-    """Raises `forbidden`, `project_not_found` and `run_not_found`."""
+    """What storing a project or a run costs a month, as it is now. Raises `forbidden`, `project_not_found` and
+    `run_not_found`."""
     usage = show_usage(context, caller, project, run)
     return cost_of(show_prices(context).prices, usage)

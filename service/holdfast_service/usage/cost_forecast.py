@@ -31,8 +31,6 @@ from holdfast_service.runs.views import run_named
 from holdfast_service.tiers.rules import Subject, wishes
 from holdfast_service.usage.cost import current_prices, price_of
 
-# How a run saves, by its newest saves: how often, what each adds to the store, and what all of them share.
-
 _NEWEST = 200
 
 
@@ -59,7 +57,8 @@ class SaveCadence:
 
 
 def read_cadence(session: Session, run: Run) -> SaveCadence:
-    """Of all that were ever committed on the line, expired ones too. Raises `invalid_request` for fewer than two."""
+    """How a run saves: how often, what each save adds to the store, and what all of them share. It counts the newest
+    saves that were ever committed on the line, expired ones too. Raises `invalid_request` for fewer than two."""
     rows = session.execute(
         select(
             Checkpoint.id,
@@ -92,18 +91,13 @@ def read_cadence(session: Session, run: Run) -> SaveCadence:
         saves=[Save(CheckpointKind(row.kind), list(row.labels), dict(row.metrics)) for row in rows],
         newest_at=times[-1],
         newest_step=rows[-1].step,
-        # Of a job that was away for a night, the median is how it saves while it runs.
+        # The median: a job that was down for a night saves so often while it runs.
         interval_seconds=max(1.0, median(gaps)),
         steps_between=max(1, round(median(steps))),
         bytes_per_save=per_save,
         shared_bytes=max(0, whole - per_save),
     )
 
-
-# What is kept of a run that goes on as it has, once the policies have long been at work. Pure.
-#
-# The run is thought on, save after save; the retention policy is applied every so often and at the end, and then the
-# tiers policy says where each kept one is. The rules are the verbs' own.
 
 LONGEST_DAYS = 365.0
 MOST_SAVES = 50_000
@@ -124,6 +118,11 @@ class SteadyState:
 
 
 def steady_state(cadence: SaveCadence, retention: RetentionPolicy | None, tiers: TierPolicy | None) -> SteadyState:
+    """What is kept of a run that goes on as it has, once the policies have long been at work. Pure.
+
+    The run is thought on, save after save; the retention policy is applied every so often and at the end, and then the
+    tiers policy says where each kept one is. The rules are the verbs' own.
+    """
     saves = min(MOST_SAVES, max(1, int(LONGEST_DAYS * 86400 / cadence.interval_seconds)))
     earlier_saves = saves * 3 // 4
     after_days = saves * cadence.interval_seconds / 86400
@@ -179,8 +178,6 @@ def _places(cadence: SaveCadence, tiers: TierPolicy | None, kept: list[Fact]) ->
     return dict(Counter(wish.target for wish in wishes(tiers, subjects, kept[-1].at).values()))
 
 
-# What a run would cost a month under a policy: what would stand there, times the prices.
-
 _LIMITS = [
     "The run goes on as its newest saves did: as often, with as many bytes, the same labels and metrics in turn.",
     "A save that is kept alone takes as much as one beside its neighbours; where much changes slowly it takes more.",
@@ -202,8 +199,9 @@ class _Given:
 def forecast_cost(
     context: ServiceContext, caller: Principal, project: str, run: str, request: ForecastCost
 ) -> CostForecast:
-    """Raises `forbidden`, `project_not_found`, `run_not_found`, and `invalid_request` for what is no policy and for a
-    run with too few saves."""
+    """What a run would cost a month under a policy: what would stand there, times the prices. Raises `forbidden`,
+    `project_not_found`, `run_not_found`, and `invalid_request` for what is no policy and for a run with too few saves.
+    """
     with context.database.read() as session:
         owner, found = run_named(session, caller, project, run)
         given = _Given(

@@ -13,8 +13,6 @@ from holdfast_service.usage.show_usage import list_usage, show_usage
 from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Admin, Cursor, IfMatch, Limit, Reader, tagged
 
-# Routes of usage, cost and prices.
-
 router = APIRouter(route_class=GuardedRoute, tags=["usage"])
 prices_router = APIRouter(route_class=GuardedRoute, tags=["prices"])
 
@@ -64,9 +62,6 @@ def put(
     body: PriceList, context: Context, caller: Admin, response: Response, if_match: IfMatch = None
 ) -> PriceListView:
     return tagged(response, put_prices(context, caller, body, if_match))
-
-
-# The route of forecasts.
 
 
 @router.post(

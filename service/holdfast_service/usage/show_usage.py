@@ -32,7 +32,7 @@ class _Orphans:
 
 
 def list_usage(context: ServiceContext, caller: Principal, *, cursor: str | None, limit: int) -> Page[UsageView]:
-    """Of projects, by name."""
+    """The usage of projects, by name."""
     with context.database.read() as session:
         rows, next_cursor = page_of_projects(session, caller, _CURSOR, cursor, limit, deleted=None)
         return Page(items=[_of_project(session, context, project) for project in rows], next_cursor=next_cursor)

@@ -37,17 +37,17 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.stores.posix.signed_urls import OBJECTS_PATH
 from holdfast_service.web.problem_reply import internal_problem, problem_response
 
-# Connections that do not say what they want cost little and not for long (rule limits-before-work).
-#
-# uvicorn waits for the head of a request for ever, and refuses new callers while idle ones fill its limit. Here a head
-# has `header_seconds`, and so has what is left of a body that was refused; and a connection too many takes the place of
-# the one that has been without a request for the longest. Only where each has a request in hand is the new one refused.
-
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 def bounded_connections(header_seconds: float, most: int) -> type[H11Protocol]:
-    """For `uvicorn.Config(http=…)`; one for each server."""
+    """For `uvicorn.Config(http=…)`; one for each server. Connections that do not say what they want cost little and not
+    for long (rule limits-before-work).
+
+    uvicorn waits for the head of a request for ever, and refuses new callers while idle ones fill its limit. Here a
+    head has `header_seconds`, and so has what is left of a body that was refused. A connection too many takes the place
+    of the longest one without a request; only if each has a request in hand is the new one refused.
+    """
     waiting: dict[BoundedConnection, None] = {}  # without a request in hand, the longest first
 
     class BoundedConnection(H11Protocol):
@@ -102,17 +102,17 @@ def bounded_connections(header_seconds: float, most: int) -> type[H11Protocol]:
     return BoundedConnection
 
 
-# Refuses a Host that is not this service's name (rule limits-before-work).
-#
-# A web page whose name its owner has pointed at this machine's loopback could else read the open routes through the
-# browser of a person here (DNS rebinding). An address is always good: no page can choose one, and load balancers and
-# scrapers call by address.
-
 _SHOWN_HOST_CHARACTERS = 100
 
 
 class HostCheck:
-    """`names`: lower-case, `*.example.org` for all below one."""
+    """Refuses a Host that is not this service's name (rule limits-before-work). `names`: lower-case, `*.example.org`
+    for all below one.
+
+    A web page whose name its owner has pointed at this machine's loopback could otherwise read the open routes through
+    the browser of a person here (DNS rebinding). An address is always good: no page can choose one, and load balancers
+    and scrapers call by address.
+    """
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
         self._app = app
@@ -154,14 +154,13 @@ def _refusal(name: str) -> ProblemError:
     )
 
 
-# Both sides tell their protocol's version; what does not fit is refused with both numbers (rule protocol-version).
-#
-# A caller that says nothing (curl, a browser, a store's ticket) is served.
-
 _SHOWN_CHARACTERS = 20
 
 
 class ProtocolHeader:
+    """Both sides tell their protocol's version; what does not fit is refused with both numbers (rule protocol-version).
+    A caller that says nothing (curl, a browser, a store's ticket) is served."""
+
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
@@ -194,9 +193,6 @@ def _unsupported(theirs: str) -> ProblemError:
     )
 
 
-# Counts requests by route and status, and their time. Pure ASGI; by the route's template, never by the path: a path
-# holds ids, and each would be a time series of its own.
-
 # A commit with many ranks takes tens of milliseconds, a long poll up to a minute.
 _BUCKETS_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -206,6 +202,9 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class RequestMeter:
+    """Counts requests by route and status, and their time. Pure ASGI; by the route's template, never by the path: a
+    path holds ids, and each would be a time series of its own."""
+
     def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
         self._app = app
         self._requests = Counter(
@@ -241,11 +240,6 @@ class RequestMeter:
             self._seconds.labels(method, route).observe(time.monotonic() - begun)
 
 
-# The outermost middleware: gives each request its id, logs it when it is done, and turns a bug into a reply.
-#
-# Pure ASGI, so that bodies stream through untouched. The log has the path and never the query string: that of a signed
-# URL is a secret.
-
 REQUEST_ID_HEADER = "X-Request-Id"
 # A caller's own id is kept if it cannot break a log line or a header.
 _SANE_ID = re.compile(r"^[A-Za-z0-9._:-]{8,128}\Z")
@@ -255,6 +249,12 @@ _log = structlog.get_logger("holdfast.requests")
 
 
 class RequestFrame:
+    """The outermost middleware: gives each request its id, logs it when it is done, and turns a bug into a reply.
+
+    Pure ASGI: bodies stream through untouched. The log has the path and never the query string: that of a signed URL is
+    a secret.
+    """
+
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
@@ -304,7 +304,7 @@ class RequestFrame:
 
 
 def _shown_path(scope: Scope) -> str:
-    """Signed URLs hold their terms in the path: long, and of use to nobody."""
+    """Signed URLs hold their terms in the path: long, and of no use in a log."""
     path: str = scope["path"]
     return f"{OBJECTS_PATH}/…" if path.startswith(OBJECTS_PATH) else path
 
@@ -317,13 +317,6 @@ def _incoming_id(scope: Scope) -> str | None:
     return None
 
 
-# The way of every call with a token: first who calls, then how much may be read, then what it says (rule
-# limits-before-work).
-#
-# FastAPI reads and parses a body before it asks any dependency, on the event loop: six strangers with 30 MB each held a
-# service for a minute. A GuardedRoute authenticates from the headers alone, before the first byte of the body is asked
-# for, and gives FastAPI a body that is read within the limits of its model and validated already.
-
 # A body has half a minute, and a second more for each so many bytes that have come.
 BODY_SECONDS = 30.0
 _SLOWEST_BYTES_PER_SECOND = 64 * 1024
@@ -335,7 +328,13 @@ _PARSED_AT_ONCE_BYTES = 64 * 1024
 
 
 class GuardedRoute(APIRoute):
-    """For `APIRouter(route_class=…)`. A route's one body is its parameter `body`."""
+    """For `APIRouter(route_class=…)`. A route's one body is its parameter `body`. It first authenticates the caller,
+    then limits how much may be read, then reads what the call says (rule limits-before-work).
+
+    FastAPI reads and parses a body before it asks any dependency, on the event loop: six strangers with 30 MB each held
+    a service for a minute. A GuardedRoute authenticates from the headers alone, before the first byte of the body is
+    asked for, and gives FastAPI a body that is read within the limits of its model and validated already.
+    """
 
     def get_route_handler(self) -> Callable[[HttpRequest], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

@@ -1,4 +1,10 @@
-"""Whether the process lives and can serve, what it tells of itself, and its metrics."""
+"""Whether the process lives and can serve, what it tells of itself, and its metrics.
+
+`/healthz` and `/readyz` are open: they tell no secrets. `/healthz` runs on the event loop: it answers while every
+thread waits for a database that does not. `/readyz` writes a row, because a standby that was not promoted, and a full
+disk, answer every question and take no save. `/metrics` names projects and runs: only for a token with the scope
+`metrics` and for every project. Such a token reads nothing else: a scraper's configuration holds no key to the data.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +31,6 @@ from holdfast_service.release import VERSION
 from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.openapi import OPEN
 from holdfast_service.work.processes import attached_here, say_alive, weaknesses_of, what_differs
-
-# `/healthz` (the process lives) and `/readyz` (database, migrations, a store answer). Open: they tell no secrets.
-#
-# `/healthz` runs on the event loop: it answers while every thread waits for a database that does not. `/readyz` writes
-# a row, because a standby that was not promoted, and a full disk, answer every question and take no save.
 
 router = APIRouter(tags=["health"])
 
@@ -122,10 +123,8 @@ def _check_stores(context: ServiceContext) -> ReadinessCheck:
     return ReadinessCheck(name="store", ok=ok, detail=" ".join(told))
 
 
-# What the service tells a client about itself and about the client's own token.
-
-
 def server_info(context: ServiceContext, caller: Principal) -> ServerInfo:
+    """What the service tells a client about itself and about the client's own token."""
     capabilities = context.store.capabilities
     with context.database.read() as session:
         now = database_now(session)
@@ -143,9 +142,6 @@ def server_info(context: ServiceContext, caller: Principal) -> ServerInfo:
         token_scopes=sorted(caller.scopes),
     )
 
-
-# `/metrics`: Prometheus text. It names projects and runs: only for a token with the scope `metrics` and for every
-# project. Such a token reads nothing else, so that a scraper's configuration holds no key to the data.
 
 metrics_router = APIRouter(route_class=GuardedRoute, tags=["health"])
 

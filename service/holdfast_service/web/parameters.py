@@ -45,7 +45,7 @@ def _written_out(value: str) -> str:
 
 
 Moment = Annotated[AwareDatetime, BeforeValidator(_written_out)]
-"""Of a query. pydantic would take a number for seconds since 1970, which OpenAPI's `date-time` is not."""
+"""A query's moment. pydantic would take a number for seconds since 1970, which OpenAPI's `date-time` is not."""
 
 
 class _Versioned(Protocol):

@@ -47,7 +47,7 @@ def install_problem_replies(app: FastAPI) -> None:
 
 
 def problem_response(error: ProblemError, request_id: str, *, status: int | None = None) -> JSONResponse:
-    """`status` only where the framework's own says more than the code's."""
+    """`status` only if the framework's own says more than the code's."""
     kind = PROBLEM_KINDS[error.code]
     status = status or kind.status
     problem = Problem(
@@ -91,7 +91,7 @@ async def _on_store_error(request: Request, error: Exception) -> JSONResponse:
     problem = store_problem(error)
     if problem.status >= 500:
         _log.warning("store_error", error=type(error).__name__, code=problem.code.value, detail=str(error))
-    # A store says what is wrong; what to do about it depends on who reads it, and here that is a client.
+    # A store says what is wrong; what to do about it depends on the reader, and here that is a client.
     detail = f"{problem.detail[:1].upper()}{problem.detail[1:].rstrip('.')}. {_STORE_REMEDIES.get(problem.code, '')}"
     return problem_response(ProblemError(problem.code, detail.strip(), **problem.context), _request_id(request))
 

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 from holdfast_service.webhooks.target import Target
 
-# What proves to the receiver that a call is ours, as the Standard Webhooks specification has it. Pure.
-
 SECRET_BYTES = 32
 _PREFIX = "whsec_"
 
@@ -33,13 +31,11 @@ def shown(secret: bytes) -> str:
 
 
 def signature(secret: bytes, message_id: str, timestamp: int, body: bytes) -> str:
-    """The `webhook-signature` header. `timestamp` in seconds since 1970; it is signed, so that an old call cannot be
-    played again."""
+    """The `webhook-signature` header, as the Standard Webhooks specification has it. Pure. `timestamp` in seconds since
+    1970; it is signed, and an old call cannot be played again."""
     signed = b".".join((message_id.encode(), str(timestamp).encode(), body))
     return "v1," + base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()
 
-
-# When a call that failed is made again. Pure.
 
 MOST_TRIES = 12
 _FIRST_SECONDS = 5.0
@@ -48,8 +44,9 @@ _LONGEST_SECONDS = 4 * 3600.0
 
 
 def pause_seconds(tries: int, jitter: float | None = None) -> float | None:
-    """After so many tries; None: it is given up, a day after the first. Each waits up to a fifth longer, or less:
-    what failed together should not come back together. `jitter`: from -1 to 1."""
+    """The pause before a failed call is made again, after so many tries; None: it is given up, a day after the first.
+    Pure. Each waits up to a fifth longer, or less: what failed together should not come back together. `jitter`: from
+    -1 to 1."""
     if tries >= MOST_TRIES:
         return None
     if jitter is None:
@@ -57,18 +54,16 @@ def pause_seconds(tries: int, jitter: float | None = None) -> float | None:
     return min(_LONGEST_SECONDS, _FIRST_SECONDS * _FACTOR ** (tries - 1)) * (1 + jitter / 5)
 
 
-# One call: to the address that was looked at, under the name that was given. No proxy, no redirect, no long answer.
-
 CONNECT_SECONDS = 5.0
 WHOLE_SECONDS = 15.0
-"""For all of it once connected: a receiver that sends a byte now and then holds nobody up."""
+"""For all of it once connected: a receiver that sends a byte now and then delays no other call."""
 _MOST_ANSWER_BYTES = 4096
 _MOST_ADDRESSES = 3
 
 
 @dataclass(frozen=True)
 class Answer:
-    """`status` as it came; `error` where none came, in words that hold nothing of the URL or the answer."""
+    """`status` as it came; `error` if none came, in words that hold nothing of the URL or the answer."""
 
     status: int | None
     error: str | None = None
@@ -79,7 +74,8 @@ class Answer:
 
 
 def call(target: Target, body: bytes, headers: dict[str, str], tls: ssl.SSLContext) -> Answer:
-    """Never raises. One of the addresses: where nothing listens at the first, the next one is tried."""
+    """One call, to the address that was checked, under the name that was given. No proxy, no redirect, no long answer.
+    One of the addresses: if nothing listens at the first, the next one is tried. Never raises."""
     error: OSError | None = None
     for address in target.addresses[:_MOST_ADDRESSES]:
         try:

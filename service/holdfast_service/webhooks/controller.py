@@ -25,15 +25,15 @@ from holdfast_service.webhooks.manage import delivery_id
 from holdfast_service.webhooks.target import RefusedTargetError, find_target
 from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
 
-# Forgets calls that were over long ago, and deleted webhooks with the last of theirs. Called by each pass.
-
 _AT_ONCE = 1000
-"""In one transaction: after a receiver's long outage there are many, and who leaves a new call waits behind them."""
+"""In one transaction: after a receiver's long outage there are many, and a transaction that leaves a new call waits
+behind them."""
 _UNSYNCHRONIZED = {"synchronize_session": False}
 
 
 def forget_old(context: ServiceContext) -> None:
-    """Writes nothing where nothing is old. Whoever dies in between leaves the rest to the next pass."""
+    """Forgets calls that were over long ago, and deleted webhooks with the last of theirs. Called by each pass. Writes
+    nothing if nothing is old. A process that dies in between leaves the rest to the next pass."""
     kept_for = timedelta(days=context.settings.keep_webhook_calls_days)
     more = _is_there(context, partial(_is_over, kept_for=kept_for))
     while more and not context.stopping.is_set():
@@ -70,15 +70,10 @@ def _is_over(now: datetime, kept_for: timedelta) -> ColumnElement[bool]:
 
 
 def _is_unused(now: datetime, kept_for: timedelta) -> ColumnElement[bool]:
-    """Deleted so long ago that nobody leaves a call of it any more."""
+    """Deleted so long ago that no transaction leaves a call of it any more."""
     left = exists().where(WebhookDelivery.webhook_id == Webhook.id)
     return and_(Webhook.deleted_at < now - kept_for, ~left)
 
-
-# One pass: makes the calls that are due. At least once each, with the same id whenever it is made again.
-#
-# A call is claimed with a lease, in a transaction of its own, and made outside of any; whoever dies in between leaves a
-# call that is made again when the lease is over. A result settles only the try that it belongs to.
 
 NAME = "webhooks"
 _LEASE_SECONDS = 8 * WHOLE_SECONDS
@@ -107,6 +102,11 @@ class _Call:
 
 
 def reconcile(context: ServiceContext) -> WebhooksReport:
+    """One pass: makes the calls that are due. At least once each, with the same id whenever it is made again.
+
+    A call is claimed with a lease, in a transaction of its own, and made outside of any; a process that dies in between
+    leaves a call that is made again when the lease is over. A result settles only the try that it belongs to.
+    """
     done = failed = given_up = 0
     error: str | None = None
     forget_old(context)
@@ -132,7 +132,7 @@ def reconcile(context: ServiceContext) -> WebhooksReport:
 
 
 def backlog(session: Session, context: ServiceContext) -> Backlog:
-    """Calls whose time has come, and those that somebody makes."""
+    """Calls whose time has come, and those that a process makes."""
     del context
     now = database_now(session)
     due = _is_due(now)
@@ -155,9 +155,9 @@ def _is_due(now: datetime) -> ColumnElement[bool]:
 
 
 def _claim(context: ServiceContext) -> _Call | None:
-    """The one that waits longest, of the projects of which none is in hand: one project with many receivers that do not
-    answer holds one thread up. Whoever owes an answer comes after the others. Those of a webhook that was deleted are
-    given up."""
+    """The call that waits longest, of the projects without a call in hand: one project with many receivers that do not
+    answer holds one thread up. Receivers that owe an answer come after the others. Calls of a deleted webhook are given
+    up."""
     while True:
         with context.database.transaction() as session:
             now = database_now(session)
@@ -193,7 +193,7 @@ def _claim(context: ServiceContext) -> _Call | None:
 
 
 def _in_hand(now: datetime) -> Select[str]:
-    """The projects of which somebody makes a call."""
+    """The projects with a call that a process makes now."""
     return (
         select(Webhook.project_id)
         .join(WebhookDelivery, WebhookDelivery.webhook_id == Webhook.id)
@@ -232,7 +232,7 @@ def _make(context: ServiceContext, claimed: _Call, tls: ssl.SSLContext) -> Answe
 
 
 def _settle(context: ServiceContext, claimed: _Call, answer: Answer) -> int:
-    """1 if it is given up. Nothing, where the lease ran out and somebody else has made the call again."""
+    """1 if it is given up. Nothing, if the lease ran out and another process has made the call again."""
     with context.database.transaction() as session:
         now = database_now(session)
         mine = WebhookDelivery.id == claimed.delivery.id

@@ -34,8 +34,6 @@ from holdfast_service.webhooks.call import new_secret, shown
 from holdfast_service.webhooks.outbox import delivery_row
 from holdfast_service.webhooks.target import RefusedTargetError, parsed
 
-# Webhooks and their calls as people see them.
-
 
 def webhook_views(session: Session, project: Project, hooks: Sequence[Webhook]) -> list[WebhookView]:
     counted = {
@@ -110,16 +108,15 @@ def webhook_by_id(session: Session, caller: Principal, webhook_id: str) -> tuple
     return found[0], found[1]
 
 
-# Makes a webhook. Its secret is shown once; it is kept as it is, for it signs each call.
-
 MOST_OF_A_PROJECT = 20
 
 
 def create_webhook(
     context: ServiceContext, caller: Principal, project_name: str, request: CreateWebhook, key: str | None = None
 ) -> WebhookCreated:
-    """Its name is resolved when it is called, each time: only its form is judged here. `key`: the client's
-    Idempotency-Key. Raises `invalid_request`, `already_made` and `idempotency_key_reused`."""
+    """Makes a webhook. Its secret is shown once; it is kept as it is and signs each call. Its name is resolved when
+    it is called, each time: only its form is judged here. `key`: the client's Idempotency-Key. Raises
+    `invalid_request`, `already_made` and `idempotency_key_reused`."""
     try:
         parsed(request.url, context.settings.webhook_hosts)
     except RefusedTargetError as refused:
@@ -162,11 +159,9 @@ def create_webhook(
     return WebhookCreated(**view.model_dump(), secret=shown(secret))
 
 
-# Deletes a webhook: nothing is called any more, and its secret goes. What was called stays to be seen for a while.
-
-
 def delete_webhook(context: ServiceContext, caller: Principal, webhook_id: str) -> WebhookView:
-    """Twice is fine. Raises `webhook_not_found`, also when it was forgotten with its last call (`controller.py`)."""
+    """Deletes a webhook: nothing is called any more, and its secret goes. What was called stays to be seen for a while.
+    Twice is fine. Raises `webhook_not_found`, also when it was forgotten with its last call (`controller.py`)."""
     with context.database.transaction() as session:
         project, hook = webhook_by_id(session, caller, webhook_id)
         if hook.deleted_at is None:
@@ -183,12 +178,10 @@ def delete_webhook(context: ServiceContext, caller: Principal, webhook_id: str) 
         return webhook_views(session, project, [hook])[0]
 
 
-# A call that somebody asks for, to see whether it arrives. The controller makes it, as any other.
-
-
 def try_out(context: ServiceContext, caller: Principal, webhook_id: str) -> DeliveryView:
-    """Raises `webhook_not_found`, `project_not_found` for a project in the trash, and `invalid_request` for a webhook
-    that was deleted."""
+    """A call that a person asks for, to see whether it arrives. The controller makes it, as any other. Raises
+    `webhook_not_found`, `project_not_found` for a project in the trash, and `invalid_request` for a webhook that was
+    deleted."""
     with context.database.transaction() as session:
         project, hook = webhook_by_id(session, caller, webhook_id)
         refuse_if_deleted(project)
@@ -212,13 +205,11 @@ def try_out(context: ServiceContext, caller: Principal, webhook_id: str) -> Deli
         return delivery_view(session.execute(made).scalar_one())
 
 
-# The webhooks of a project, and what became of their calls. For its administrators: a URL may hold a secret.
-
 _CURSOR = "deliveries"
 
 
 def list_webhooks(context: ServiceContext, caller: Principal, project_name: str) -> list[WebhookView]:
-    """All that are not deleted: there are few."""
+    """All that are not deleted: there are few. For the project's administrators: a URL may hold a secret."""
     with context.database.read() as session:
         project = project_named(session, caller, project_name)
         hooks = session.scalars(

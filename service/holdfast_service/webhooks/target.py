@@ -65,7 +65,7 @@ def parsed(url: str, allowed_hosts: Collection[str]) -> SplitResult:
 
 
 def find_target(url: str, allowed_hosts: Collection[str], resolve: Resolve | None = None) -> Target:
-    """Resolves the name. Raises RefusedTargetError, and OSError where there is no such name."""
+    """Resolves the name. Raises RefusedTargetError, and OSError if there is no such name."""
     parts = parsed(url, allowed_hosts)
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -91,7 +91,7 @@ def is_allowed(host: str, port: int, allowed_hosts: Collection[str]) -> bool:
 
 
 def is_public(address: Address) -> bool:
-    """Whether it can only be somebody else's: no address of this machine, of its network, or of its cloud."""
+    """Whether it is outside: no address of this machine, of its network, or of its cloud."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)

@@ -39,7 +39,7 @@ class ReconcileReport:
 
 @dataclass(frozen=True)
 class Backlog:
-    """`due`: rows that wait to be worked on; `leased`: that somebody works on; `oldest_due_at`: since when the oldest
+    """`due`: rows that wait to be worked on; `leased`: that a process works on; `oldest_due_at`: since when the oldest
     one waits, None if none does."""
 
     due: int
@@ -54,7 +54,7 @@ class ControllerLoop:
     Rows that are claimed one by one are worked on in all processes at once, and in `threads` of each. A `sole` pass is
     under way in one process at a time, which holds the controller's lease: that spares work, and is no guard, for a
     process that hangs may go on when its lease is over. An `own` pass looks after its own process: every one does it,
-    and nobody pauses it.
+    and it cannot be paused.
     """
 
     name: str

@@ -6,9 +6,9 @@
               │                          └ read_leases       └─ chunk_lists ── chunk_list_entries ─┘
               └─ chunks
 
-What operators and controllers keep (policies, holds, operations, events) stands in `custody_tables`.
+What operators and controllers keep (policies, holds, operations, events) stands in `operations.py`.
 
-There are no reference counters (hot rows, drift): whoever must know whether a chunk is needed asks the references,
+There are no reference counters (hot rows, drift): a caller that asks whether a chunk is needed reads the references,
 `shard_chunks` (negotiated under an open shard) and `chunk_list_entries` (sealed). Enumerations are kept as text; what
 a checkpoint may become stands in `training.commit`. Lock order everywhere: run, checkpoint, chunks by digest.
 """
@@ -123,8 +123,8 @@ class Run(Deletable, Table):
     __table_args__ = (UniqueConstraint("project_id", "name"),)
 
 
-# What is alive, and fenced attempts of which nobody knows yet whether they were: few of all. A query that says exactly
-# this can use the partial index.
+# Living attempts, and fenced ones that may have been dead before: few of all. A query that says exactly this can use
+# the partial index.
 OPEN = "ended_at IS NULL"
 SILENT = "outcome = 'fenced' AND refused_at IS NULL AND rolled_back_at IS NULL"
 
@@ -156,7 +156,7 @@ class Attempt(Table):
     error_rank: Mapped[int | None] = mapped_column(Integer)
     notice: Mapped[dict[str, Any] | None] = mapped_column(Document)  # of a preemption: source, deadline
     refused_at: Mapped[datetime | None] = mapped_column(Moment)  # called after it was fenced: it was alive then
-    # The service was away until then, so silence before it means nothing.
+    # The service was unavailable until then, so silence before it means nothing.
     excused_until: Mapped[datetime | None] = mapped_column(Moment)
     ended_at: Mapped[datetime | None] = mapped_column(Moment)
     outcome: Mapped[str | None] = mapped_column(Text)
@@ -203,7 +203,7 @@ class Checkpoint(Table):
     state: Mapped[str] = mapped_column(Text)
     health: Mapped[str] = mapped_column(Text)
     health_reason: Mapped[str | None] = mapped_column(Text)
-    # Of a corrupt one: a chunk that it needs and that was not whole at the last look; 0 if nobody knows what it needs.
+    # If corrupt: a needed chunk that was not whole at the last check; 0 if the needed chunks are unknown.
     lost_chunk_id: Mapped[int | None] = mapped_column(BigInteger)
     tier: Mapped[str] = mapped_column(Text)
     digest: Mapped[str | None] = mapped_column(Text)
@@ -334,7 +334,7 @@ class Shard(Table):
 class Chunk(Table):
     """An immutable piece of content. No cross-project reuse (rule project-in-key).
 
-    The size belongs to the identity: it is the word of whoever offers the chunk, and a wrong one must bind nobody else.
+    The size belongs to the identity: a client states it with the chunk, and a wrong size must bind no other client.
     One shard, and one committed checkpoint, has each digest with one size.
     """
 
@@ -349,11 +349,11 @@ class Chunk(Table):
     __table_args__ = (UniqueConstraint("project_id", "digest", "bytes"),)
 
 
-# What the service still has to read itself. A query that says exactly this can use the partial index.
+# What the service still must read itself. A query that says exactly this can use the partial index.
 COPY_TO_READ = "state = 'suspect' OR (state = 'verified' AND proof IN ('unproven', 'read_early'))"
 # What the store may hold for us, likewise.
 COPY_LOCKED = "lock IS NOT NULL"
-# Which somebody works on, or whose worker died: few, whatever there is.
+# Copies that a process works on, or whose worker died: few, whatever there is.
 COPY_LEASED = "leased_until IS NOT NULL"
 # What was found bad and is not repaired: its store may need another copy of the chunk.
 COPY_DAMAGED = "state = 'bad' AND bad_at IS NOT NULL AND repaired_at IS NULL"
@@ -398,7 +398,7 @@ class Copy(Leased, Table):
     # By the count of its chunk: which finding made it bad, and after how many findings it was read or made.
     damage: Mapped[int | None] = mapped_column(Integer)
     read_after: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
-    # Of a bad one: how often it was read again since, and when it is to be.
+    # If it is bad: how often it was read again since, and when it is to be.
     looks: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     look_at: Mapped[datetime | None] = mapped_column(Moment)
     __table_args__ = (
@@ -426,7 +426,7 @@ class ShardChunk(Table):
 
 
 class ReadLease(Table):
-    """Somebody is reading this checkpoint; nothing of it is purged until the lease ends (rule read-lease)."""
+    """A reader has this checkpoint open; nothing of it is purged until the lease ends (rule read-lease)."""
 
     __tablename__ = "read_leases"
     id: Mapped[str] = mapped_column(Text, primary_key=True)

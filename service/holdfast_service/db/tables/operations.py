@@ -25,7 +25,7 @@ class Controller(Leased, Table):
     """One background controller, over all processes.
 
     `reconciled_at`: the last pass of the reaper, or of the purge, while the service was up (rule database-clock). A
-    pass that only one process may do holds the lease, and so does one that somebody has asked for; `lease_token`
+    pass that only one process may do holds the lease, and so does a requested pass; `lease_token`
     settles it.
     """
 
@@ -35,7 +35,7 @@ class Controller(Leased, Table):
     paused_at: Mapped[datetime | None] = mapped_column(Moment)
     paused_by: Mapped[str | None] = mapped_column(Text)
     pause_reason: Mapped[str | None] = mapped_column(Text)
-    run_requested_at: Mapped[datetime | None] = mapped_column(Moment)  # somebody wants a pass now
+    run_requested_at: Mapped[datetime | None] = mapped_column(Moment)  # a person wants a pass now
     run_answered_at: Mapped[datetime | None] = mapped_column(Moment)  # the newest request that a pass has answered
     began_at: Mapped[datetime | None] = mapped_column(Moment)  # the last pass under a lease
     ended_at: Mapped[datetime | None] = mapped_column(Moment)  # the last whole pass anywhere
@@ -49,7 +49,7 @@ class Controller(Leased, Table):
 
 
 class Worker(Table):
-    """A process that serves, runs controllers, or both. It says so again and again; who is silent is gone."""
+    """A process that serves, runs controllers, or both. It says so again and again; a silent one is gone."""
 
     __tablename__ = "workers"
     id: Mapped[str] = mapped_column(Text, primary_key=True)
@@ -91,7 +91,7 @@ class RetentionMark(Leased, Table):
 
 
 class Hold(Table):
-    """Refuses deletion to everybody until it is over (rule holds-outrank)."""
+    """Refuses every deletion until it is over (rule holds-outrank)."""
 
     __tablename__ = "holds"
     id: Mapped[str] = mapped_column(Text, primary_key=True)
@@ -135,7 +135,7 @@ class Operation(Leased, Table):
     started_at: Mapped[datetime | None] = mapped_column(Moment)
     ended_at: Mapped[datetime | None] = mapped_column(Moment)
     cancel_requested_at: Mapped[datetime | None] = mapped_column(Moment)
-    worker_id: Mapped[str | None] = mapped_column(Text)  # who has or had the lease
+    worker_id: Mapped[str | None] = mapped_column(Text)  # the process that has or had the lease
     tries: Mapped[int] = mapped_column(Integer, default=0)
     __table_args__ = (
         Index("ix_operations_state", "state", "created_at"),

@@ -25,7 +25,7 @@ from holdfast_service.stores.bucket.bucket_calls import Answer, BucketCalls, Cod
 from holdfast_service.stores.bucket.network import CONNECT_SECONDS, CONNECTIONS, READ_SECONDS, authorities
 
 LARGEST_PUT_BYTES = 5000 * 1024 * 1024
-"""Of one Put Blob: https://learn.microsoft.com/rest/api/storageservices/put-blob"""
+"""The limit of one Put Blob: https://learn.microsoft.com/rest/api/storageservices/put-blob"""
 _RANGE_BYTES = 4 * 1024 * 1024
 
 # https://learn.microsoft.com/rest/api/storageservices/blob-service-error-codes

@@ -2,7 +2,7 @@
 
 A service SAS is signed with the account's key. An identity without it (a managed identity, a workload identity) asks
 Azure for a user delegation key, which signs in the same way and ends after a week at the latest. azure-identity is
-imported only for that: who has the account's key does not need it. Source:
+imported only for that: a service with the account's key does not need it. Source:
 https://learn.microsoft.com/rest/api/storageservices/create-user-delegation-sas
 """
 

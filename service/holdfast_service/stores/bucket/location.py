@@ -13,7 +13,7 @@ _PREFIX = re.compile(r"(?:[0-9A-Za-z_.~-]+/)*[0-9A-Za-z_.~-]+|")
 @dataclass(frozen=True, slots=True)
 class BucketLocation:
     """`origin` and `public_origin` are scheme and host, as the service and as the clients reach the store.
-    `bucket_path` comes before every key: `/bucket`, or nothing where the bucket is part of the host."""
+    `bucket_path` comes before every key: `/bucket`, or nothing if the bucket is part of the host."""
 
     bucket: str
     prefix: str

@@ -43,7 +43,7 @@ def authorities() -> str | None:
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy that requests to `url` go by; None: they go directly. StoreRefused for one that is no URL."""
+    """The proxy that requests to `url` go by; None: they go directly. StoreRefused if it is no URL."""
     parts = urlsplit(url)
     proxies = getproxies_environment()
     host = parts.hostname or ""
@@ -79,7 +79,7 @@ def connections(origin: str) -> urllib3.PoolManager:
 
 
 def unreachable(name: str, error: BaseException) -> StoreError:
-    """What stands between the service and the store; to be tried again only where that may help. `name` begins the
+    """What stands between the service and the store; to be tried again only if that may help. `name` begins the
     sentence. The libraries wrap urllib3's and OpenSSL's exceptions, so what they wrapped decides."""
     for cause in _causes(error):
         if isinstance(cause, urllib3.exceptions.ProxyError):

@@ -173,7 +173,7 @@ class GcsCalls(GoogleCalls):
         asked = {"prefix": prefix, "fields": f"items({fields}),nextPageToken", "retry": None, **options}
 
         def once() -> tuple[list[Blob], str | None]:
-            # A new iterator for each page: one that failed would end where it failed.
+            # A new iterator for each page: a failed one would end where it failed.
             found = self._client.list_blobs(self._bucket, page_token=token or None, **asked)
             return list(next(found.pages, ())), found.next_page_token
 

@@ -20,7 +20,8 @@ _OPTIONS = ("endpoint", "public_endpoint", "iam_endpoint", "service_account")
 
 @dataclass(frozen=True, slots=True)
 class GcsLocation(BucketLocation):
-    """A bucket, where signatures are asked for, and as whom (None: as whoever the credentials are)."""
+    """A bucket, the service that signs its URLs, and the account that it signs as. Without an account the credentials'
+    own account signs."""
 
     iam_origin: str
     service_account: str | None

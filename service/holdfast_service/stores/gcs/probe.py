@@ -25,7 +25,7 @@ def probe_gcs(store: GcsStore) -> Capabilities:
         if not accepted:
             raise StoreRefused(f"the store refuses a presigned PUT ({reason}); check permissions and who signs")
         if store.is_retained(plain):
-            probe.leave_behind()  # nobody may delete it, and the reason must not be that
+            probe.leave_behind()  # the store forbids its deletion, and the error must not be that
             raise StoreRefused(
                 "the bucket has a retention policy or holds what is new, which locks every upload, so that nothing "
                 "could be deleted; take that off the bucket, or use another one"

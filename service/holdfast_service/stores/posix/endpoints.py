@@ -27,7 +27,7 @@ _PIECE_BYTES = 1024 * 1024
 
 
 class _ObjectFile(FileResponse):
-    """Of an open file, which it closes: by its name another one could be found meanwhile."""
+    """Sends an open file and closes it: by its name another file could be found meanwhile."""
 
     chunk_size = _PIECE_BYTES
 
@@ -70,7 +70,7 @@ def object_router(stores: Sequence[SignedStore]) -> APIRouter:
         try:
             await _receive(store, grant, request)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
+            return Response(status_code=400)  # the client has gone: no reader is left
         return Response(status_code=201)
 
     @router.get(

@@ -1,4 +1,12 @@
-"""The few file operations that a posix store is built from, and the proofs that a client sees the same mount."""
+"""The few file operations of a posix store, and the proofs that a client sees the same mount.
+
+Each operation is durable when it returns, and none ever overwrites. Names are relative to the store's folder, which may
+itself be reached by a symbolic link. Below it the service opens each part of a name from the folder before it, and
+refuses a link: a client that can make a link in the store could make the service read or write elsewhere (rule
+no-symlinks).
+
+Here, and only here, an OSError becomes a StoreError.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +36,7 @@ from holdfast_service.stores.base import (
     StoreUnavailable,
 )
 
-# A folder that holds what the service keeps for itself is open to nobody else (rule no-symlinks).
+# Only the service may open a folder that holds what it keeps for itself (rule no-symlinks).
 
 _log = structlog.get_logger("holdfast.start")
 _OTHERS = 0o007
@@ -37,7 +45,7 @@ _NOT_THE_OWNER = 0o077
 
 def close_folder(folder: Path, *, holds_ours: bool, gid: int | None = None) -> None:
     """Closes a folder of our own that others can enter. `holds_ours`: what is in it shows that the service made it,
-    so that closing it takes nothing away from anybody else. With `gid` that group may enter and read.
+    and closing it takes nothing away from another user. With `gid` that group may enter and read.
 
     A folder of another owner may be open to its group (a volume of Kubernetes is), not to others. Raises StoreRefused
     with the command to run, and OSError.
@@ -63,14 +71,6 @@ def close_folder(folder: Path, *, holds_ours: bool, gid: int | None = None) -> N
         )
 
 
-# The few file operations that a posix store is built from: each durable when it returns, none ever overwrites.
-#
-# Names are relative to the store's folder, which may itself be reached by a symbolic link. Nothing below it is: each
-# part of a name is opened from the folder before it, and a link there is refused, because who can make one in the store
-# could make the service read or write elsewhere (rule no-symlinks).
-#
-# Here, and only here, an OSError becomes a StoreError.
-
 INCOMING = "incoming"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _ABSENT = {errno.ENOENT, errno.ENOTDIR}
@@ -94,7 +94,7 @@ def _translated(error: OSError, root: Path) -> StoreError:
     if error.errno in _ABSENT:
         if (root / INCOMING).is_dir():
             return ObjectMissing("there is no such object in the store")
-        # Without its own folder the whole store is away (not mounted): no object may be called missing then.
+        # Without its own folder the whole store is unavailable (not mounted): no object may be called missing then.
         return StoreUnavailable(f"the store's folder {root} is not there; check that it is mounted")
     if error.errno in _FULL:
         return StoreFull(f"the store at {root} is full ({reason}); free some room or raise its quota")
@@ -192,7 +192,7 @@ def open_file(root: Path, name: str) -> int:
     """A descriptor of the file `name`, to read. Raises OSError, and StoreRefused for anything but a plain file."""
     above, _, last = name.rpartition("/")
     with opened_folder(root, above) as folder:
-        # A pipe that nobody writes to must not hold up the caller either.
+        # A pipe without a writer must not make the caller wait either.
         descriptor = _open_inner(root, [*above.split("/"), last], folder, os.O_RDONLY | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
@@ -310,8 +310,8 @@ class StagedFile:
             _write_all(self._open_descriptor(), data)
 
     def copy_from(self, source: int, count: int) -> None:
-        """At most `count` bytes from a descriptor's position. What is hashed is what this file has afterwards: whoever
-        still writes to the source changes neither."""
+        """At most `count` bytes from a descriptor's position. The hash is of the bytes that this file then has: a
+        process that still writes to the source changes neither."""
         with self._lock, store_errors(self._root):
             target, left = self._open_descriptor(), count
             while left and (copied := _copy_some(source, target, left)):
@@ -358,17 +358,17 @@ class StagedFile:
         return self._descriptor
 
 
-# Who sees the same mount: a client proves it by the content of a file that the service has just written there.
-#
-# A nonce, not an id file: an id would be copied along with a snapshot of the store and prove nothing (rule drop-box).
-# The file itself is the record, so any process of the service can check what another one offered.
-
 PROOFS = "proofs"
 _PROOF_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def new_mount_proof(root: Path, expires_in_seconds: int, access: Access) -> tuple[str, Path]:
-    """The id (32 hex digits, the first 8 of them say when it expires) and the path of a fresh secret."""
+    """The id (32 hex digits, the first 8 of them say when it expires) and the path of a fresh secret. A client proves
+    that it sees the same mount by this file's content.
+
+    A nonce, not an id file: a snapshot of the store would copy an id, and the id would prove nothing (rule drop-box).
+    The file itself is the record, and any process of the service can check what another one offered.
+    """
     proof_id = f"{int(time.time()) + expires_in_seconds:08x}{secrets.token_hex(12)}"
     with store_errors(root), opened_folder(root, PROOFS) as folder:
         with os.fdopen(new_file(folder, proof_id, access), "w") as file:

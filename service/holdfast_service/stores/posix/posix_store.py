@@ -125,7 +125,7 @@ class PosixStore:
         return StagedFile(self.root, self._access)
 
     def publish_staged(self, staged: StagedFile, key: ObjectKey) -> ObjectFacts:
-        """Makes what the service wrote and hashed the object. One that is there already stays as it is."""
+        """Makes what the service wrote and hashed the object. An existing object stays as it is."""
         staged.sync()
         with store_errors(self.root):
             if link_new(self.root, staged.name, key.path, self._access):
@@ -163,18 +163,18 @@ class PosixStore:
                 found = self.head(key)
             if found.bytes != expected_bytes:
                 raise ObjectMismatch(f"the store has {found.bytes} bytes, announced {expected_bytes}")
-            if found.sha256 is None:  # whoever made the name may have died before it was durable
+            if found.sha256 is None:  # the process that made the name may have died before it was durable
                 with opened_folder(self.root, _folder_of(key.path)) as folder:
                     os.fsync(folder)
             remove_whatever(source)
 
     def _take_over(self, source: Path, key: ObjectKey, expected_bytes: int) -> None:
-        """Publishes a file of the service's own with the same bytes: whoever wrote the source may still have it open.
+        """Publishes a file of the service's own with the same bytes: the source's writer may still have it open.
 
         Raises FileNotFoundError if nothing was handed over."""
         with opened_folder(self.root, INCOMING) as incoming:
             try:
-                # Neither a symbolic link out of the store nor a pipe that nobody writes to may be followed.
+                # The service follows neither a symbolic link out of the store nor a pipe without a writer.
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
                 descriptor = os.open(source.name, flags, dir_fd=incoming)
             except OSError as error:
@@ -273,7 +273,7 @@ class PosixStore:
             above, _, last = _folder_of(names[0]).rpartition("/")
             with suppress(OSError), opened_folder(self.root, above) as folder:  # or another delete was faster
                 os.rmdir(last, dir_fd=folder)
-        self.ping()  # that nothing was found proves nothing where the mount is absent
+        self.ping()  # that nothing was found proves nothing if the mount is absent
 
     def _unlink(self, name: str) -> None:
         with opened_folder(self.root, _folder_of(name)) as folder:
@@ -374,16 +374,16 @@ def open_store(url: str, opening: Opening) -> PosixStore:
     return store
 
 
-# What the filesystem under a posix store really does, found by trying.
-#
-# What comes in through endpoints.py is hashed by the service, whatever the filesystem; of a file that was handed over
-# only the size is known, and head() then reports no checksum.
-
 PROBE_PROJECT = "probe"
 
 
 def probe_posix(store: Store) -> Capabilities:
-    """StoreRefused where two writes to one key do not leave the first (no real link())."""
+    """What the filesystem under a posix store really does, found by trying. Raises StoreRefused if a second write to
+    one key replaces the first (no real link()).
+
+    The service hashes what comes in through endpoints.py, whatever the filesystem. It knows only the size of a file
+    that a client left, and head() then reports no checksum.
+    """
     first, second = secrets.token_bytes(64), secrets.token_bytes(64)
     key = ObjectKey(PROBE_PROJECT, hashlib.sha256(first).hexdigest(), secrets.token_hex(16))
     try:

@@ -97,7 +97,7 @@ class S3Calls(BucketCalls):
         return self.change(lambda: getattr(self.client, operation)(Bucket=self._bucket, **parameters))
 
     def put(self, key: str, data: bytes, **parameters: Any) -> dict[str, Any]:
-        """boto3's answer. Raises what the guard raises, and AlreadyDone where only a new object may be written."""
+        """boto3's answer. Raises what the guard raises, and AlreadyDone if only a new object may be written."""
 
         def once() -> dict[str, Any]:
             # urllib3 applies the connect time-out to each send: in one piece a large body would have to fit into it.

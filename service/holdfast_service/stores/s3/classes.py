@@ -26,11 +26,9 @@ from holdfast_service.stores.bucket.bucket_store import ArchivingStore
 from holdfast_service.stores.s3.calls import S3Calls
 from holdfast_service.stores.s3.s3_location import S3Location
 
-# What S3's answers say of an object. Pure.
-
 
 def facts_of(answer: Mapping[str, Any]) -> ObjectFacts:
-    """Of a HEAD or GET with checksum mode on: else no checksum comes back."""
+    """What S3's answer to a HEAD or GET says, with checksum mode on: else no checksum comes back. Pure."""
     version_id = answer.get("VersionId")
     return ObjectFacts(
         int(answer["ContentLength"]),
@@ -47,11 +45,6 @@ def _hex_sha256(told: str | None) -> str | None:
         return None
     return digest.hex() if len(digest) == hashlib.sha256().digest_size else None
 
-
-# S3's storage classes: server-side copies into one, what it says of them, and restore requests (see
-# stores/base.py). S3Store is made of this and of what every store does.
-#
-# Source: https://docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html and API_RestoreObject.html
 
 _RESTORE = re.compile(r'ongoing-request="(?P<ongoing>true|false)"(?:, *expiry-date="(?P<until>[^"]+)")?')
 _NAMES = {
@@ -81,7 +74,7 @@ TERMS = {
 
 
 def name_of(storage_class: str) -> str:
-    """As S3 calls it; its own name where it has no neutral one."""
+    """As S3 calls it; its own name if it has no neutral one."""
     return {each.value: name for each, name in _NAMES.items()}.get(storage_class, storage_class)
 
 
@@ -91,7 +84,11 @@ def class_of(name: str | None) -> str | None:
 
 
 class S3StorageClasses(ArchivingStore):
-    """A ClassedStore."""
+    """A ClassedStore: server-side copies into a class, what S3 says of them, and restore requests. S3Store is made of
+    this and of what every store does.
+
+    Source: https://docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html and API_RestoreObject.html
+    """
 
     class_terms = TERMS
     location: S3Location
@@ -163,14 +160,12 @@ def base64_sha256(data: bytes) -> str:
     return base64.b64encode(hashlib.sha256(data).digest()).decode()
 
 
-# S3's Object Lock: what the bucket says of it, and the legal hold of one version.
-#
-# Source: https://docs.aws.amazon.com/AmazonS3/latest/API/API_PutObjectLegalHold.html and
-# https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObjectLockConfiguration.html.
-
-
 class S3ObjectLock:
-    """What makes an S3Store a LockingStore."""
+    """What makes an S3Store a LockingStore: what the bucket says of its Object Lock, and the legal hold of one version.
+
+    Source: https://docs.aws.amazon.com/AmazonS3/latest/API/API_PutObjectLegalHold.html and
+    https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObjectLockConfiguration.html.
+    """
 
     location: S3Location
     calls: S3Calls

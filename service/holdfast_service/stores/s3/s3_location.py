@@ -1,4 +1,5 @@
-"""`s3://bucket/prefix?...`: where the bucket is, and where the keys for it come from."""
+"""`s3://bucket/prefix?endpoint=...&public_endpoint=...&region=...&path_style=...&profile=...`: where requests go, and
+which keys sign them. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +14,6 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from holdfast_service.stores.base import Credentials, StoreRefused, StoreUnavailable
 from holdfast_service.stores.bucket.location import BucketLocation, origin_option, split_bucket_url
-
-# `s3://bucket/prefix?endpoint=...&public_endpoint=...&region=...&path_style=...&profile=...` -> where requests go, and
-# whose keys they are signed with. Pure.
 
 EXAMPLE = "s3://my-bucket/checkpoints?region=eu-central-1, or with &endpoint=https://s3.example.org for other stores"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -73,12 +71,10 @@ def _flag(value: str | None, *, default: bool) -> bool:
     return value.lower() == "true"
 
 
-# Where the keys for a bucket come from: given, or found by botocore's default chain (environment, profile, role).
-
-
 class S3Credentials:
-    """The given keys; else whatever botocore finds, or finds in the `profile` that is named. Temporary keys are
-    refreshed by it. `session` makes clients with them. StoreRefused if there are none."""
+    """The keys for a bucket: the given ones, or those that botocore's default chain finds (environment, profile, role),
+    or finds in the `profile` that is named. It refreshes temporary keys. `session` makes clients with them. Raises
+    StoreRefused if there are none."""
 
     def __init__(self, given: Credentials | None = None, profile: str | None = None) -> None:
         try:

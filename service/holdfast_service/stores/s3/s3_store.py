@@ -1,4 +1,9 @@
-"""Chunks in a bucket: S3 and what speaks like it."""
+"""Chunks in a bucket: S3 and what speaks like it. Clients send and read by presigned URLs, never through the service.
+
+A ticket has Content-Length and the SHA-256 of the bytes signed in: a store that enforces them takes these bytes or
+none. probe.py asks whether it does, and head() repeats only what the store itself computed. The service signs
+`If-None-Match` in if the probe saw it work: its 412 on a retry means that the object is there.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +37,6 @@ from holdfast_service.stores.s3.classes import (
 from holdfast_service.stores.s3.probe import probe_s3
 from holdfast_service.stores.s3.s3_location import EXAMPLE, S3Credentials, S3Location, parse_s3_url
 from holdfast_service.stores.s3.signer import LONGEST_URL_SECONDS, SigV4Signer
-
-# Chunks in a bucket: S3 and what speaks like it. Clients send and read by presigned URLs, never through the service.
-#
-# A ticket has Content-Length and the SHA-256 of the bytes signed in, so a store that enforces them takes these bytes or
-# none; whether it does is probe.py's question, and head() repeats only what the store itself computed. `If-None-Match`
-# is signed in where the probe saw it work: its 412 on a retry means that the object is there.
 
 
 class S3Store(S3StorageClasses, S3ObjectLock):
