@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1 as notices, seen at once even while the main thread is inside a collective (rule project-in-key).
+"""SIGTERM and SIGUSR1 as notices, seen at once even while the main thread is inside a collective (rule sigterm-thread).
 
     signal -> C handler writes its number into a pipe (signal.set_wakeup_fd) -> a thread reads it -> notice
 
