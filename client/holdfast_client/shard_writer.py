@@ -14,7 +14,7 @@ from holdfast_client.chunks.encoding import OutgoingChunk, hash_chunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
-from holdfast_client.errors import HoldfastError
+from holdfast_client.errors import HoldfastError, TransferStopped
 from holdfast_protocol.base import Fence, text_to_keep
 from holdfast_protocol.checkpoints import (
     AbortCheckpoint,
@@ -103,15 +103,22 @@ class ShardWriter:
         held_bytes: int | None = None,
     ) -> CheckpointView:
         """`upload` and `seal` with one call less: the seal reports what was sent last. `describe` is called when all
-        chunks were sent, maybe more than once and on another thread. It gives what `seal` takes."""
-        sealed: list[CheckpointView] = []
+        chunks were sent, maybe more than once and on another thread. It gives what `seal` takes. Raises TransferStopped
+        only if this rank is not sealed."""
+        sealed: list[tuple[list[str], CheckpointView]] = []
 
         def seal(digests: list[str]) -> None:
             self._uploaded_at = time.monotonic()
-            sealed.append(self._seal([*self.digests, *digests], *describe()))
+            sealed.append((digests, self._seal([*self.digests, *digests], *describe())))
 
-        self._upload(chunks, held_bytes, seal=seal)
-        return sealed[-1] if sealed else self._seal(self.digests, *describe())
+        try:
+            self._upload(chunks, held_bytes, seal=seal)
+        except TransferStopped:
+            # It is raised once the running calls have ended, and one of them may have sealed.
+            if not sealed:
+                raise
+            self.digests.extend(sealed[-1][0])
+        return sealed[-1][1] if sealed else self._seal(self.digests, *describe())
 
     def _upload(
         self, chunks: Iterable[OutgoingChunk], held_bytes: int | None, *, seal: Callable[[list[str]], None] | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ import holdfast
 from holdfast import errors
 from holdfast.layout.plan import ChunkSizes
 from holdfast.save.job import SaveHandle, SaveState
+from holdfast_client.shard_writer import ShardWriter
 from holdfast_client.transport import Transport
+from holdfast_protocol.states import CheckpointState
 
 Q, S, H, P, U, D, C, L = SaveState
 
@@ -74,6 +77,23 @@ def test_a_save_that_the_job_has_no_time_for(run, tmp_path, seen, monkeypatch, l
         assert reached.wait(60)
     assert isinstance(handle.committed.exception(timeout=60), errors.SaveFailed)
     assert seen == {0: [Q, S, H, P, U, P] if local else [Q, S, U, L]}
+
+
+def test_a_stop_while_the_seal_is_answered_does_not_undo_the_commit(run, monkeypatch):
+    seal = ShardWriter._seal
+
+    def seal_and_be_stopped(writer, *arguments):
+        view = seal(writer, *arguments)
+        writer.stop()
+        time.sleep(1)  # the uploading thread sees the stop before the answer
+        return view
+
+    monkeypatch.setattr(ShardWriter, "_seal", seal_and_be_stopped)
+    with holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore({})
+        handle = ckpt.save(1, {"notes": {"text": "a" * 5000}})
+        assert handle.committed.result(timeout=60).state is CheckpointState.COMMITTED
+        assert ckpt.stats.last_committed_step == 1
 
 
 def test_a_save_whose_chunks_fit_one_batch_makes_two_calls(run, monkeypatch):
