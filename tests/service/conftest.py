@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy.orm import Session
 
 import holdfast_service.db.dialect
 from holdfast_service.settings import ServiceSettings
@@ -117,7 +116,7 @@ def cold(
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    real: Callable[[Session], datetime] = holdfast_service.db.dialect._read_clock
+    real: Callable[..., datetime] = holdfast_service.db.dialect._read_clock
     moved = Clock()
-    monkeypatch.setattr(holdfast_service.db.dialect, "_read_clock", lambda session: real(session) + moved.ahead)
+    monkeypatch.setattr(holdfast_service.db.dialect, "_read_clock", lambda *read: real(*read) + moved.ahead)
     return moved

@@ -223,7 +223,7 @@ def test_a_chunk_that_two_ranks_offer_at_the_same_moment_is_one_chunk(
     save = job.begin(1)
     for rank in (0, 1):
         save.negotiate(rank, [b"own %d" % rank])
-    gate = hold_after(monkeypatch, holdfast_service.training.negotiate, "_decisions")
+    gate = hold_after(monkeypatch, holdfast_service.training.negotiate, "_copies")
     # Inserted, and not committed.
     one, other = overlap(service, gate, lambda: save.negotiate(0, [b"shared"]), lambda: save.negotiate(1, [b"shared"]))
     assert statuses(one.result()) == statuses(other.result()) == ["upload"]

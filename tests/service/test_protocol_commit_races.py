@@ -14,7 +14,7 @@ import holdfast_service.training.begin
 import holdfast_service.training.commit
 import holdfast_service.training.negotiate
 import holdfast_service.training.seal
-from tests.support.interleave import hold_after, hold_before, in_background, overlap, refused
+from tests.support.interleave import hold_after, hold_before, in_background, just_before, overlap, refused
 from tests.support.rank import Job
 from tests.support.service import RunningService
 
@@ -105,16 +105,17 @@ def test_the_reply_goes_out_after_the_database_has_committed(service: RunningSer
     save = job.begin(100)
     save.upload(0, [b"w", b"i"])
 
-    def lose_the_database(session: Session) -> None:
-        if any(getattr(row, "state", None) == "committed" for row in session.identity_map.values()):
+    def lose_the_database(_session: Session) -> None:
+        if completed:
             raise OperationalError("COMMIT", {}, Exception("the server closed the connection"))
 
-    event.listen(Session, "before_commit", lose_the_database)
-    try:
-        with refused("database_unavailable"):
-            save.seal(0, [b"w", b"i"])
-    finally:
-        event.remove(Session, "before_commit", lose_the_database)
+    with just_before(service, "UPDATE checkpoints SET .*committed_at", lambda: None) as completed:
+        event.listen(Session, "before_commit", lose_the_database)
+        try:
+            with refused("database_unavailable"):
+                save.seal(0, [b"w", b"i"])
+        finally:
+            event.remove(Session, "before_commit", lose_the_database)
     assert save.now()["state"] == "uploading"
     assert save.seal(0, [b"w", b"i"])["state"] == "committed"
 

@@ -340,7 +340,7 @@ _ahead = [timedelta()]
 def movable_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     real = holdfast_service.db.dialect._read_clock
     _ahead[0] = timedelta()
-    monkeypatch.setattr(holdfast_service.db.dialect, "_read_clock", lambda session: real(session) + _ahead[0])
+    monkeypatch.setattr(holdfast_service.db.dialect, "_read_clock", lambda *read: real(*read) + _ahead[0])
     yield
 
 

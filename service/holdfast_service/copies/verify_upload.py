@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import bindparam, update
+from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CopyState, Proof
 from holdfast_service.db.dialect import database_now
@@ -61,15 +62,19 @@ class Verdict:
 
 def verify_uploads(database: Database, store: Store, uploads: Sequence[Upload]) -> list[Verdict]:
     """One verdict per upload, in their order, settled in the catalog. Raises StoreError if the store does not say."""
-    if not uploads:
-        return []
-    if len(uploads) == 1:
-        verdicts = [ask_store(store, uploads[0])]
-    else:
-        with ThreadPoolExecutor(min(_AT_ONCE, len(uploads)), thread_name_prefix="holdfast-verify") as threads:
-            verdicts = list(threads.map(lambda upload: ask_store(store, upload), uploads))
-    _settle(database, verdicts)
+    verdicts = ask_for_all(store, uploads)
+    if verdicts:
+        with database.transaction() as session:
+            settle(session, verdicts, database_now(session))
     return verdicts
+
+
+def ask_for_all(store: Store, uploads: Sequence[Upload]) -> list[Verdict]:
+    """The same, and not settled yet."""
+    if len(uploads) <= 1:
+        return [ask_store(store, upload) for upload in uploads]
+    with ThreadPoolExecutor(min(_AT_ONCE, len(uploads)), thread_name_prefix="holdfast-verify") as threads:
+        return list(threads.map(lambda upload: ask_store(store, upload), uploads))
 
 
 def ask_store(store: Store, upload: Upload) -> Verdict:
@@ -106,18 +111,17 @@ def _facts(store: Store, upload: Upload) -> ObjectFacts:
     return store.head(upload.key)
 
 
-def _settle(database: Database, verdicts: Sequence[Verdict]) -> None:
+def settle(session: Session, verdicts: Sequence[Verdict], now: datetime) -> None:
+    """What has arrived and what is wrong stands in the catalog. What is missing may still come."""
     settled = [verdict for verdict in verdicts if verdict.finding is not Finding.MISSING]
     if not settled:
         return
     # Only from `pending`: whatever else has happened to the copy meanwhile weighs more.
     pending = update(Copy).where(Copy.id == bindparam("copy_id"), Copy.state == CopyState.PENDING)
-    with database.transaction() as session:
-        now = database_now(session)
-        session.connection().execute(
-            pending.values({name: bindparam(name) for name in ("state", "proof", "version_id", "verified_at")}),
-            [_columns(verdict, now) for verdict in sorted(settled, key=lambda verdict: verdict.upload.copy_id)],
-        )
+    session.connection().execute(
+        pending.values({name: bindparam(name) for name in ("state", "proof", "version_id", "verified_at")}),
+        [_columns(verdict, now) for verdict in sorted(settled, key=lambda verdict: verdict.upload.copy_id)],
+    )
 
 
 def _columns(verdict: Verdict, now: datetime) -> dict[str, Any]:

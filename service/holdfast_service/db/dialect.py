@@ -6,10 +6,24 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Index, Integer, TypeDecorator, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    Index,
+    Integer,
+    TypeDecorator,
+    bindparam,
+    select,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 
 if TYPE_CHECKING:
     from holdfast_service.db.tables.core import Table
@@ -44,21 +58,52 @@ def partial_index(name: str, *columns: str, where: str, unique: bool = False) ->
     return Index(name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where))
 
 
-def database_now(session: Session) -> datetime:
-    """The catalog's clock: the database's time at this moment, in UTC. Leases and deadlines are compared with it, never
-    with a client's time.
+def dialect_of(session: Session) -> str:
+    """`sqlite` or `postgresql`."""
+    return session.get_bind().dialect.name
+
+
+class clock(FunctionElement[datetime]):  # noqa: N801  a SQL function, as func.now
+    """The catalog's clock as a column: the database's time at this moment, in UTC. Leases and deadlines are compared
+    with it, never with a client's time.
 
     On Postgres `clock_timestamp()`: after a wait for a lock `now()`, the transaction's start, is old (rule
     database-clock). On SQLite service and database are one process on one machine.
     """
-    return _read_clock(session)
+
+    inherit_cache = True
+    type = Moment()
 
 
-def _read_clock(session: Session) -> datetime:
-    if session.get_bind().dialect.name == "postgresql":
-        moment: datetime = session.execute(text("SELECT clock_timestamp()")).scalar_one()
-        return moment.astimezone(UTC)
+@compiles(clock)
+def _of_postgres(_element: clock, _compiler: SQLCompiler, **_more: Any) -> str:
+    return "clock_timestamp()"
+
+
+@compiles(clock, "sqlite")
+def _of_python(_element: clock, compiler: SQLCompiler, **more: Any) -> str:
+    return str(compiler.process(bindparam("clock", callable_=_python_now, type_=Moment()), **more))
+
+
+def _python_now() -> datetime:
     return datetime.now(UTC)
+
+
+_CLOCK = select(clock())
+
+
+def database_now(session: Session, read: datetime | None = None) -> datetime:
+    """The catalog's clock: `read`, if a statement has just read it as `clock`, or else in a statement of its own."""
+    return _read_clock(session, read)
+
+
+def _read_clock(session: Session, read: datetime | None) -> datetime:
+    if read is not None:
+        return read
+    if dialect_of(session) == "sqlite":
+        return _python_now()
+    moment: datetime = session.execute(_CLOCK).scalar_one()
+    return moment
 
 
 def insert_absent(session: Session, table: type[Table], rows: Sequence[dict[str, Any]]) -> None:
@@ -70,7 +115,17 @@ def insert_absent(session: Session, table: type[Table], rows: Sequence[dict[str,
     """
     if not rows:
         return
-    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     session.flush()  # the connection does not: what was added before may be what these rows refer to
     # The rows as parameters: a statement that holds them is compiled anew each time, which costs more than to run it.
-    session.connection().execute(dialect.insert(table).on_conflict_do_nothing(), list(rows))
+    session.connection().execute(_unless_there(session, table), list(rows))
+
+
+def insert_new(session: Session, table: type[Table], rows: Sequence[dict[str, Any]], *returned: Any) -> Sequence[Any]:
+    """`insert_absent`, and for each row that this transaction has inserted the columns `returned`, or the row as an
+    object if that is `table`."""
+    return session.execute(_unless_there(session, table).returning(*returned), list(rows)).all() if rows else []
+
+
+def _unless_there(session: Session, table: type[Table]) -> Any:
+    dialect = postgresql if dialect_of(session) == "postgresql" else sqlite
+    return dialect.insert(table).on_conflict_do_nothing()

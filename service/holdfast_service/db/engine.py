@@ -42,7 +42,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session, sessionmaker
 
 from holdfast_protocol.problems import ProblemCode
-from holdfast_service.db.dialect import database_now
+from holdfast_service.db.dialect import database_now, dialect_of
 from holdfast_service.db.tables.core import CatalogIdentity
 from holdfast_service.db.tables.records import HistoryMark
 from holdfast_service.errors import ProblemError, WentBackError
@@ -478,11 +478,33 @@ def _move(session: Session, memory_id: str, slot: int, number: int, acknowledged
 
 def refuse_if_went_back(session: Session) -> None:
     """In a transaction that writes for a training job. Raises WentBackError."""
+    known = history_known(session)
+    refuse_gone_back(session, known, *session.execute(select(*history_columns(dialect_of(session)))).one())
+
+
+def history_known(session: Session) -> Snapshot:
+    """What this process remembers. Taken before the statement that reads `history_columns`."""
     memory: Memory = session.info[INFO]
-    known = memory.snapshot()
-    server = _server_of(session)
-    if server != memory.proven_on:
-        _prove(session, memory, known, server)
+    return memory.snapshot()
+
+
+def history_columns(dialect: str) -> tuple[ColumnElement[str | None], ColumnElement[str]]:
+    """Of `catalog_identity`, for `refuse_gone_back`: what a process has found lost, and which server answers. That is
+    another one after each failover, and after each restart of the same."""
+    started_at = func.concat(func.pg_postmaster_start_time(), "")
+    return CatalogIdentity.went_back.expression, started_at if dialect == "postgresql" else literal("sqlite")
+
+
+def refuse_gone_back(session: Session, known: Snapshot, found: str | None, server: str, *, again: bool = False) -> None:
+    """Raises WentBackError. `again`: also a server that was seen to have all of it is asked."""
+    if found is not None:
+        raise WentBackError(found, noticed=True)
+    memory: Memory = session.info[INFO]
+    if again or server != memory.proven_on:
+        lost = known.lost(session)
+        if lost is not None:
+            raise WentBackError(lost)
+        memory.proven_on = server
 
 
 def prove_history(database: Database) -> str:
@@ -490,28 +512,6 @@ def prove_history(database: Database) -> str:
     remembers. Raises WentBackError."""
     known = database.memory.snapshot()  # before the session sees anything
     with database.read() as session:
-        server = _server_of(session)
-        _prove(session, database.memory, known, server)
+        found, server = session.execute(select(*history_columns(dialect_of(session)))).one()
+        refuse_gone_back(session, known, found, server, again=True)
     return server
-
-
-def _server_of(session: Session) -> str:
-    """Which server answers. Raises WentBackError if a process has found that the database went back."""
-    found, server = session.execute(select(CatalogIdentity.went_back, _server(session))).one()
-    if found is not None:
-        raise WentBackError(found, noticed=True)
-    return str(server)
-
-
-def _prove(session: Session, memory: Memory, known: Snapshot, server: str) -> None:
-    lost = known.lost(session)
-    if lost is not None:
-        raise WentBackError(lost)
-    memory.proven_on = server
-
-
-def _server(session: Session) -> ColumnElement[str]:
-    """Another one after each failover, and after each restart of the same."""
-    if session.get_bind().dialect.name == "postgresql":
-        return func.concat(func.pg_postmaster_start_time(), "")
-    return literal("sqlite")

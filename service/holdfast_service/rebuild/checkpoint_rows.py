@@ -71,7 +71,8 @@ def put_chunk_list(database: Database, project_id: str, record: ListRecord, dige
             ids |= {chunk: chunk_id for chunk, chunk_id, size in found if size == sizes[chunk]}
     with database.transaction() as session:
         _put_encodings(session, project_id, record, digests)
-    return ensure_chunk_list(database, project_id, digest, [ids[each] for each in digests])
+    chunk_ids = [ids[each] for each in digests]
+    return database.run(lambda session: ensure_chunk_list(session, project_id, digest, chunk_ids))
 
 
 def _put_encodings(session: Session, project_id: str, record: ListRecord, digests: list[str]) -> None:
@@ -206,6 +207,7 @@ def _insert(database: Database, source: SourceStore, read: ReadCheckpoint, lists
             "run_id": base.run.id,
             "attempt_id": attempt_id,
             "attempt_number": base.checkpoint.attempt,
+            "sealed_ranks": base.checkpoint.world_size,
             "deadline_at": now,
             "recorded_version": 0,
             "version": 1,

@@ -136,10 +136,14 @@ def checkpoint_by_id(session: Session, caller: Principal, checkpoint_id: str) ->
         .where(Checkpoint.id == checkpoint_id)
     ).one_or_none()
     if row is None or not caller.sees_project(row[0].id):
-        raise ProblemError(
-            ProblemCode.CHECKPOINT_NOT_FOUND, f"There is no checkpoint {checkpoint_id}.", checkpoint_id=checkpoint_id
-        )
+        raise no_checkpoint(checkpoint_id)
     return row[0], row[1], row[2]
+
+
+def no_checkpoint(checkpoint_id: str) -> ProblemError:
+    return ProblemError(
+        ProblemCode.CHECKPOINT_NOT_FOUND, f"There is no checkpoint {checkpoint_id}.", checkpoint_id=checkpoint_id
+    )
 
 
 def refuse_unless_whole(checkpoint: Checkpoint) -> None:
@@ -282,7 +286,7 @@ def project_label(name: str) -> str:
 # From rows to what the wire shows. Whoever answers with a checkpoint or an attempt builds it here.
 
 MISSING_RANKS_SHOWN = 20
-_RANKS_PER_PAGE = 256
+_RANKS_LOOKED_AT = 100
 
 
 @dataclass(frozen=True)
@@ -366,24 +370,19 @@ def seal_progress(session: Session, checkpoints: Iterable[Checkpoint]) -> dict[s
 
 
 def _progress_of(session: Session, row: Checkpoint) -> SealProgress:
-    """For a rank's call, of which a storm makes two for each rank: it reads sealed ranks only until it has seen enough
-    that are missing."""
+    """For a rank's call, of which a storm makes two for each rank: it looks for missing ranks among the first
+    _RANKS_LOOKED_AT alone."""
     if row.committed_at is not None:
         return SealProgress(row.world_size)
-    of_checkpoint = (Shard.checkpoint_id == row.id, Shard.state == ShardState.SEALED)
-    sealed: set[int] = set()
-    last = -1
-    while True:
-        page = session.scalars(
-            select(Shard.rank).where(*of_checkpoint, Shard.rank > last).order_by(Shard.rank).limit(_RANKS_PER_PAGE)
-        ).all()
-        sealed.update(page)
-        if len(page) < _RANKS_PER_PAGE:
-            return SealProgress(len(sealed), missing_ranks(sealed, row.world_size))
-        last = page[-1]
-        missing = missing_ranks(sealed, last)
-        if len(missing) == MISSING_RANKS_SHOWN:
-            return SealProgress(session.scalar(select(func.count()).where(*of_checkpoint)) or 0, missing)
+    if not row.sealed_ranks:
+        return SealProgress(0, missing_ranks(set(), row.world_size))
+    looked_at = min(row.world_size, _RANKS_LOOKED_AT)
+    sealed = session.scalars(
+        select(Shard.rank).where(
+            Shard.checkpoint_id == row.id, Shard.rank < looked_at, Shard.state == ShardState.SEALED
+        )
+    )
+    return SealProgress(row.sealed_ranks, missing_ranks(set(sealed), looked_at))
 
 
 def missing_ranks(sealed: set[int], world_size: int) -> list[int]:

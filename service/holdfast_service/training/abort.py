@@ -19,6 +19,7 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import current_checkpoint_view
 from holdfast_service.training.fencing import (
     begin_writing,
+    lock_checkpoint,
     locked_shard,
     refuse_unless_uploading,
 )
@@ -78,11 +79,13 @@ def fail_shard(
     no-failure-after-seal). Raises `shard_sealed` once the rank has sealed: a lost seal reply must not abort a good
     checkpoint."""
     with context.database.transaction() as session:
-        writing = begin_writing(session, caller, checkpoint_id, request, context.epoch, lock=True)
+        writing = begin_writing(session, caller, checkpoint_id, request, context.epoch)
         checkpoint = writing.checkpoint
+        if checkpoint.state == CheckpointState.UPLOADING:
+            shard = locked_shard(session, checkpoint, rank)
+            lock_checkpoint(session, checkpoint)  # in the order of a seal
         if checkpoint.state != CheckpointState.ABORTED:
             refuse_unless_uploading(checkpoint)
-            shard = locked_shard(session, checkpoint, rank)
             if shard.state == ShardState.SEALED:
                 raise ProblemError(
                     ProblemCode.SHARD_SEALED,

@@ -53,7 +53,7 @@ from holdfast_service.runs.views import (
 )
 from holdfast_service.training.abort import abort
 from holdfast_service.training.crash_loop import break_crash_loop
-from holdfast_service.training.fencing import beat, is_of_launch, lock_attempt, pass_fence, reached
+from holdfast_service.training.fencing import beat, is_of_launch, lock_attempt, lock_run, pass_fence, reached
 from holdfast_service.webhooks.outbox import leave_calls
 
 _SHORTEST_WORD = 3
@@ -330,8 +330,8 @@ def record_resumed_from(
     here. Raises `checkpoint_not_found` for another run's, and `invalid_request` for one never
     committed or once this attempt has committed on from elsewhere."""
     with context.database.transaction() as session:
-        _, run = run_named(session, caller, project_name, run_name, deleted=True)
-        _, attempt = pass_fence(session, run.id, request, context.epoch)
+        fenced = pass_fence(session, lock_run(session, caller, project_name, run_name), request, context.epoch)
+        run, attempt = fenced.run, fenced.attempt
         if not _is_own(session, run, attempt, request):
             if attempt.resumed_from_id != request.checkpoint_id:
                 _refuse_if_cut(attempt)
@@ -466,9 +466,8 @@ def take_heartbeat(
         hearing_the_refused(context, caller, project_name, run_name, request),
         context.database.transaction() as session,
     ):
-        _, run = run_named(session, caller, project_name, run_name, deleted=True)
-        _, attempt = pass_fence(session, run.id, request, context.epoch)
-        now = database_now(session)
+        fenced = pass_fence(session, lock_run(session, caller, project_name, run_name), request, context.epoch)
+        run, attempt, now = fenced.run, fenced.attempt, fenced.now
         beat(session, attempt, now, context.settings)
         lock_attempt(session, attempt)
         take_progress_report(session, attempt, request, now)
@@ -495,8 +494,8 @@ def end_attempt(
         hearing_the_refused(context, caller, project_name, run_name, request),
         context.database.transaction() as session,
     ):
-        _, run = run_named(session, caller, project_name, run_name, deleted=True)
-        _, attempt = pass_fence(session, run.id, request, context.epoch)
+        fenced = pass_fence(session, lock_run(session, caller, project_name, run_name), request, context.epoch)
+        run, attempt = fenced.run, fenced.attempt
         lock_attempt(session, attempt)
         now = database_now(session)
         take_progress_report(session, attempt, request, now)

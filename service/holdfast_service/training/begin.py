@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy import exists, func, select
 from sqlalchemy.orm import Session
@@ -16,13 +16,15 @@ from holdfast_protocol.text import counted
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now, insert_absent
-from holdfast_service.db.tables.core import Attempt, Checkpoint, Run
+from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError
-from holdfast_service.runs.views import attempt_numbered, current_checkpoint_view, run_named
+from holdfast_service.runs.views import attempt_numbered, current_checkpoint_view
 from holdfast_service.training.fencing import (
     DRAIN_SECONDS,
+    LIVE,
     Writing,
     keep_alive,
+    lock_run,
     pass_fence,
     reached,
     refuse_unless_pusher,
@@ -48,10 +50,15 @@ class LateSave:
     detached: str | None
 
 
-def place_late_save(session: Session, run_id: str, request: BeginCheckpoint, epoch: int) -> LateSave:
-    """Raises `stale_attempt`, `attempt_not_found`, and `invalid_request` for a save of an attempt yet to come."""
-    # Who accepts a branch needs no fence against newer attempts: a branch changes nothing that they were told.
-    run, pusher = pass_fence(session, run_id, request, epoch, newest=not request.allow_detached)
+def place_late_save(
+    session: Session, locked: tuple[Project, Run], request: BeginCheckpoint, epoch: int
+) -> tuple[LateSave, datetime]:
+    """With the database's clock. Raises `stale_attempt`, `attempt_not_found`, and `invalid_request` for a save of an
+    attempt yet to come."""
+    # A caller that accepts a branch needs no fence against newer attempts: a branch changes nothing that they were
+    # told.
+    fenced = pass_fence(session, locked, request, epoch, newest=not request.allow_detached)
+    run, pusher = fenced.run, fenced.attempt
     assert request.origin_attempt is not None
     origin = attempt_numbered(session, run, request.origin_attempt)
     if origin.number > pusher.number:
@@ -62,7 +69,7 @@ def place_late_save(session: Session, run_id: str, request: BeginCheckpoint, epo
             origin_attempt=origin.number,
             latest_attempt=run.latest_attempt,
         )
-    return LateSave(run, origin, pusher, _why_detached(session, run, origin, pusher))
+    return LateSave(run, origin, pusher, _why_detached(session, run, origin, pusher)), fenced.now
 
 
 def refuse_detached(late: LateSave, request: BeginCheckpoint) -> None:
@@ -98,8 +105,6 @@ def _why_detached(session: Session, run: Run, origin: Attempt, pusher: Attempt) 
 
 # Begin a checkpoint. Any rank may be the first; the others find it (rule one-checkpoint-per-step).
 
-_LIVE = (CheckpointState.UPLOADING, CheckpointState.COMMITTED)
-
 
 def begin_checkpoint(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: BeginCheckpoint
@@ -124,37 +129,35 @@ def begin_in(
 ) -> Writing:
     """`begin_checkpoint` within a transaction. `run`: its project's name and its own. Repeatable. The caller ends with
     `has_begun`."""
-    project, row = run_named(session, caller, *run, deleted=True)
+    locked = lock_run(session, caller, *run)
     begin = _begin if request.origin_attempt is None else _begin_late
-    attempt, pusher, checkpoint = begin(session, context, row, request)
-    _refuse_if_different(checkpoint, request)
-    return Writing(project, row, attempt, pusher, checkpoint)
+    writing = begin(session, context, locked, request)
+    _refuse_if_different(writing.checkpoint, request)
+    return writing
 
 
 def has_begun(session: Session, context: ServiceContext, writing: Writing) -> None:
     """The attempt lives, and has come to this step. Last in the transaction: a seal locks the checkpoint and then the
     attempt, and rows that refer to the checkpoint wait for it."""
-    keep_alive(session, writing, context.settings, database_now(session))
+    keep_alive(session, writing, context.settings)
     # Whatever becomes of the save: its state is that after this step. A job that is killed before its next heartbeat
     # has told so by this alone.
     reached(session, writing.attempt, writing.checkpoint.step)
 
 
-def _begin(
-    session: Session, context: ServiceContext, run: Run, request: BeginCheckpoint
-) -> tuple[Attempt, Attempt, Checkpoint]:
-    _, attempt = pass_fence(session, run.id, request, context.epoch)
-    checkpoint = _live(session, attempt, request.step)
+def _begin(session: Session, context: ServiceContext, locked: tuple[Project, Run], request: BeginCheckpoint) -> Writing:
+    fenced = pass_fence(session, locked, request, context.epoch, step=request.step)
+    checkpoint, attempt = fenced.checkpoint, fenced.attempt
     if checkpoint is None:
         _refuse_if_ended(session, attempt)
         checkpoint = _insert(session, context, attempt, request, pushed_by=None, detached=False)
-    return attempt, attempt, checkpoint
+    return Writing(*locked, attempt, attempt, checkpoint, fenced.now)
 
 
 def _begin_late(
-    session: Session, context: ServiceContext, run: Run, request: BeginCheckpoint
-) -> tuple[Attempt, Attempt, Checkpoint]:
-    late = place_late_save(session, run.id, request, context.epoch)
+    session: Session, context: ServiceContext, locked: tuple[Project, Run], request: BeginCheckpoint
+) -> Writing:
+    late, now = place_late_save(session, locked, request, context.epoch)
     # What is on the line comes first: it may have been committed in time, or be on its way since it still could.
     checkpoint = _live(session, late.origin, request.step)
     detached = late.detached is not None
@@ -165,7 +168,7 @@ def _begin_late(
         checkpoint = _insert(session, context, late.origin, request, pushed_by=late.pusher.number, detached=detached)
     if checkpoint.state == CheckpointState.UPLOADING:
         refuse_unless_pusher(checkpoint, request)
-    return late.origin, late.pusher, checkpoint
+    return Writing(*locked, late.origin, late.pusher, checkpoint, now)
 
 
 def _live(session: Session, attempt: Attempt, step: int, *, detached: bool = False) -> Checkpoint | None:
@@ -175,7 +178,7 @@ def _live(session: Session, attempt: Attempt, step: int, *, detached: bool = Fal
             Checkpoint.attempt_number == attempt.number,
             Checkpoint.step == step,
             Checkpoint.detached == detached,
-            Checkpoint.state.in_(_LIVE),
+            Checkpoint.state.in_(LIVE),
         )
     )
 

@@ -1,17 +1,18 @@
 """The commit: the transaction of a seal. The last seal of a world makes the checkpoint a restore point.
 
 `commit_seal` is the whole transaction, `complete_if_whole` what the last seal adds to it. `training/seal.py` comes
-before: it has checked the seal, asked the store for what is pending and written the chunk list.
+before: it has checked the seal and asked the store for what is pending.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import set_committed_value
 
 from holdfast_protocol.checkpoints import CheckpointView, SealShard, ShardContent
 from holdfast_protocol.digests import checkpoint_digest
@@ -27,7 +28,6 @@ from holdfast_service.db.tables.core import (
     Attempt,
     Checkpoint,
     Chunk,
-    ChunkList,
     ChunkListEntry,
     Copy,
     Shard,
@@ -47,6 +47,14 @@ from holdfast_service.training.fencing import (
 from holdfast_service.webhooks.outbox import leave_calls
 
 
+class Arrived(NamedTuple):
+    """What a shard consists of, as its transaction has written it."""
+
+    list_id: int
+    sent_bytes: int
+    deduplicated_bytes: int
+
+
 def commit_seal(
     context: ServiceContext,
     caller: Principal,
@@ -54,49 +62,34 @@ def commit_seal(
     rank: int,
     request: SealShard,
     *,
-    list_id: int,
-    deduplicated: int,
-) -> CheckpointView | None:
-    """What the checkpoint is then. None: the chunk list was collected meanwhile, before this shard referred to it.
-    Raises what `complete_if_whole` does, with the checkpoint aborted."""
-    refusal: ProblemError | None = None
-    with context.database.transaction() as session:
-        # The checkpoint's row FOR UPDATE: two last seals at once would each count the other as missing.
-        writing = begin_writing(session, caller, checkpoint_id, request, context.epoch, lock=True)
+    arrive: Callable[[Session, datetime], Arrived],
+) -> CheckpointView:
+    """What the checkpoint is then. `arrive` is called in the transaction, maybe more than once. Raises what
+    `complete_if_whole` does, with the checkpoint aborted."""
+
+    def sealed(session: Session) -> tuple[CheckpointView, ProblemError | None]:
+        # Not the checkpoint's row: all ranks' seals would wait for each other from here on.
+        writing = begin_writing(session, caller, checkpoint_id, request, context.epoch)
         shard = locked_shard(session, writing.checkpoint, rank)
         view = sealed_before(session, writing, shard, request)
         if view is not None:
-            return view
+            return view, None
         refuse_unless_uploading(writing.checkpoint)
-        # KEY SHARE holds the collector off until this shard refers to the list.
-        held = select(ChunkList.id).where(ChunkList.id == list_id).with_for_update(read=True, key_share=True)
-        if session.scalar(held) is None:
-            return None
-        now = database_now(session)
-        shard.uploaded_bytes = _sent_bytes(session, shard)
-        shard.state = ShardState.SEALED
-        shard.chunk_list_id = list_id
-        shard.sealed_at = now
-        shard.deduplicated_bytes = deduplicated
-        shard.digest = request.digest
-        shard.index_ordinal, shard.layout_ordinal = request.index.shard, request.index.layout
-        shard.summary = request.summary
-        session.flush()
-        # From here on the chunk list is the reference.
-        session.execute(
-            delete(ShardChunk).where(ShardChunk.shard_id == shard.id), execution_options={"synchronize_session": False}
-        )
-        keep_alive(session, writing, context.settings, now)
+        _seal(session, shard, request, arrive(session, writing.now), writing.now)
+        refusal: ProblemError | None = None
         try:
-            complete_if_whole(session, writing, context.store_id, now)
+            complete_if_whole(session, writing, context.store_id)
         except ProblemError as problem:
-            # Another rank's chunk was lost since it sealed, or has another size there; nobody could ever complete this.
-            gone = problem.code is ProblemCode.CHUNK_GONE
-            cause = AbortCause.CHUNK_GONE if gone else AbortCause.RANK_FAILED
-            abort(writing.checkpoint, problem.detail, now, cause=cause)
+            if problem.code not in _NEVER_COMPLETE:
+                raise
+            # Another rank's chunk was lost since it sealed, or has another size there: no rank could ever complete it.
+            abort(writing.checkpoint, problem.detail, database_now(session), cause=_NEVER_COMPLETE[problem.code])
             refusal = problem
         session.flush()
-        view = current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint)
+        keep_alive(session, writing, context.settings)  # last: the checkpoint's row is locked before the attempt's
+        return current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint), refusal
+
+    view, refusal = context.database.run(sealed)
     if view.state != CheckpointState.UPLOADING:
         context.notifier.notify(checkpoint_id)
     if refusal is not None:
@@ -104,9 +97,34 @@ def commit_seal(
     return view
 
 
+_NEVER_COMPLETE = {
+    ProblemCode.CHUNK_GONE: AbortCause.CHUNK_GONE,
+    ProblemCode.INVALID_REQUEST: AbortCause.RANK_FAILED,
+}
+
+
+def _seal(session: Session, shard: Shard, request: SealShard, arrived: Arrived, now: datetime) -> None:
+    shard.uploaded_bytes = arrived.sent_bytes
+    shard.state = ShardState.SEALED
+    shard.chunk_list_id = arrived.list_id
+    shard.sealed_at = now
+    shard.deduplicated_bytes = arrived.deduplicated_bytes
+    shard.digest = request.digest
+    shard.index_ordinal, shard.layout_ordinal = request.index.shard, request.index.layout
+    shard.summary = request.summary
+    session.flush()
+    # From here on the chunk list is the reference.
+    session.execute(
+        delete(ShardChunk).where(ShardChunk.shard_id == shard.id), execution_options={"synchronize_session": False}
+    )
+
+
 def sealed_before(session: Session, writing: Writing, shard: Shard | None, request: SealShard) -> CheckpointView | None:
     """The view, if this very content was sealed already; also after the commit. Raises `manifest_conflict`."""
-    if shard is None or shard.state != ShardState.SEALED or writing.checkpoint.state == CheckpointState.ABORTED:
+    if shard is None or shard.state != ShardState.SEALED:
+        return None
+    session.refresh(writing.checkpoint)  # the seal that the shard's lock has waited for may have committed it
+    if writing.checkpoint.state == CheckpointState.ABORTED:
         return None
     _refuse_other_content(shard, request)
     return current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint)
@@ -131,16 +149,6 @@ def _refuse_other_content(shard: Shard, request: SealShard) -> None:
 
 def _content(said: ShardContent) -> dict[str, Any]:
     return {name: getattr(said, name) for name in ShardContent.model_fields}
-
-
-def _sent_bytes(session: Session, shard: Shard) -> int:
-    """What this shard had to send."""
-    total = session.scalar(
-        select(func.coalesce(func.sum(Copy.stored_bytes), 0))
-        .join(ShardChunk, ShardChunk.copy_id == Copy.id)
-        .where(ShardChunk.shard_id == shard.id, ShardChunk.uploading)
-    )
-    return int(total or 0)
 
 
 # What the ranks said, put together. Pure (rule metrics-from-rank-0).
@@ -196,21 +204,30 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 # If all ranks have sealed, the checkpoint becomes a restore point.
 #
-# The caller holds the checkpoint's row FOR UPDATE. Counting happens in a later statement than that lock, under READ
-# COMMITTED: so the last of two simultaneous seals sees the other's (rule commit-before-reply).
+# Each seal adds itself to the checkpoint's count, as late in its transaction as can be: the others wait for that row
+# from there to its commit. Of two last seals at once the second so finds the first counted (rule commit-before-reply).
 
 _SHOWN_DIGESTS = 20
 
 
-def complete_if_whole(session: Session, writing: Writing, store_id: int, now: datetime) -> bool:
-    """Whether it committed. Raises `chunk_gone` if a chunk that a rank sealed is not to be relied on any more, and
-    `invalid_request` if two ranks give one chunk two sizes."""
+def complete_if_whole(session: Session, writing: Writing, store_id: int) -> bool:
+    """Counts this rank's seal. Whether the checkpoint committed. Raises `checkpoint_aborted` if it was given up
+    meanwhile, `chunk_gone` if a chunk that a rank sealed is not to be relied on any more, and `invalid_request` if two
+    ranks give one chunk two sizes."""
     checkpoint = writing.checkpoint
     sealed = session.scalar(
-        select(func.count()).where(Shard.checkpoint_id == checkpoint.id, Shard.state == ShardState.SEALED)
+        update(Checkpoint)
+        .where(Checkpoint.id == checkpoint.id, Checkpoint.state == CheckpointState.UPLOADING)
+        .values(sealed_ranks=Checkpoint.sealed_ranks + 1)
+        .returning(Checkpoint.sealed_ranks),
+        execution_options={"synchronize_session": False},
     )
-    if sealed != checkpoint.world_size:
+    if sealed is not None and sealed < checkpoint.world_size:
+        set_committed_value(checkpoint, "sealed_ranks", sealed)
         return False
+    session.refresh(checkpoint)  # behind its lock
+    refuse_unless_uploading(checkpoint)
+    now = database_now(session)
     _refuse_lost_chunks(session, checkpoint, store_id)
     shards = session.scalars(
         select(Shard).where(Shard.checkpoint_id == checkpoint.id).order_by(Shard.rank),

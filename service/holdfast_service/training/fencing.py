@@ -3,38 +3,128 @@ late-save-adoption)."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import Enum
 
-from sqlalchemy import ColumnElement, and_, or_, select, text, update
+from sqlalchemy import ColumnElement, Select, and_, bindparam, false, or_, select, text, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Fence
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import AttemptOutcome, CheckpointState, ShardState
 from holdfast_service.auth.principal import Principal
-from holdfast_service.db.dialect import insert_absent
-from holdfast_service.db.engine import refuse_if_went_back
-from holdfast_service.db.tables.core import SILENT, Attempt, Checkpoint, Project, Run, Shard
+from holdfast_service.db.dialect import clock, database_now, dialect_of, insert_new
+from holdfast_service.db.engine import history_columns, history_known, refuse_gone_back
+from holdfast_service.db.tables.core import SILENT, Attempt, CatalogIdentity, Checkpoint, Project, Run, Shard
 from holdfast_service.db.tables.operations import Controller
 from holdfast_service.errors import ProblemError
-from holdfast_service.runs.views import attempt_numbered, checkpoint_by_id
+from holdfast_service.runs.views import attempt_numbered, no_checkpoint, refuse_if_deleted, run_named
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.work.processes import last_served_at
 
 
-def pass_fence(session: Session, run_id: str, fence: Fence, epoch: int, *, newest: bool = True) -> tuple[Run, Attempt]:
-    """Take the run's row FOR SHARE and let only the newest attempt of this epoch through. Raises `stale_attempt`, and
-    `catalog_went_back`.
+@dataclass(frozen=True)
+class Fenced:
+    """What a call has passed the fence with, as it is behind the run's lock. `attempt` is the one that calls. `now`:
+    the database's clock."""
 
-    SHARE, not KEY SHARE: opening an attempt takes the row FOR UPDATE, and nothing of an older attempt may commit
-    after the new one was told where to resume. `newest=False` is for a detached branch, which can change nothing
-    that an attempt was told: any attempt of this epoch passes, and one that is not there is `attempt_not_found`.
+    project: Project
+    run: Run
+    attempt: Attempt
+    checkpoint: Checkpoint | None
+    now: datetime
+
+
+class _Read(Enum):
+    """Which checkpoint is read behind the fence: none, one by its id, or the attempt's own of a step on its line."""
+
+    NONE = "none"
+    ID = "id"
+    STEP = "step"
+
+
+LIVE = (CheckpointState.UPLOADING, CheckpointState.COMMITTED)
+_CHECKPOINT = {
+    _Read.NONE: false(),
+    _Read.ID: Checkpoint.id == bindparam("checkpoint_id"),
+    _Read.STEP: and_(
+        Checkpoint.run_id == bindparam("run_id"),
+        Checkpoint.attempt_number == bindparam("number"),
+        Checkpoint.step == bindparam("step"),
+        ~Checkpoint.detached,
+        Checkpoint.state.in_(LIVE),
+    ),
+}
+_ANEW = {"populate_existing": True}
+
+
+def lock_run(session: Session, caller: Principal, project: str, run: str) -> tuple[Project, Run]:
+    """The run's row FOR SHARE, also if it is in the trash. Raises `forbidden`, `project_not_found` and `run_not_found`.
+
+    SHARE, not KEY SHARE: opening an attempt takes the row FOR UPDATE, and nothing of an older attempt may commit after
+    the new one was told where to resume.
     """
-    refuse_if_went_back(session)
-    run = session.execute(
-        select(Run).where(Run.id == run_id).with_for_update(read=True), execution_options={"populate_existing": True}
-    ).scalar_one()
+    caller.check_project_name(project)
+    row = session.execute(_LOCKED_BY_NAME, {"project": project, "run": run}, execution_options=_ANEW).one_or_none()
+    if row is None:
+        return run_named(session, caller, project, run, deleted=True)  # says which of them there is not
+    if row.Project.purged_at is not None or row.Run.purged_at is not None:
+        refuse_if_deleted(row.Project, row.Run)
+    return row.Project, row.Run
+
+
+_LOCKED = select(Project, Run).join(Run, Run.project_id == Project.id).with_for_update(read=True, of=Run)
+_LOCKED_BY_NAME = _LOCKED.where(Project.name == bindparam("project"), Run.name == bindparam("run"))
+_LOCKED_BY_CHECKPOINT = _LOCKED.join(Checkpoint, Checkpoint.run_id == Run.id).where(
+    Checkpoint.id == bindparam("checkpoint_id")
+)
+
+
+def pass_fence(
+    session: Session,
+    locked: tuple[Project, Run],
+    fence: Fence,
+    epoch: int,
+    *,
+    newest: bool = True,
+    step: int | None = None,
+) -> Fenced:
+    """Lets only the newest attempt of this epoch through. `locked`: by `lock_run`. With the attempt's live checkpoint
+    of `step`, if it has one. Raises `stale_attempt`, and `catalog_went_back`.
+
+    `newest=False` is for a detached branch, which can change nothing that an attempt was told: any attempt of this
+    epoch passes, and one that is not there is `attempt_not_found`.
+    """
+    read = _Read.NONE if step is None else _Read.STEP
+    attempt, checkpoint, now = _behind(session, locked[1], fence, read, step=step)
+    return Fenced(*locked, _checked(session, locked[1], attempt, fence, epoch, newest=newest), checkpoint, now)
+
+
+def _behind(
+    session: Session, run: Run, fence: Fence, read: _Read, **names: object
+) -> tuple[Attempt | None, Checkpoint | None, datetime]:
+    """One statement, later than the run's lock. Raises `catalog_went_back`."""
+    known = history_known(session)
+    statement = _statement_behind(dialect_of(session), read)
+    values = {"run_id": run.id, "number": fence.attempt, **names}
+    attempt, checkpoint, found, server, moment = session.execute(statement, values, execution_options=_ANEW).one()
+    refuse_gone_back(session, known, found, server)
+    return attempt, checkpoint, database_now(session, moment)
+
+
+@functools.cache  # to put it together takes longer than to run it
+def _statement_behind(dialect: str, read: _Read) -> Select[Attempt, Checkpoint, str | None, str, datetime]:
+    return (
+        select(Attempt, Checkpoint, *history_columns(dialect), clock())
+        .select_from(CatalogIdentity)
+        .outerjoin(Attempt, and_(Attempt.run_id == bindparam("run_id"), Attempt.number == bindparam("number")))
+        .outerjoin(Checkpoint, _CHECKPOINT[read])
+    )
+
+
+def _checked(session: Session, run: Run, attempt: Attempt | None, fence: Fence, epoch: int, *, newest: bool) -> Attempt:
     if run.deleted_at is not None:
         raise ProblemError(
             ProblemCode.STALE_ATTEMPT,
@@ -65,7 +155,8 @@ def pass_fence(session: Session, run_id: str, fence: Fence, epoch: int, *, newes
             attempt=fence.attempt,
             latest_attempt=run.latest_attempt,
         )
-    attempt = attempt_numbered(session, run, fence.attempt)
+    if attempt is None:
+        attempt = attempt_numbered(session, run, fence.attempt)  # says that there is none
     if not is_of_launch(attempt, fence):
         raise ProblemError(
             ProblemCode.STALE_ATTEMPT,
@@ -74,7 +165,7 @@ def pass_fence(session: Session, run_id: str, fence: Fence, epoch: int, *, newes
             attempt=fence.attempt,
             latest_attempt=run.latest_attempt,
         )
-    return run, attempt
+    return attempt
 
 
 def is_of_launch(attempt: Attempt, fence: Fence) -> bool:
@@ -118,7 +209,8 @@ _MOVED_AFTER = 1 / 20
 
 @dataclass(frozen=True)
 class Writing:
-    """The rows of the call. The checkpoint's are as they are under the lock.
+    """The rows of the call. The checkpoint's are as they are under the lock. `now`: the database's clock behind the
+    fence.
 
     `attempt` is the one that the checkpoint belongs to, and so do the copies that it uploads; `pusher` is the one that
     calls. They differ only where an attempt pushes what an older one had spooled.
@@ -129,6 +221,7 @@ class Writing:
     attempt: Attempt
     pusher: Attempt
     checkpoint: Checkpoint
+    now: datetime
 
 
 def begin_writing(
@@ -141,21 +234,30 @@ def begin_writing(
     lock: bool = False,
     compares: bool = False,
 ) -> Writing:
-    """`lock` takes the checkpoint's row FOR UPDATE. Raises `checkpoint_not_found`, `stale_attempt` and, for another
-    attempt's checkpoint, `checkpoint_conflict`; not if it is committed and the caller only `compares`.
+    """`lock`: with `lock_checkpoint`. Raises `checkpoint_not_found`, `stale_attempt` and, for another attempt's
+    checkpoint, `checkpoint_conflict`; not if it is committed and the caller only `compares`.
     """
-    project, run, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
-    # Whether it is detached is settled at its begin, so it can be read before the lock.
-    run, pusher = pass_fence(session, run.id, fence, epoch, newest=not checkpoint.detached)
-    statement = select(Checkpoint).where(Checkpoint.id == checkpoint_id)
+    by_id = {"checkpoint_id": checkpoint_id}
+    found = session.execute(_LOCKED_BY_CHECKPOINT, by_id, execution_options=_ANEW).one_or_none()
+    if found is None or not caller.sees_project(found.Project.id):
+        raise no_checkpoint(checkpoint_id)
+    # Read behind the run's lock: what was seen before it may have been aborted while the lock was waited for.
+    attempt, checkpoint, now = _behind(session, found.Run, fence, _Read.ID, checkpoint_id=checkpoint_id)
+    if checkpoint is None:
+        raise no_checkpoint(checkpoint_id)
+    pusher = _checked(session, found.Run, attempt, fence, epoch, newest=not checkpoint.detached)
     if lock:
-        statement = statement.with_for_update()
-    # Read anew behind the fence: what was seen before it may have been aborted while the lock was waited for.
-    checkpoint = session.execute(statement, execution_options={"populate_existing": True}).scalar_one()
+        lock_checkpoint(session, checkpoint)
     if not (compares and checkpoint.state == CheckpointState.COMMITTED):
         refuse_unless_pusher(checkpoint, fence)
-    attempt = pusher if checkpoint.attempt_id == pusher.id else session.get_one(Attempt, checkpoint.attempt_id)
-    return Writing(project, run, attempt, pusher, checkpoint)
+    owner = pusher if checkpoint.attempt_id == pusher.id else session.get_one(Attempt, checkpoint.attempt_id)
+    return Writing(found.Project, found.Run, owner, pusher, checkpoint, now)
+
+
+def lock_checkpoint(session: Session, checkpoint: Checkpoint) -> None:
+    """Takes the row FOR NO KEY UPDATE, as each change of its state does, and reads it anew. Rows that refer to it can
+    still be inserted."""
+    session.refresh(checkpoint, with_for_update={"key_share": True})
 
 
 def refuse_unless_pusher(checkpoint: Checkpoint, fence: Fence) -> None:
@@ -202,10 +304,9 @@ def refuse_unless_in_world(checkpoint: Checkpoint, rank: int) -> None:
         )
 
 
-def keep_alive(session: Session, writing: Writing, settings: ServiceSettings, now: datetime) -> None:
-    """Each call of a rank moves the deadline after which the reaper gives the checkpoint up, and its own heartbeat.
-    `now`: the database's clock in this transaction."""
-    idle = timedelta(seconds=settings.upload_idle_seconds)
+def keep_alive(session: Session, writing: Writing, settings: ServiceSettings) -> None:
+    """Each call of a rank moves the deadline after which the reaper gives the checkpoint up, and its own heartbeat."""
+    now, idle = writing.now, timedelta(seconds=settings.upload_idle_seconds)
     moved_from = now + idle * (1 - _MOVED_AFTER)
     checkpoint = writing.checkpoint
     if checkpoint.state == CheckpointState.UPLOADING and checkpoint.deadline_at < moved_from:
@@ -274,8 +375,7 @@ def shard_of(session: Session, checkpoint: Checkpoint, rank: int) -> Shard | Non
     """None if the rank has not called yet. Raises `invalid_request` for a rank outside the world."""
     refuse_unless_in_world(checkpoint, rank)
     return session.execute(
-        select(Shard).where(Shard.checkpoint_id == checkpoint.id, Shard.rank == rank),
-        execution_options={"populate_existing": True},
+        select(Shard).where(Shard.checkpoint_id == checkpoint.id, Shard.rank == rank), execution_options=_ANEW
     ).scalar_one_or_none()
 
 
@@ -283,22 +383,22 @@ def locked_shard(session: Session, checkpoint: Checkpoint, rank: int) -> Shard:
     """FOR UPDATE: a late negotiation of the same rank must not add references while it is sealed. Made if absent."""
     refuse_unless_in_world(checkpoint, rank)
     locked = select(Shard).where(Shard.checkpoint_id == checkpoint.id, Shard.rank == rank).with_for_update()
-    anew = {"populate_existing": True}
-    if (shard := session.execute(locked, execution_options=anew).scalar_one_or_none()) is not None:
+    if (shard := session.execute(locked, execution_options=_ANEW).scalar_one_or_none()) is not None:
         return shard
-    insert_absent(
-        session,
-        Shard,
-        [
-            {
-                "checkpoint_id": checkpoint.id,
-                "rank": rank,
-                "state": ShardState.OPEN,
-                "logical_bytes": 0,
-                "uploaded_bytes": 0,
-                "components": {},
-                "finite": True,
-            }
-        ],
-    )
-    return session.execute(locked, execution_options=anew).scalar_one()
+    return new_shard(session, checkpoint, rank) or session.execute(locked, execution_options=_ANEW).scalar_one()
+
+
+def new_shard(session: Session, checkpoint: Checkpoint, rank: int) -> Shard | None:
+    """None if another call has made it. Raises `invalid_request` for a rank outside the world."""
+    refuse_unless_in_world(checkpoint, rank)
+    row = {
+        "checkpoint_id": checkpoint.id,
+        "rank": rank,
+        "state": ShardState.OPEN,
+        "logical_bytes": 0,
+        "uploaded_bytes": 0,
+        "components": {},
+        "finite": True,
+    }
+    made: list[Shard] = [each.Shard for each in insert_new(session, Shard, [row], Shard)]
+    return made[0] if made else None

@@ -40,13 +40,20 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import PROVEN, object_key, usable_by
 from holdfast_service.copies.stored_bytes import bytes_against_quota
 from holdfast_service.copies.verify_upload import Finding, Upload, verify_uploads
-from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.dialect import database_now, insert_new
 from holdfast_service.db.tables.core import Chunk, Copy, Project, Shard, ShardChunk
 from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import current_checkpoint_view
 from holdfast_service.stores.base import Capabilities, MountedStore, StoreError, make_tickets
 from holdfast_service.training.begin import begin_checkpoint, begin_in, has_begun
-from holdfast_service.training.fencing import Writing, begin_writing, keep_alive, locked_shard, refuse_unless_uploading
+from holdfast_service.training.fencing import (
+    Writing,
+    begin_writing,
+    keep_alive,
+    locked_shard,
+    new_shard,
+    refuse_unless_uploading,
+)
 
 # Refuses offers that contradict themselves, before anything is reserved for them. Pure (rule reuse-only-hashed).
 #
@@ -213,7 +220,7 @@ def verify_finished(
     with context.database.transaction() as session:
         writing = begin_writing(session, caller, checkpoint_id, request, context.epoch)
         refuse_unless_uploading(writing.checkpoint)
-        keep_alive(session, writing, context.settings, database_now(session))
+        keep_alive(session, writing, context.settings)
         copies = _negotiated(session, checkpoint_id, rank, digests)
         project_id = writing.project.id
     answers: dict[str, FinishedAnswer] = {}
@@ -273,18 +280,37 @@ class Reservation:
 
 
 def reserve(
-    session: Session, context: ServiceContext, writing: Writing, rank: int, offered: Sequence[ChunkOffer]
+    session: Session,
+    context: ServiceContext,
+    writing: Writing,
+    rank: int,
+    offered: Sequence[ChunkOffer],
+    *,
+    first: bool = False,
 ) -> Reservation:
-    """Raises `checkpoint_aborted`, `shard_sealed`, `quota_exceeded` and `invalid_request`. Repeatable."""
+    """`first`: it is probably the rank's first call. Raises `checkpoint_aborted`, `shard_sealed`, `quota_exceeded` and
+    `invalid_request`. Repeatable."""
     refuse_unless_uploading(writing.checkpoint)
-    shard = open_shard(session, writing, rank)
+    new = new_shard(session, writing.checkpoint, rank) if first else None
+    shard = new or open_shard(session, writing, rank)
     quota_bytes = lock_quota(session, writing.project)
     offers = sorted({offer.digest: offer for offer in offered}.values(), key=lambda offer: offer.digest)
     sizes = _sizes(offered)
-    chunks = _locked_chunks(session, writing.project.id, offers)
-    references = _references(session, shard, sizes)
-    now = database_now(session)
-    decisions = _decisions(session, context, writing, offers, chunks=chunks, references=references, now=now)
+    chunks, inserted = _locked_chunks(session, writing, offers)
+    references = {} if new else _references(session, shard, sizes)
+    now = database_now(session)  # after the locks: no ticket may outlive what its copy's row says
+    known = [chunk_id for digest, chunk_id in chunks.items() if digest not in inserted]
+    copies_of = _copies(session, context, known)
+    decisions = {
+        offer.digest: decide(
+            offer,
+            copies_of.get(chunks.get(offer.digest, 0), ()),
+            attempt_id=writing.attempt.id,
+            own_copy_id=references[chunk_id].copy_id if (chunk_id := chunks.get(offer.digest)) in references else None,
+            now=now,
+        )
+        for offer in offers
+    }
     expires_at = now + timedelta(seconds=context.settings.ticket_seconds)
     longest_upload = timedelta(seconds=context.settings.longest_upload_seconds)
     bound = context.store.capabilities is not None and context.store.capabilities.binds_tickets
@@ -306,7 +332,7 @@ def reserve(
     if quota_bytes is not None and new_bytes:
         refuse_over_quota(session, context, writing.project, quota_bytes, new_bytes)
     for digest, copy in copies.items():
-        _refer(session, shard, chunks[digest], copy, decision=decisions[digest], references=references)
+        _refer(session, shard, copy, decision=decisions[digest], references=references)
     return Reservation(
         writing.project.id,
         {digest: copy for digest, copy in copies.items() if decisions[digest].answer is not Answer.PRESENT},
@@ -337,41 +363,38 @@ def _sizes(offers: Iterable[ChunkOffer]) -> dict[str, int]:
     return sizes
 
 
-def _locked_chunks(session: Session, project_id: str, offers: Sequence[ChunkOffer]) -> dict[str, Chunk]:
-    """By digest. Inserted in order and locked in the same order, or overlapping batches deadlock (rule sorted-inserts).
+def _locked_chunks(session: Session, writing: Writing, offers: Sequence[ChunkOffer]) -> tuple[dict[str, int], set[str]]:
+    """The rows' ids by digest, and the digests that this transaction has inserted: those have no copy and no reference.
+    Inserted in order and locked in the same order, or overlapping batches deadlock (rule sorted-inserts).
 
-    What is only asked for is not inserted, and is not among them where nobody has ever offered it.
+    What is only asked for is not inserted, and is not among them if it was never offered.
     """
-    digests = [offer.digest for offer in offers]
-    if not digests:
-        return {}
     sizes = {offer.digest: offer.bytes for offer in offers}
     needed = {offer.digest for offer in offers if not offer.ask}
+    inserted: dict[str, int] = {}
     missing = needed
     while True:  # again only if the collector forgot one between the two statements
-        now = database_now(session)
-        insert_absent(
-            session,
-            Chunk,
-            [
-                {"project_id": project_id, "digest": each.digest, "bytes": each.bytes, "created_at": now}
-                for each in offers
-                if each.digest in missing
-            ],
-        )
+        rows = [
+            {"project_id": writing.project.id, "digest": each.digest, "bytes": each.bytes, "created_at": writing.now}
+            for each in offers
+            if each.digest in missing
+        ]
+        inserted |= {row.digest: row.id for row in insert_new(session, Chunk, rows, Chunk.digest, Chunk.id)}
+        others = [offer.digest for offer in offers if offer.digest not in inserted]
+        if not others:
+            return inserted, set(inserted)
         # A later statement: the insert's snapshot does not show what a concurrent one has just committed.
-        rows = session.scalars(
-            select(Chunk)
-            .where(Chunk.project_id == project_id, Chunk.digest.in_(digests))
+        found = session.execute(
+            select(Chunk.digest, Chunk.id, Chunk.bytes)
+            .where(Chunk.project_id == writing.project.id, Chunk.digest.in_(others))
             .order_by(Chunk.digest, Chunk.id)
-            .with_for_update(read=True, key_share=True),
-            execution_options={"populate_existing": True},
+            .with_for_update(read=True, key_share=True)
         )
-        # A row of another size is somebody else's word, and binds nobody here.
-        chunks = {chunk.digest: chunk for chunk in rows if sizes[chunk.digest] == chunk.bytes}
+        # A row of another size is another job's word, and binds nothing here.
+        chunks = inserted | {row.digest: row.id for row in found if sizes[row.digest] == row.bytes}
         missing = needed - chunks.keys()
         if not missing:
-            return chunks
+            return chunks, set(inserted)
 
 
 def _references(session: Session, shard: Shard, sizes: dict[str, int]) -> dict[int, ShardChunk]:
@@ -395,42 +418,23 @@ def _refuse_two_sizes(digest: str) -> NoReturn:
     )
 
 
-def _decisions(
-    session: Session,
-    context: ServiceContext,
-    writing: Writing,
-    offers: Sequence[ChunkOffer],
-    *,
-    chunks: dict[str, Chunk],
-    references: dict[int, ShardChunk],
-    now: datetime,
-) -> dict[str, Decision]:
-    copies: dict[int, list[Copy]] = {chunk.id: [] for chunk in chunks.values()}
-    for copy in session.scalars(
-        select(Copy)
-        .where(Copy.chunk_id.in_(copies), Copy.store_id == context.store_id, Copy.state.in_(_STILL_GOOD))
-        .order_by(Copy.id),
-        execution_options={"populate_existing": True},
-    ):
-        copies[copy.chunk_id].append(copy)
-
-    def decision(offer: ChunkOffer) -> Decision:
-        chunk = chunks.get(offer.digest)
-        reference = references.get(chunk.id) if chunk is not None else None
-        return decide(
-            offer,
-            copies[chunk.id] if chunk is not None else (),
-            attempt_id=writing.attempt.id,
-            own_copy_id=reference.copy_id if reference is not None else None,
-            now=now,
-        )
-
-    return {offer.digest: decision(offer) for offer in offers}
+def _copies(session: Session, context: ServiceContext, chunk_ids: Sequence[int]) -> dict[int, list[Copy]]:
+    """By chunk id, those in the primary store that are or may become good. Read behind the chunks' locks."""
+    copies: dict[int, list[Copy]] = {}
+    if chunk_ids:
+        for copy in session.scalars(
+            select(Copy)
+            .where(Copy.chunk_id.in_(chunk_ids), Copy.store_id == context.store_id, Copy.state.in_(_STILL_GOOD))
+            .order_by(Copy.id),
+            execution_options={"populate_existing": True},
+        ):
+            copies.setdefault(copy.chunk_id, []).append(copy)
+    return copies
 
 
-def _new_copy(context: ServiceContext, writing: Writing, chunk: Chunk, offer: ChunkOffer, now: datetime) -> Copy:
+def _new_copy(context: ServiceContext, writing: Writing, chunk_id: int, offer: ChunkOffer, now: datetime) -> Copy:
     return Copy(
-        chunk_id=chunk.id,
+        chunk_id=chunk_id,
         project_id=writing.project.id,
         store_id=context.store_id,
         attempt_id=writing.attempt.id,
@@ -447,16 +451,15 @@ def _new_copy(context: ServiceContext, writing: Writing, chunk: Chunk, offer: Ch
 def _refer(
     session: Session,
     shard: Shard,
-    chunk: Chunk,
     copy: Copy,
     *,
     decision: Decision,
     references: dict[int, ShardChunk],
 ) -> None:
     sending = decision.answer is not Answer.PRESENT
-    reference = references.get(chunk.id)
+    reference = references.get(copy.chunk_id)
     if reference is None:
-        session.add(ShardChunk(shard_id=shard.id, chunk_id=chunk.id, copy_id=copy.id, uploading=sending))
+        session.add(ShardChunk(shard_id=shard.id, chunk_id=copy.chunk_id, copy_id=copy.id, uploading=sending))
     elif reference.copy_id != copy.id:
         reference.copy_id, reference.uploading = copy.id, sending
 
@@ -517,7 +520,7 @@ def negotiate_chunks(
     def reserved(session: Session) -> Reservation:
         writing = begin_writing(session, caller, checkpoint_id, request, context.epoch)
         reservation = reserve(session, context, writing, rank, request.chunks)
-        keep_alive(session, writing, context.settings, database_now(session))
+        keep_alive(session, writing, context.settings)
         return reservation
 
     reservation = context.database.run(reserved)
@@ -566,7 +569,7 @@ def _begun_with(
     def begun(session: Session) -> tuple[CheckpointView, Reservation | None]:
         writing = begin_in(session, context, caller, run, request)
         uploading = writing.checkpoint.state == CheckpointState.UPLOADING
-        reservation = reserve(session, context, writing, offer.rank, offer.chunks) if uploading else None
+        reservation = reserve(session, context, writing, offer.rank, offer.chunks, first=True) if uploading else None
         has_begun(session, context, writing)
         return current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint), reservation
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import exists, insert, select
+from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.checkpoints import CheckpointView, SealShard
@@ -18,12 +19,11 @@ from holdfast_protocol.text import counted
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import object_key, usable_by
-from holdfast_service.copies.verify_upload import Finding, Upload, Verdict, verify_uploads
-from holdfast_service.db.dialect import database_now, insert_absent
-from holdfast_service.db.engine import Database
+from holdfast_service.copies.verify_upload import Finding, Upload, Verdict, ask_for_all, settle
+from holdfast_service.db.dialect import database_now, insert_new
 from holdfast_service.db.tables.core import Chunk, ChunkList, ChunkListEntry, Copy, Shard, ShardChunk
 from holdfast_service.errors import ProblemError
-from holdfast_service.training.commit import commit_seal, sealed_before
+from holdfast_service.training.commit import Arrived, commit_seal, sealed_before
 from holdfast_service.training.fencing import (
     begin_writing,
     keep_alive,
@@ -31,33 +31,34 @@ from holdfast_service.training.fencing import (
     shard_of,
 )
 
-# The chunk list of a sealed shard: one row for all the shards that have this very list.
-#
-# Written in a transaction of its own, before the checkpoint is locked: a list may have 200,000 entries, and the other
-# ranks' seals would wait for it. Until the shard refers to it, the chunks are held by what was negotiated.
+# The chunk list of a sealed shard: one row for all the shards that have this very list. Until the shard refers to it,
+# the chunks are held by what was negotiated.
 
 _ROWS_PER_STATEMENT = 5000
 
 
-def ensure_chunk_list(database: Database, project_id: str, digest: str, chunk_ids: Sequence[int]) -> int:
-    """The row's id. `digest` is the shard_digest of the list; equal lists are those of the same rows, sizes and all."""
-    return database.run(lambda session: _ensure(session, project_id, digest, chunk_ids))
-
-
-def _ensure(session: Session, project_id: str, digest: str, chunk_ids: Sequence[int]) -> int:
-    # Waits for a rank that is writing the same list; what it wrote is seen by the next statement.
+def ensure_chunk_list(session: Session, project_id: str, digest: str, chunk_ids: Sequence[int]) -> int:
+    """The row's id, held against the collector until the transaction ends. `digest` is the shard_digest of the list;
+    equal lists are those of the same rows, sizes and all."""
     entries_digest = hashlib.sha256(",".join(map(str, chunk_ids)).encode("ascii")).hexdigest()
     same = {"project_id": project_id, "entries_digest": entries_digest}
-    insert_absent(session, ChunkList, [same | {"digest": digest}])
-    list_id = session.execute(select(ChunkList.id).filter_by(**same).with_for_update()).scalar_one()
-    if not session.scalar(select(exists().where(ChunkListEntry.chunk_list_id == list_id))):
-        entries = [
-            {"chunk_list_id": list_id, "ordinal": ordinal, "chunk_id": chunk_id}
-            for ordinal, chunk_id in enumerate(chunk_ids)
-        ]
-        for first in range(0, len(entries), _ROWS_PER_STATEMENT):
-            session.execute(insert(ChunkListEntry), entries[first : first + _ROWS_PER_STATEMENT])
-    return list_id
+    while True:  # again only if the collector forgot it between the two statements
+        # Waits for a rank that is writing the same list.
+        for row in insert_new(session, ChunkList, [same | {"digest": digest}], ChunkList.id):
+            _fill_list(session, row.id, chunk_ids)
+            return int(row.id)
+        held = select(ChunkList.id).filter_by(**same).with_for_update(read=True, key_share=True)
+        if (list_id := session.scalar(held)) is not None:
+            return list_id
+
+
+def _fill_list(session: Session, list_id: int, chunk_ids: Sequence[int]) -> None:
+    entries = [
+        {"chunk_list_id": list_id, "ordinal": ordinal, "chunk_id": chunk_id}
+        for ordinal, chunk_id in enumerate(chunk_ids)
+    ]
+    for first in range(0, len(entries), _ROWS_PER_STATEMENT):
+        session.execute(insert(ChunkListEntry), entries[first : first + _ROWS_PER_STATEMENT])
 
 
 # What a shard has negotiated: the only chunks that it may be sealed with (rule seal-only-negotiated).
@@ -74,22 +75,22 @@ class Negotiated(NamedTuple):
     sent: bool
 
 
-def chunks_negotiated(session: Session, shard: Shard | None, digests: Sequence[str]) -> dict[str, Negotiated]:
-    """By digest, for exactly these. Raises `chunk_not_negotiated`.
+def all_negotiated(session: Session, shard: Shard | None) -> dict[str, Negotiated]:
+    """By digest. Read in one go: 200,000 digests are too many for one statement's parameters."""
+    if shard is None:
+        return {}
+    rows = session.execute(
+        select(Chunk.digest, Chunk.id, Chunk.bytes, Copy, ShardChunk.uploading)
+        .join(ShardChunk, ShardChunk.chunk_id == Chunk.id)
+        .join(Copy, Copy.id == ShardChunk.copy_id)
+        .where(ShardChunk.shard_id == shard.id)
+    )
+    return {row.digest: Negotiated(row.id, row.bytes, row.Copy, row.uploading) for row in rows}
 
-    All references of the shard are read in one go: 200,000 digests are too many for one statement's parameters.
-    """
-    known: dict[str, Negotiated] = {}
-    if shard is not None:
-        rows = session.execute(
-            select(Chunk.digest, Chunk.id, Chunk.bytes, Copy, ShardChunk.uploading)
-            .join(ShardChunk, ShardChunk.chunk_id == Chunk.id)
-            .join(Copy, Copy.id == ShardChunk.copy_id)
-            .where(ShardChunk.shard_id == shard.id)
-        )
-        known = {row.digest: Negotiated(row.id, row.bytes, row.Copy, row.uploading) for row in rows}
-    wanted = dict.fromkeys(digests)
-    unknown = [digest for digest in wanted if digest not in known]
+
+def refuse_not_negotiated(known: Mapping[str, Negotiated], digests: Sequence[str]) -> None:
+    """Raises `chunk_not_negotiated`."""
+    unknown = [digest for digest in dict.fromkeys(digests) if digest not in known]
     if unknown:
         raise ProblemError(
             ProblemCode.CHUNK_NOT_NEGOTIATED,
@@ -98,13 +99,17 @@ def chunks_negotiated(session: Session, shard: Shard | None, digests: Sequence[s
             digests=unknown[:_SHOWN_DIGESTS],
             count=len(unknown),
         )
-    return {digest: known[digest] for digest in wanted}
 
 
-def deduplicated_bytes(negotiated: Mapping[str, Negotiated], digests: Sequence[str]) -> int:
+def sent_bytes(known: Mapping[str, Negotiated]) -> int:
+    """What the shard had to send, on the wire. Pure."""
+    return sum(each.copy.stored_bytes for each in known.values() if each.sent)
+
+
+def deduplicated_bytes(known: Mapping[str, Negotiated], digests: Sequence[str]) -> int:
     """What the shard did not send because it was there: each place in its list, less each chunk that was sent. Pure."""
-    needed = sum(negotiated[digest].bytes for digest in digests)
-    return needed - sum(each.bytes for each in negotiated.values() if each.sent)
+    needed = sum(known[digest].bytes for digest in digests)
+    return needed - sum(known[digest].bytes for digest in dict.fromkeys(digests) if known[digest].sent)
 
 
 # What a seal says: checked against itself, and against its chunks. Pure.
@@ -147,23 +152,22 @@ def _refuse(detail: str) -> None:
 # commit-before-reply).
 #
 # 1. look     the request against itself, the checkpoint, what was negotiated; a repeated seal ends here
-# 2. verify   what nobody has reported as finished is asked of the store, outside of any transaction
-# 3. list     the chunk list gets its row, shared by all shards that have this very list
-# 4. commit   under the checkpoint's lock: the shard is sealed, the seals are counted, the last one commits
+# 2. ask      the store is asked for what is not known to have arrived, outside of any transaction
+# 3. commit   what has arrived, the chunk list and the shard are written in one transaction; the last seal commits
 #             (training/commit.py)
 
 _SHOWN_MISSING = 100
-_LIST_TRIES = 3
 
 
 @dataclass(frozen=True)
 class _Look:
-    """`view` is set where there is nothing left to do: this very content was sealed before."""
+    """`view` is set where there is nothing left to do: this very content was sealed before. `known`: what the shard has
+    negotiated, by digest."""
 
     view: CheckpointView | None
     project_id: str = ""
     attempt_id: int = 0
-    negotiated: dict[str, Negotiated] | None = None
+    known: Mapping[str, Negotiated] = field(default_factory=dict)
 
 
 def seal_shard(
@@ -184,61 +188,59 @@ def seal_shard(
         look = _look(context, caller, checkpoint_id, rank, request)
     if look.view is not None:
         return look.view
-    assert look.negotiated is not None
-    check_sizes(request, [look.negotiated[digest].bytes for digest in request.chunks])
-    _refuse_incomplete(look, _verify_the_rest(context, look))
-    deduplicated = deduplicated_bytes(look.negotiated, request.chunks)
-    for _ in range(_LIST_TRIES):
-        list_id = ensure_chunk_list(
-            context.database,
-            look.project_id,
-            request.digest,
-            [look.negotiated[digest].chunk_id for digest in request.chunks],
-        )
-        view = commit_seal(context, caller, checkpoint_id, rank, request, list_id=list_id, deduplicated=deduplicated)
-        if view is not None:
-            return view
-    raise ProblemError(ProblemCode.BUSY, "The chunk list was collected while the shard was being sealed. Try again.")
+    listed = [look.known[digest] for digest in request.chunks]
+    check_sizes(request, [each.bytes for each in listed])
+    verdicts = ask_for_all(context.store, _pending(look, request.chunks))
+    _refuse_incomplete(context, look, request.chunks, verdicts)
+
+    def arrive(session: Session, now: datetime) -> Arrived:
+        # The list before the copies: the collector locks a chunk, and then its copies.
+        chunk_ids = [each.chunk_id for each in listed]
+        list_id = ensure_chunk_list(session, look.project_id, request.digest, chunk_ids)
+        settle(session, verdicts, now)
+        return Arrived(list_id, sent_bytes(look.known), deduplicated_bytes(look.known, request.chunks))
+
+    return commit_seal(context, caller, checkpoint_id, rank, request, arrive=arrive)
 
 
 def _look(context: ServiceContext, caller: Principal, checkpoint_id: str, rank: int, request: SealShard) -> _Look:
     with context.database.transaction() as session:
-        # Comparing is open to whoever finds it committed: the attempt that staged a late save may have made it in time.
+        # Any attempt may compare once it is committed: the one that staged a late save may have made it in time.
         writing = begin_writing(session, caller, checkpoint_id, request, context.epoch, compares=True)
         shard = shard_of(session, writing.checkpoint, rank)
         view = sealed_before(session, writing, shard, request)
         if view is not None:
             return _Look(view)
         refuse_unless_uploading(writing.checkpoint)
-        keep_alive(session, writing, context.settings, database_now(session))
-        negotiated = chunks_negotiated(session, shard, request.chunks)
-        return _Look(None, writing.project.id, writing.attempt.id, negotiated)
+        keep_alive(session, writing, context.settings)
+        known = all_negotiated(session, shard)
+        refuse_not_negotiated(known, request.chunks)
+        return _Look(None, writing.project.id, writing.attempt.id, known)
 
 
-def _verify_the_rest(context: ServiceContext, look: _Look) -> list[Verdict]:
-    assert look.negotiated is not None
-    pending = [
-        Upload(
-            each.copy.id,
-            object_key(look.project_id, digest, each.copy),
-            each.copy.stored_bytes,
-            each.copy.stored_digest,
-        )
-        for digest, each in look.negotiated.items()
-        if each.copy.state == CopyState.PENDING
+def _pending(look: _Look, digests: Sequence[str]) -> list[Upload]:
+    """Uploads that were not reported as finished."""
+    return [
+        Upload(copy.id, object_key(look.project_id, digest, copy), copy.stored_bytes, copy.stored_digest)
+        for digest in dict.fromkeys(digests)
+        if (copy := look.known[digest].copy).state == CopyState.PENDING
     ]
-    return verify_uploads(context.database, context.store, pending)
 
 
-def _refuse_incomplete(look: _Look, verdicts: list[Verdict]) -> None:
-    """Every chunk must be in the store as the store itself says (rule seal-only-negotiated)."""
-    assert look.negotiated is not None
+def _refuse_incomplete(
+    context: ServiceContext, look: _Look, digests: Sequence[str], verdicts: Sequence[Verdict]
+) -> None:
+    """Every chunk must be in the store as the store itself says (rule seal-only-negotiated). What has arrived is
+    settled before the refusal."""
     why = {v.upload.key.digest: v.detail for v in verdicts if v.finding is not Finding.ARRIVED}
-    for digest, each in look.negotiated.items():
-        if each.copy.state != CopyState.PENDING and not usable_by(each.copy, look.attempt_id):
-            why[digest] = f"its copy is {each.copy.state}"
+    for digest in dict.fromkeys(digests):
+        copy = look.known[digest].copy
+        if copy.state != CopyState.PENDING and not usable_by(copy, look.attempt_id):
+            why[digest] = f"its copy is {copy.state}"
     if not why:
         return
+    with context.database.transaction() as session:
+        settle(session, verdicts, database_now(session))
     first = next(iter(why))
     raise ProblemError(
         ProblemCode.INCOMPLETE_CHECKPOINT,

@@ -136,7 +136,7 @@ def test_a_copy_that_a_negotiation_was_told_of_as_present_stays_hot(
 ) -> None:
     save = due.begin(4)
     save.negotiate(0)
-    gate = hold_after(monkeypatch, holdfast_service.training.negotiate, "_decisions")
+    gate = hold_after(monkeypatch, holdfast_service.training.negotiate, "_copies")
     # It is decided, present, and not committed.
     writing, cooling = overlap(
         cold.service, gate, lambda: save.negotiate(0, [weights(1)]), lambda: reconcile(cold.context)

@@ -200,6 +200,7 @@ class Checkpoint(Table):
     step: Mapped[int] = mapped_column(BigInteger)
     kind: Mapped[str] = mapped_column(Text)
     world_size: Mapped[int] = mapped_column(Integer)
+    sealed_ranks: Mapped[int] = mapped_column(Integer, default=0, server_default="0")  # moved by each rank's seal
     state: Mapped[str] = mapped_column(Text)
     health: Mapped[str] = mapped_column(Text)
     health_reason: Mapped[str | None] = mapped_column(Text)
