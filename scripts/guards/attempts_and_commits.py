@@ -9,7 +9,7 @@ GUARDS = (
         "lock-order",
         "writes do not hold the run's row against a new attempt",
         "service/holdfast_service/training/fencing.py",
-        ".with_for_update(read=True)",
+        ".with_for_update(read=True, of=Run)",
         "",
         ("tests/service/test_protocol_commit_races.py",),
     ),
@@ -79,10 +79,10 @@ GUARDS = (
     ),
     Guard(
         "commit-before-reply",
-        "the last seals do not lock the checkpoint before they count",
+        "the last seals count from what they have read, and not from the row",
         "service/holdfast_service/training/commit.py",
-        "context.epoch, lock=True)\n        shard =",
-        "context.epoch)\n        shard =",
+        "sealed_ranks=Checkpoint.sealed_ranks + 1",
+        "sealed_ranks=checkpoint.sealed_ranks + 1",
         ("tests/service/test_protocol_commit_races.py",),
     ),
     Guard(

@@ -492,8 +492,8 @@ GUARDS = (
         "project-in-key",
         "the size of the first offer binds all later ones",
         "service/holdfast_service/training/negotiate.py",
-        "for chunk in rows if sizes[chunk.digest] == chunk.bytes}",
-        "for chunk in rows}",
+        "for row in found if sizes[row.digest] == row.bytes}",
+        "for row in found}",
         ("tests/service/test_protocol_chunks.py",),
     ),
     Guard(
