@@ -64,7 +64,14 @@ def _let_it_lag(copy: Copy) -> None:
     if copy.standby is None:
         return
     children = psutil.Process(copy.standby.pid).children()
-    (receiver,) = (each for each in children if "walreceiver" in " ".join(each.cmdline()))
+    (receiver,) = filter(_receives, children)
     receiver.suspend()
     threading.Timer(_HELD_SECONDS, receiver.resume).start()
     time.sleep(_HELD_SECONDS / 2)
+
+
+def _receives(process: psutil.Process) -> bool:
+    try:
+        return "walreceiver" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # it has ended since it was listed, as the process of a closed connection does
+        return False
