@@ -155,9 +155,13 @@ def finished(run: Run, screen: Screen, saved_step: int, half_sent: CheckpointVie
     screen.phase("resumed, to the end")
     _run_to_the_end(run, screen)
     record = read_journal(run.journal)[-1]
-    resumed_where_saved(record, saved_step=saved_step)
-    if run.catalog.state_of(half_sent) is not CheckpointState.ABORTED:
+    # The kill does not recall a request: when the service had every rank's seal by then, it still commits.
+    state = run.catalog.state_of(half_sent)
+    if state is CheckpointState.COMMITTED:
+        saved_step = half_sent.step
+    elif state is not CheckpointState.ABORTED:
         raise CheckFailedError(f"the half-sent checkpoint of step {half_sent.step} should be aborted")
+    resumed_where_saved(record, saved_step=saved_step)
     run.note("finished")
     screen.happened(f"resumed after step {saved_step} and finished", steps=len(record.steps))
 
