@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.azurite import Azurite, NoNodeError, azurite_server
 from tests.support.databases import PostgresCatalogs, SqliteCatalogs, statements_compiled_once
+from tests.support.pgbouncer import NoPgBouncerError, PgBouncer, pgbouncer
 from tests.support.postgres import PostgresServer, postgres_server
 from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
 
@@ -143,6 +144,18 @@ def _mixed(items: list[pytest.Item]) -> list[pytest.Item]:
 def postgres() -> Iterator[PostgresServer]:
     with postgres_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def pooler(postgres: PostgresServer) -> Iterator[PgBouncer]:
+    """In front of `postgres`, in transaction mode. Skips only where there is neither PgBouncer nor apt."""
+    try:
+        # Fewer connections than the tests have threads: transactions of one client meet those of others.
+        with pgbouncer(postgres.url_for("postgres"), server_connections=3) as server:
+            yield server
+    except NoPgBouncerError as reason:
+        # pip cannot install PgBouncer, and no other part of Holdfast needs it.
+        pytest.skip(str(reason))
 
 
 @pytest.fixture(scope="session")

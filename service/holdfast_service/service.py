@@ -93,7 +93,11 @@ def open_database(settings: ServiceSettings) -> Database:
             ) from None
         _close_data_folder(settings.data_dir)
     try:
-        database = Database(settings.database_url_text, statement_seconds=settings.database_statement_seconds)
+        database = Database(
+            settings.database_url_text,
+            statement_seconds=settings.database_statement_seconds,
+            connections=settings.database_connections,
+        )
     except DatabaseConfigurationError as error:
         raise SettingsError(str(error)) from None
     except (ArgumentError, ImportError):

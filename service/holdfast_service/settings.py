@@ -57,6 +57,12 @@ class ServiceSettings(BaseSettings):
         description="No statement takes longer on Postgres, waiting for locks included, and no transaction stands idle "
         "longer; a server that does not answer is given up a little later. Migrations have no limit.",
     )
+    database_connections: int = Field(
+        default=50,
+        ge=5,
+        description="Connections to Postgres, at most, of each process. A call that finds them all in use for 20 s is "
+        "told to come again.",
+    )
     store: str | None = Field(
         default=None,
         description="Where chunks live: `posix:///path`, `s3://bucket/prefix?endpoint=…&region=…`, "

@@ -72,7 +72,7 @@ class OwnPostgresServer(PostgresServer):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._user = _unprivileged_user()
+        self._user = unprivileged_user()
         self._binaries = _find_binaries(folder, self._user)
         self._port = free_ports()
         self.data = "data"
@@ -176,7 +176,7 @@ def postgres_server(*, own: bool = False) -> Iterator[PostgresServer]:
         return
     folder = Path(tempfile.mkdtemp(prefix="holdfast-postgres-"))
     try:
-        user = _unprivileged_user()
+        user = unprivileged_user()
         if user:
             shutil.chown(folder, user, user)
         server = OwnPostgresServer(folder)
@@ -188,7 +188,7 @@ def postgres_server(*, own: bool = False) -> Iterator[PostgresServer]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _unprivileged_user() -> str | None:
+def unprivileged_user() -> str | None:
     """Postgres refuses to run as root: then its own user runs it, or `nobody` where only the pip package is there."""
     if os.geteuid() != 0:
         return None

@@ -92,7 +92,7 @@ class CommitNotifier:
                 self.notify(checkpoint_id)
 
     def _settled(self, checkpoint_ids: Sequence[str]) -> list[str]:
-        with self._database.read() as session:
+        with self._database.read(in_transaction=False) as session:
             uploading = set(
                 session.scalars(
                     select(Checkpoint.id).where(

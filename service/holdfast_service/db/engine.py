@@ -51,6 +51,8 @@ Result = TypeVar("Result")
 
 _log = structlog.get_logger("holdfast.database")
 
+_KEPT_CONNECTIONS = 20
+"""More are closed as soon as they are not needed."""
 _NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse.", "9p", "lustre", "ceph", "glusterfs", "afs", "beegfs", "gpfs")
 _RETRYABLE_SQLSTATES = {"40001", "40P01"}  # serialization failure, deadlock detected
 _UNWRITABLE_SQLSTATES = {"25006", "53100"}  # read-only transaction (a standby), disk full
@@ -62,10 +64,12 @@ class DatabaseConfigurationError(ValueError):
 
 
 class Database:
-    """One engine. Thread-safe; sessions are not shared between threads. `reads_only`: the database itself refuses every
-    write, and a SQLite file that is not there is not made."""
+    """One engine. Thread-safe; sessions are not shared between threads. `connections`: to Postgres, at most.
+    `reads_only`: the database itself refuses every write, and a SQLite file that is not there is not made."""
 
-    def __init__(self, url: str, *, statement_seconds: float = 60.0, reads_only: bool = False) -> None:
+    def __init__(
+        self, url: str, *, statement_seconds: float = 60.0, connections: int = 50, reads_only: bool = False
+    ) -> None:
         parsed = make_url(url)
         if parsed.drivername in ("postgresql", "postgres"):
             parsed = parsed.set(drivername="postgresql+psycopg")
@@ -76,6 +80,7 @@ class Database:
         self.url = parsed
         self.is_postgres = parsed.get_backend_name() == "postgresql"
         self._statement_seconds = statement_seconds
+        self._connections = connections
         self._reads_only = reads_only
         self.engine = self._postgres() if self.is_postgres else self._sqlite()
         self.memory = Memory()
@@ -164,8 +169,8 @@ class Database:
         engine = create_engine(
             self.url,
             isolation_level="READ COMMITTED",
-            pool_size=20,
-            max_overflow=30,
+            pool_size=min(self._connections, _KEPT_CONNECTIONS),
+            max_overflow=max(self._connections - _KEPT_CONNECTIONS, 0),
             pool_timeout=20,
             pool_pre_ping=True,
             connect_args=postgres_limits.CONNECT_ARGUMENTS,
@@ -178,6 +183,12 @@ class Database:
             if self._reads_only:  # else the database's own default counts
                 connection.read_only = True
             return connection
+
+        @event.listens_for(engine, "begin")
+        def _begin(connection: Any) -> None:
+            raw = connection.connection.dbapi_connection
+            if raw.pooled and not raw.autocommit:
+                connection.exec_driver_sql(postgres_limits.limits(self._statement_seconds, "true"))
 
         def do_ping(connection: Any) -> bool:
             with postgres_limits.brief_ping(connection):

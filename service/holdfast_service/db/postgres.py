@@ -3,6 +3,10 @@
 Postgres itself ends a statement that takes too long (`statement_timeout`, which counts waiting for locks too), and a
 transaction whose process has stopped (`idle_in_transaction_session_timeout`). A server that answers nothing at all ends
 nothing, and TCP keeps a connection to a frozen one alive: the process gives an answer up by its own clock as well.
+
+A pooler in transaction mode (PgBouncer) gives each transaction another connection of Postgres. A setting or a prepared
+statement of a session then meets foreign transactions. So behind a pooler each transaction sets its own limits, and
+nothing is prepared.
 """
 
 from __future__ import annotations
@@ -10,13 +14,14 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 
 _MARGIN_SECONDS = 2.0
 """Postgres is to be first: what it says of a slow statement tells more."""
 _PING_SECONDS = 5.0
+_LIMITS = ("statement_timeout", "idle_in_transaction_session_timeout")
 
 CONNECT_ARGUMENTS = {
     "connect_timeout": 5,
@@ -31,9 +36,10 @@ CONNECT_ARGUMENTS = {
 
 class LimitedConnection(psycopg.Connection[Any]):
     """`answer_seconds`: after so long without an answer the connection is closed and the statement raises
-    OperationalError. None: no end."""
+    OperationalError. None: no end. `pooled`: a pooler stands between this process and Postgres."""
 
     answer_seconds: float | None = None
+    pooled = False
 
     def wait(self, gen: Generator[Any, Any, Any], *args: Any, **options: Any) -> Any:
         if self.answer_seconds is None:
@@ -76,15 +82,25 @@ def connect(statement_seconds: float, *arguments: Any, **options: Any) -> Limite
     connection = LimitedConnection.connect(*arguments, **options)
     connection.answer_seconds = statement_seconds + _MARGIN_SECONDS
     try:
-        # As statements and not as `options`: PgBouncer refuses that start-up parameter.
         connection.autocommit = True
-        for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
-            connection.execute("SELECT set_config(%s, %s, false)", (name, f"{round(statement_seconds * 1000)}ms"))
+        backend = connection.execute("SELECT pg_backend_pid()").fetchone()
+        # A pooler makes up the number by which a client cancels a statement: the client has no backend of its own.
+        connection.pooled = backend != (connection.info.backend_pid,)
+        if connection.pooled:
+            connection.prepare_threshold = None
+        else:
+            connection.execute(limits(statement_seconds, "false"))
         connection.autocommit = False
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def limits(statement_seconds: float, local: Literal["true", "false"]) -> str:
+    """The statement that sets both limits of Postgres: for the transaction, or for the session."""
+    limit = f"{round(statement_seconds * 1000)}ms"
+    return "SELECT " + ", ".join(f"set_config('{name}', '{limit}', {local})" for name in _LIMITS)
 
 
 @contextmanager
@@ -98,7 +114,6 @@ def brief_ping(connection: LimitedConnection) -> Generator[None]:
 @contextmanager
 def without_limits(connection: LimitedConnection) -> Generator[None]:
     """For what may take hours, within the transaction that is open: a migration of large tables."""
-    for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
-        connection.execute("SELECT set_config(%s, '0', true)", (name,))
+    connection.execute(limits(0, "true"))
     with connection.answering_within(None):
         yield
