@@ -5,8 +5,9 @@ Nothing here decides anything. A route's file is `<room>/endpoints.py`; who may 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeAlias
 
 from fastapi import APIRouter, FastAPI
 from prometheus_client import CollectorRegistry
@@ -47,9 +48,18 @@ from holdfast_service.stores.posix.endpoints import SignedStore, object_router
 from holdfast_service.stores.posix.posix_store import PosixStore
 from holdfast_service.stores.posix.signed_urls import key_of_role
 from holdfast_service.usage.metrics import ByteNumbers
-from holdfast_service.web.frame import HostCheck, ProtocolHeader, RequestFrame, RequestMeter, operation_id
+from holdfast_service.web.frame import (
+    HostCheck,
+    ProtocolHeader,
+    RequestFrame,
+    RequestMeter,
+    operation_id,
+    registry_of_requests,
+)
 from holdfast_service.web.openapi import finished
 from holdfast_service.web.problem_reply import PROBLEM_MEDIA_TYPE, install_problem_replies
+
+Lifespan: TypeAlias = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.training.endpoints.attempts_router,
@@ -112,13 +122,14 @@ class _Application(FastAPI):
         return finished(super().openapi())
 
 
-def _application(routes: list[BaseRoute]) -> _Application:
+def _application(routes: list[BaseRoute], lifespan: Lifespan | None = None) -> _Application:
     return _Application(
         title="Holdfast",
         version=VERSION,
         summary="Checkpoint storage for GPU training: what was called committed can be restored, bit for bit.",
         redoc_url=None,
         routes=routes,
+        lifespan=lifespan,
     )
 
 
@@ -127,13 +138,14 @@ def openapi_document() -> dict[str, Any]:
     return _application(list(_ROUTES)).openapi()
 
 
-def create_app(context: ServiceContext) -> FastAPI:
+def create_app(context: ServiceContext, *, lifespan: Lifespan | None = None) -> FastAPI:
+    """`lifespan`: what the application's process does before the first request and after the last one."""
     mounted = [
         SignedStore(attached.store, key_of_role(context.signing_key, attached.role))
         for attached in context.stores
         if isinstance(attached.store, PosixStore)
     ]
-    app = _application([*_ROUTES, *(_routes_of([object_router(mounted)]) if mounted else [])])
+    app = _application([*_ROUTES, *(_routes_of([object_router(mounted)]) if mounted else [])], lifespan)
     app.state.context = context
     app.state.loops = loops_of(context.settings)
     app.state.failed_calls = FailedCalls()
@@ -149,6 +161,6 @@ def create_app(context: ServiceContext) -> FastAPI:
     # The last one added is the outermost: the frame gives the id that all others use.
     app.add_middleware(ProtocolHeader)
     app.add_middleware(HostCheck, names=context.settings.host_names)
-    app.add_middleware(RequestMeter, registry=app.state.metrics)
+    app.add_middleware(RequestMeter, registry=registry_of_requests(app.state.metrics))
     app.add_middleware(RequestFrame)
     return app

@@ -56,13 +56,18 @@ def serve_command(  # noqa: PLR0917 (typer calls it by keyword)
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
     store: StoreUrl = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that answer requests; more than one needs Postgres.")
+    ] = None,
     print_settings: Annotated[bool, typer.Option("--print-settings", help="Show every setting and end.")] = False,
 ) -> None:
     if print_settings:
         _print_settings()
         return
     with _failures_said():
-        settings = _settings(host=host, port=port, data_dir=data_dir, database_url=database_url, store=store)
+        settings = _settings(
+            host=host, port=port, data_dir=data_dir, database_url=database_url, store=store, serve_workers=workers
+        )
         configure_logging(settings)
         # Only now: the other commands need neither uvicorn nor the application.
         from holdfast_service.serve import serve

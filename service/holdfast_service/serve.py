@@ -1,26 +1,50 @@
-"""One serving process: the application behind uvicorn, the controllers beside it, until SIGTERM or SIGINT."""
+"""`holdfast serve`: the application behind uvicorn, until SIGTERM or SIGINT.
+
+One process serves and does the background work beside it. With `--workers N` on Postgres, N processes serve one
+listening socket, and one more does the background work. uvicorn's supervisor starts them, starts again what ends or
+hangs, and passes SIGTERM on.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import os
 import signal
 import socket
-from collections.abc import Callable
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any
 
+import structlog
 import uvicorn
+from fastapi import FastAPI
 from starlette.types import ASGIApp
+from uvicorn.supervisors import Multiprocess
 
 from holdfast_service.app import create_app
 from holdfast_service.background.registry import Background, loops_of
 from holdfast_service.context import ServiceContext
+from holdfast_service.errors import ProblemError
+from holdfast_service.logging import configure_logging
 from holdfast_service.service import close_service, open_service
-from holdfast_service.settings import ServiceSettings
-from holdfast_service.web.frame import bounded_connections
-from holdfast_service.worker import refuse_sqlite
+from holdfast_service.settings import ServiceSettings, SettingsError
+from holdfast_service.stores.base import StoreError
+from holdfast_service.web.frame import SHARED_COUNTERS, bounded_connections
+from holdfast_service.worker import refuse_sqlite, work
+
+_log = structlog.get_logger("holdfast.serve")
 
 # Longer than a trainer pauses between two calls, so that its connections are not closed under it.
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
+# A process that starts on a busy machine answers its supervisor only when everything is imported.
+_HANGS_AFTER_SECONDS = 120
+_BEGUN_AGAIN_AFTER_SECONDS = 5
 
 
 class PortInUseError(RuntimeError):
@@ -36,35 +60,157 @@ def serve(settings: ServiceSettings, on_ready: Callable[[ServiceContext, str], N
     with contextlib.closing(listening):
         if not settings.serve_controllers:
             refuse_sqlite(settings, "HOLDFAST_SERVE_CONTROLLERS=false leaves background work to other processes")
-        context = open_service(settings)
-        background = Background(context, loops_of(settings), "serve", controllers=settings.serve_controllers)
-        server = uvicorn.Server(http_config(create_app(context), settings))
-        # uvicorn drains and then raises the signal once more, for its caller: a service that was asked to end and
-        # did so has not failed.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
-        try:
-            background.start()
-            on_ready(context, _url(listening))
-            server.run(sockets=[listening])
-        finally:
-            background.stop(timeout_seconds=settings.shutdown_seconds)
-            close_service(context)
+        if settings.serve_workers == 1:
+            _serve_here(settings, listening, on_ready)
+        else:
+            refuse_sqlite(settings, f"`holdfast serve --workers {settings.serve_workers}` is several processes")
+            _serve_in_processes(settings, listening, on_ready)
 
 
-def http_config(app: ASGIApp, settings: ServiceSettings) -> uvicorn.Config:
-    """How uvicorn serves the application."""
-    return uvicorn.Config(
-        app,
-        http=bounded_connections(settings.header_seconds, settings.most_connections),
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        forwarded_allow_ips=settings.trusted_proxies,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=settings.shutdown_seconds,
+def http_config(app: ASGIApp | Callable[[], ASGIApp], settings: ServiceSettings, **more: Any) -> uvicorn.Config:
+    """How uvicorn serves the application, or what `app` makes with `factory=True`."""
+    return _Config(app, settings, more)
+
+
+class _Config(uvicorn.Config):
+    """Can be sent to another process, which loads it there."""
+
+    def __init__(self, app: ASGIApp | Callable[[], ASGIApp], settings: ServiceSettings, more: dict[str, Any]) -> None:
+        self._bounds = (settings.header_seconds, settings.most_connections)
+        super().__init__(
+            app,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            forwarded_allow_ips=settings.trusted_proxies,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=settings.shutdown_seconds,
+            **more,
+        )
+
+    def load(self) -> None:
+        self.http = bounded_connections(*self._bounds)
+        super().load()
+
+
+def _serve_here(
+    settings: ServiceSettings, listening: socket.socket, on_ready: Callable[[ServiceContext, str], None]
+) -> None:
+    context = open_service(settings)
+    background = Background(context, loops_of(settings), "serve", controllers=settings.serve_controllers)
+    server = uvicorn.Server(http_config(create_app(context), settings))
+    # uvicorn drains and then raises the signal once more, for its caller: a service that was asked to end and
+    # did so has not failed.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    try:
+        background.start()
+        on_ready(context, _url(listening))
+        server.run(sockets=[listening])
+    finally:
+        background.stop(timeout_seconds=settings.shutdown_seconds)
+        close_service(context)
+
+
+def _serve_in_processes(
+    settings: ServiceSettings, listening: socket.socket, on_ready: Callable[[ServiceContext, str], None]
+) -> None:
+    # Migrations and wrong settings are this process's own; afterwards it has no connection and only supervises.
+    context = open_service(settings)
+    try:
+        on_ready(context, _url(listening))
+    finally:
+        close_service(context)
+    config = http_config(
+        partial(_application_of_process, settings),
+        settings,
+        factory=True,
+        workers=settings.serve_workers,
+        timeout_worker_healthcheck=_HANGS_AFTER_SECONDS,
     )
+    with TemporaryDirectory(prefix="holdfast-counters-") as counters:
+        os.environ[SHARED_COUNTERS] = counters  # before the processes start: they count into files of this folder
+        _Supervisor(config, listening, settings).run()
+
+
+class _Supervisor(Multiprocess):
+    """uvicorn's, with one more process: for the background work, unless it is left to `holdfast workers run`."""
+
+    def __init__(self, config: uvicorn.Config, listening: socket.socket, settings: ServiceSettings) -> None:
+        super().__init__(config, [listening])
+        self._settings = settings
+        self._background = self._new_background()
+
+    def init_processes(self) -> None:
+        super().init_processes()
+        if self._settings.serve_controllers:
+            self._background.start()
+
+    def keep_subprocess_alive(self) -> None:
+        super().keep_subprocess_alive()
+        if self.should_exit.is_set() or not self._settings.serve_controllers or self._background.is_alive():
+            return
+        _log.warning("background_process_ended", pid=self._background.pid, exit_code=self._background.exitcode)
+        self._background = self._new_background()
+        self._background.start()
+
+    def terminate_all(self) -> None:
+        super().terminate_all()
+        if self._settings.serve_controllers:
+            self._background.terminate()
+
+    def join_all(self) -> None:
+        super().join_all()
+        if self._settings.serve_controllers:
+            self._background.join()
+
+    def _new_background(self) -> multiprocessing.process.BaseProcess:
+        # A fresh interpreter, as uvicorn's own: a fork would share locks, connections and random numbers.
+        return multiprocessing.get_context("spawn").Process(target=_work_in_process, args=(self._settings,))
+
+
+def _application_of_process(settings: ServiceSettings) -> FastAPI:
+    """Called in each process that serves."""
+    with _a_process_of_several(settings):
+        context = open_service(settings)
+        background = Background(context, loops_of(settings), "serve", controllers=False)
+        background.start()
+
+    @contextlib.asynccontextmanager
+    async def until_drained(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        background.stop(timeout_seconds=settings.shutdown_seconds)
+        close_service(context)
+
+    return create_app(context, lifespan=until_drained)
+
+
+def _work_in_process(settings: ServiceSettings) -> None:
+    with _a_process_of_several(settings):
+        work(settings, lambda context: _log.info("background_process_started", process_id=context.process_id))
+
+
+@contextlib.contextmanager
+def _a_process_of_several(settings: ServiceSettings) -> Iterator[None]:
+    """What begins in the block says why it cannot, and ends a little later. The supervisor starts it again: the others
+    go on meanwhile."""
+    configure_logging(settings)
+    threading.Thread(target=_end_with_parent, name="holdfast-parent", daemon=True).start()
+    try:
+        yield
+    except (ProblemError, SettingsError, StoreError) as error:
+        _log.error("process_cannot_start", reason=str(error))
+        time.sleep(_BEGUN_AGAIN_AFTER_SECONDS)
+        sys.exit(1)
+
+
+def _end_with_parent() -> None:
+    """A supervisor that was killed leaves nobody on its port."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _listen(host: str, port: int) -> socket.socket:

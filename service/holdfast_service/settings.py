@@ -113,7 +113,8 @@ class ServiceSettings(BaseSettings):
     most_connections: int = Field(
         default=1000,
         ge=1,
-        description="Connections at a time. One more takes the place of the one that has been idle for the longest.",
+        description="Connections at a time, of each process. One more takes the place of the one that has been idle "
+        "for the longest.",
     )
     log_format: Literal["auto", "json", "console"] = Field(
         default="auto", description="`json` or `console`; `auto` is JSON unless stderr is a terminal."
@@ -180,6 +181,12 @@ class ServiceSettings(BaseSettings):
         default=True,
         description="`holdfast serve` does background work too; `false` leaves it to `holdfast workers run` "
         "(on Postgres).",
+    )
+    serve_workers: int = Field(
+        default=1,
+        ge=1,
+        description="How many processes of `holdfast serve` answer requests. More than one needs Postgres, and one "
+        "more process then does the background work.",
     )
     lease_seconds: int = Field(
         default=120,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
 import time
 from pathlib import Path
 
@@ -13,17 +11,7 @@ import httpx
 import pytest
 
 from tests.support.ports import free_ports
-from tests.support.serve import HOLDFAST, holdfast_serve, without_holdfast_settings
-
-
-def run(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [HOLDFAST, *arguments],
-        env=without_holdfast_settings() | settings,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+from tests.support.serve import holdfast_serve, request_without_its_body, run_holdfast
 
 
 def test_without_settings_it_serves_its_data_folder_and_ends_on_sigterm(tmp_path: Path) -> None:
@@ -35,7 +23,9 @@ def test_without_settings_it_serves_its_data_folder_and_ends_on_sigterm(tmp_path
         for part in (served.url, str(tmp_path / "data" / "catalog.db"), str(tmp_path / "data" / "token")):
             assert part in said
         assert token not in said
-        again = run("serve", HOLDFAST_DATA_DIR=str(tmp_path / "other"), HOLDFAST_PORT=served.url.rpartition(":")[2])
+        again = run_holdfast(
+            "serve", HOLDFAST_DATA_DIR=str(tmp_path / "other"), HOLDFAST_PORT=served.url.rpartition(":")[2]
+        )
         assert again.returncode == 1
         assert "HOLDFAST_PORT" in again.stderr
         assert len(again.stderr.splitlines()) == 1
@@ -45,15 +35,7 @@ def test_without_settings_it_serves_its_data_folder_and_ends_on_sigterm(tmp_path
 def test_a_request_in_flight_is_answered_before_it_ends(tmp_path: Path) -> None:
     with holdfast_serve(tmp_path) as served:
         token = (tmp_path / "data" / "token").read_text().strip()
-        body = b'{"name": "made while it ends", "scopes": ["read"]}'
-        head = (
-            f"POST /v1/tokens HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nExpect: 100-continue\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as connection:
-            connection.settimeout(60)
-            connection.sendall(head.encode())
-            assert b"100 Continue" in connection.recv(4096), "the service waits for the body"
+        with request_without_its_body(served.url, token) as (connection, body):
             os.kill(served.process.pid, signal.SIGTERM)
             while "Shutting down" not in served.process.log_text:
                 time.sleep(0.01)
@@ -75,7 +57,7 @@ def test_a_request_in_flight_is_answered_before_it_ends(tmp_path: Path) -> None:
 )
 def test_a_wrong_setting_stops_the_start_with_one_line(tmp_path: Path, settings: dict[str, str], named: str) -> None:
     port = {"HOLDFAST_PORT": str(free_ports())}
-    done = run("serve", **{"HOLDFAST_DATA_DIR": str(tmp_path / "data"), **port, **settings})
+    done = run_holdfast("serve", **{"HOLDFAST_DATA_DIR": str(tmp_path / "data"), **port, **settings})
     assert done.returncode in (2, 5), done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("holdfast: ")
@@ -85,20 +67,20 @@ def test_a_wrong_setting_stops_the_start_with_one_line(tmp_path: Path, settings:
 
 def test_the_first_token_for_others_is_made_on_the_database(tmp_path: Path) -> None:
     data = {"HOLDFAST_DATA_DIR": str(tmp_path / "data")}
-    made = run("admin", "create-token", "--name", "ops", "--scope", "read", "--project", "demo", **data)
+    made = run_holdfast("admin", "create-token", "--name", "ops", "--scope", "read", "--project", "demo", **data)
     assert made.returncode == 0, made.stderr
     with holdfast_serve(tmp_path) as served:
         info = httpx.get(
             f"{served.url}/v1/service", timeout=60, headers={"Authorization": f"Bearer {made.stdout.strip()}"}
         ).json()
     assert (info["token_name"], info["token_project"], info["token_scopes"]) == ("ops", "demo", ["read"])
-    raised = run("admin", "raise-epoch", **data)
+    raised = run_holdfast("admin", "raise-epoch", **data)
     assert "epoch 2" in raised.stdout
-    assert run("admin", "confirm-move", **data).returncode == 0
+    assert run_holdfast("admin", "confirm-move", **data).returncode == 0
 
 
 def test_the_settings_are_shown_as_a_table() -> None:
-    shown = run("serve", "--print-settings", COLUMNS="80")
+    shown = run_holdfast("serve", "--print-settings", COLUMNS="80")
     assert shown.returncode == 0
     assert "HOLDFAST_DATABASE_URL" in shown.stdout
     assert max(map(len, shown.stdout.splitlines())) <= 80

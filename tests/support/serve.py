@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -70,6 +72,32 @@ def holdfast_serve(
         )
         servers.callback(process.stop)
         yield ServedHoldfast(client["HOLDFAST_URL"], client, process, server)
+
+
+def run_holdfast(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """A command that ends by itself, with these settings and no others."""
+    return subprocess.run(
+        [HOLDFAST, *arguments],
+        env=without_holdfast_settings() | settings,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@contextmanager
+def request_without_its_body(url: str, token: str) -> Iterator[tuple[socket.socket, bytes]]:
+    """A connection with a request under way: the service waits for these bytes, and then answers 201."""
+    body = b'{"name": "made while it ends", "scopes": ["read"]}'
+    head = (
+        f"POST /v1/tokens HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nExpect: 100-continue\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
+        connection.settimeout(60)
+        connection.sendall(head.encode())
+        assert b"100 Continue" in connection.recv(4096)
+        yield connection, body
 
 
 def without_holdfast_settings() -> dict[str, str]:

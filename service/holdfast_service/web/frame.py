@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import re
 import time
 import uuid
@@ -23,6 +24,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.multiprocess import MultiProcessCollector
 from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
@@ -199,6 +201,19 @@ _BUCKETS_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 # What a client may call its method is up to the client, and each would be a time series of its own too.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+SHARED_COUNTERS = "PROMETHEUS_MULTIPROC_DIR"
+"""The library's variable: set before it is imported, metrics are counted in files of that folder."""
+
+
+def registry_of_requests(shown: CollectorRegistry) -> CollectorRegistry:
+    """For the RequestMeter, so that `shown` has its figures. Several processes that serve one port count into files of
+    one folder, and each shows what all of them counted."""
+    if SHARED_COUNTERS not in os.environ:
+        return shown
+    MultiProcessCollector(shown)  # type: ignore[no-untyped-call]
+    return CollectorRegistry()
 
 
 class RequestMeter:
