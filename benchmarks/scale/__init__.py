@@ -1,6 +1,7 @@
 """`make scale`: what a checkpoint of many ranks costs the control plane. Writes benchmarks/results/scale.json.
 
 ranks.py     some ranks of a storm, in a process of their own: begin, offer, send, seal
+lock_waits.py  how long statements waited for each other's locks
 storm.py     all ranks of one checkpoint at once, and what service and database used for it
 __main__.py  storms of several sizes, medians, scale.json and the table
 

@@ -1,6 +1,7 @@
 """`make scale`: storms of several sizes, medians, scale.json and the table. See benchmarks/scale/__init__.py.
 
-python -m benchmarks.scale [--ranks 64,256,1024] [--repeats 3] [--results FOLDER]
+python -m benchmarks.scale [--ranks 64,256,1024] [--repeats 3] [--workers 1] [--pooled-connections 0]
+    [--results FOLDER]
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _WARM_UP_RANKS = 8
 def main() -> None:
     arguments = _arguments()
     rows = []
-    with cluster() as started:
+    with cluster(workers=arguments.workers, pooled_connections=arguments.pooled_connections) as started:
         storm(started, _WARM_UP_RANKS)
         for ranks in arguments.ranks:
             rows.append(_row([storm(started, ranks) for _ in range(arguments.repeats)]))
@@ -43,6 +44,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=_numbers, default=[64, 256, 1024], help="sizes of the storms: 64,256,1024")
     parser.add_argument("--repeats", type=int, default=3, help="the figures are the medians of so many")
+    parser.add_argument("--workers", type=int, default=1, help="processes of the service that answer requests")
+    parser.add_argument(
+        "--pooled-connections", type=int, default=0, help="behind PgBouncer, with so many of Postgres; 0: without"
+    )
     parser.add_argument("--results", type=Path, default=_RESULTS, help="the folder for scale.json")
     return parser.parse_args()
 
@@ -64,6 +69,8 @@ def _row(storms: list[Storm]) -> dict[str, Any]:
         "client_cpu_ms_a_rank": middle(lambda each: each.client_cpu_seconds / ranks * 1000),
         "service_cpu_ms_a_rank": middle(lambda each: each.service_cpu_seconds / ranks * 1000),
         "database_cpu_ms_a_rank": middle(lambda each: each.database_cpu_seconds / ranks * 1000),
+        "lock_wait_ms_a_rank": middle(lambda each: sum(each.lock_wait_seconds.values()) / ranks * 1000),
+        "longest_lock_wait_ms": middle(lambda each: each.longest_lock_wait_seconds * 1000),
         "calls_a_rank": middle(lambda each: sum(each.calls.values()) / ranks),
         "storms": [dataclasses.asdict(each) for each in storms],
     }
@@ -73,7 +80,8 @@ def _line(row: dict[str, Any]) -> str:
     return (
         f"{row['ranks']:6} ranks: {row['seconds']:7.2f} s; {row['calls_a_rank']:.2f} calls a rank; CPU a rank: service "
         f"{row['service_cpu_ms_a_rank']:.1f} ms, database {row['database_cpu_ms_a_rank']:.1f} ms, clients "
-        f"{row['client_cpu_ms_a_rank']:.1f} ms"
+        f"{row['client_cpu_ms_a_rank']:.1f} ms; lock waits a rank {row['lock_wait_ms_a_rank']:.1f} ms, the longest "
+        f"{row['longest_lock_wait_ms']:.0f} ms"
     )
 
 

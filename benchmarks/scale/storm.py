@@ -17,10 +17,12 @@ from tempfile import TemporaryDirectory
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from tests.support.pgbouncer import pgbouncer
 from tests.support.postgres import OwnPostgresServer, postgres_server
 from tests.support.serve import holdfast_serve, without_holdfast_settings
 
 from benchmarks.measure import cpu_seconds_of_tree
+from benchmarks.scale.lock_waits import LockWaits
 from benchmarks.scale.ranks import READY, Orders, Told
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
@@ -48,6 +50,9 @@ class Storm:
     """By method and route."""
     call_seconds: dict[str, float]
     """The service's, added up, by method and route."""
+    lock_wait_seconds: dict[str, float]
+    """Of all statements together, by how they begin."""
+    longest_lock_wait_seconds: float
 
 
 @dataclass(frozen=True)
@@ -56,24 +61,32 @@ class Cluster:
 
     environment: dict[str, str]
     service_pid: int
-    database_pid: int
+    postgres: OwnPostgresServer
 
     def client(self) -> Client:
         return Client(ClientSettings(url=self.environment["HOLDFAST_URL"], token=self.environment["HOLDFAST_TOKEN"]))
 
 
 @contextmanager
-def cluster() -> Iterator[Cluster]:
-    """One service on a Postgres of its own; checkpoints lie in a folder on this machine."""
+def cluster(*, workers: int = 1, pooled_connections: int = 0) -> Iterator[Cluster]:
+    """One service of so many processes on a Postgres of its own; checkpoints lie in a folder on this machine.
+    `pooled_connections`: PgBouncer stands in between, with so many of Postgres; 0: nothing does."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         postgres = stack.enter_context(postgres_server(own=True))
         assert isinstance(postgres, OwnPostgresServer)
         token = f"hold_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
-        settings = {"HOLDFAST_DATABASE_URL": postgres.create_database("scale"), "HOLDFAST_BOOTSTRAP_TOKEN": token}
+        url = postgres.create_database("scale")
+        if pooled_connections:
+            url = stack.enter_context(pgbouncer(url, server_connections=pooled_connections)).url_for(url)
+        settings = {
+            "HOLDFAST_DATABASE_URL": url,
+            "HOLDFAST_BOOTSTRAP_TOKEN": token,
+            "HOLDFAST_SERVE_WORKERS": str(workers),
+        }
         service = stack.enter_context(holdfast_serve(folder, other_settings=settings))
         environment = service.environment | {"HOLDFAST_TOKEN": token}
-        yield Cluster(environment, service.process.pid, postgres.pid)
+        yield Cluster(environment, service.process.pid, postgres)
 
 
 def storm(cluster: Cluster, ranks: int) -> Storm:
@@ -88,7 +101,8 @@ def storm(cluster: Cluster, ranks: int) -> Storm:
         for process in processes:
             _expect_ready(process)
         calls, seconds = _counted(cluster)
-        service, database = cpu_seconds_of_tree(cluster.service_pid), cpu_seconds_of_tree(cluster.database_pid)
+        waits = stack.enter_context(LockWaits(stack.enter_context(cluster.postgres.connect())))
+        service, database = cpu_seconds_of_tree(cluster.service_pid), cpu_seconds_of_tree(cluster.postgres.pid)
         began = time.monotonic()
         for process in processes:
             print(file=process.stdin, flush=True)
@@ -96,7 +110,7 @@ def storm(cluster: Cluster, ranks: int) -> Storm:
         ended = time.monotonic()
         _expect_committed(client, run, begin.step)
         service = cpu_seconds_of_tree(cluster.service_pid) - service
-        database = cpu_seconds_of_tree(cluster.database_pid) - database
+        database = cpu_seconds_of_tree(cluster.postgres.pid) - database
         calls_after, seconds_after = _counted(cluster)
     calls_after.subtract(calls)
     return Storm(
@@ -107,6 +121,8 @@ def storm(cluster: Cluster, ranks: int) -> Storm:
         database_cpu_seconds=database,
         calls={route: count for route, count in calls_after.items() if count},
         call_seconds={route: seconds_after[route] - seconds[route] for route in calls_after if calls_after[route]},
+        lock_wait_seconds=dict(waits.seconds),
+        longest_lock_wait_seconds=waits.longest_seconds,
     )
 
 

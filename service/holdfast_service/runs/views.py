@@ -370,19 +370,23 @@ def seal_progress(session: Session, checkpoints: Iterable[Checkpoint]) -> dict[s
 
 
 def _progress_of(session: Session, row: Checkpoint) -> SealProgress:
-    """For a rank's call, of which a storm makes two for each rank: it looks for missing ranks among the first
-    _RANKS_LOOKED_AT alone."""
+    """For a rank's call, of which a storm makes two for each rank."""
     if row.committed_at is not None:
         return SealProgress(row.world_size)
     if not row.sealed_ranks:
         return SealProgress(0, missing_ranks(set(), row.world_size))
+    return SealProgress(row.sealed_ranks, ranks_not_sealed(session, row))
+
+
+def ranks_not_sealed(session: Session, row: Checkpoint) -> list[int]:
+    """As `missing_ranks`; looked for among the first _RANKS_LOOKED_AT alone."""
     looked_at = min(row.world_size, _RANKS_LOOKED_AT)
     sealed = session.scalars(
         select(Shard.rank).where(
             Shard.checkpoint_id == row.id, Shard.rank < looked_at, Shard.state == ShardState.SEALED
         )
     )
-    return SealProgress(row.sealed_ranks, missing_ranks(set(sealed), looked_at))
+    return missing_ranks(set(sealed), looked_at)
 
 
 def missing_ranks(sealed: set[int], world_size: int) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import delete, exists, func, select, update
@@ -35,7 +36,7 @@ from holdfast_service.db.tables.core import (
 )
 from holdfast_service.errors import ProblemError
 from holdfast_service.lineage.lineage import first_components
-from holdfast_service.runs.views import current_checkpoint_view
+from holdfast_service.runs.views import checkpoint_view, current_checkpoint_view, ranks_not_sealed
 from holdfast_service.training.abort import abort
 from holdfast_service.training.fencing import (
     Writing,
@@ -67,15 +68,16 @@ def commit_seal(
     """What the checkpoint is then. `arrive` is called in the transaction, maybe more than once. Raises what
     `complete_if_whole` does, with the checkpoint aborted."""
 
-    def sealed(session: Session) -> tuple[CheckpointView, ProblemError | None]:
+    def sealed(session: Session) -> tuple[Callable[[], CheckpointView], ProblemError | None]:
         # Not the checkpoint's row: all ranks' seals would wait for each other from here on.
         writing = begin_writing(session, caller, checkpoint_id, request, context.epoch)
         shard = locked_shard(session, writing.checkpoint, rank)
         view = sealed_before(session, writing, shard, request)
         if view is not None:
-            return view, None
+            return lambda: view, None
         refuse_unless_uploading(writing.checkpoint)
         _seal(session, shard, request, arrive(session, writing.now), writing.now)
+        missing = ranks_not_sealed(session, writing.checkpoint)
         refusal: ProblemError | None = None
         try:
             complete_if_whole(session, writing, context.store_id)
@@ -87,14 +89,24 @@ def commit_seal(
             refusal = problem
         session.flush()
         keep_alive(session, writing, context.settings)  # last: the checkpoint's row is locked before the attempt's
-        return current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint), refusal
+        return partial(_view_after_seal, writing, missing), refusal
 
-    view, refusal = context.database.run(sealed)
+    made, refusal = context.database.run(sealed)
+    view = made()
     if view.state != CheckpointState.UPLOADING:
         context.notifier.notify(checkpoint_id)
     if refusal is not None:
         raise refusal
     return view
+
+
+def _view_after_seal(writing: Writing, missing: Sequence[int]) -> CheckpointView:
+    """Made when the transaction is over: until then all other seals wait for the checkpoint's row. `missing`: the ranks
+    that had not sealed when this one did."""
+    checkpoint = writing.checkpoint
+    if checkpoint.committed_at is not None:
+        missing = ()
+    return checkpoint_view(writing.project.name, writing.run.name, checkpoint, checkpoint.sealed_ranks, missing)
 
 
 _NEVER_COMPLETE = {

@@ -329,10 +329,11 @@ def beat(session: Session, attempt: Attempt, now: datetime, settings: ServiceSet
     # Whoever would think it lost meanwhile goes by a heartbeat that is much older.
     if attempt.heartbeat_at is not None and attempt.heartbeat_at >= due and attempt.outcome != AttemptOutcome.LOST:
         return
+    # Another call that holds the row is most likely writing its own heartbeat: to wait for it would queue all ranks.
+    is_due = or_(Attempt.heartbeat_at.is_(None), Attempt.heartbeat_at < due)
+    free = select(Attempt.id).where(Attempt.id == attempt.id, is_due).with_for_update(key_share=True, skip_locked=True)
     session.execute(
-        update(Attempt)
-        .where(Attempt.id == attempt.id, or_(Attempt.heartbeat_at.is_(None), Attempt.heartbeat_at < due))
-        .values(heartbeat_at=now),
+        update(Attempt).where(Attempt.id == free.scalar_subquery()).values(heartbeat_at=now),
         execution_options={"synchronize_session": False},
     )
     session.execute(
