@@ -74,6 +74,11 @@ class Ranks:
             committed=any(state is CheckpointState.COMMITTED for _, state in ended),
         )
 
+    def close(self) -> None:
+        self._workers.close()
+        for client in self._clients:
+            client.close()
+
     def _save(self, at: int, gate: threading.Barrier) -> tuple[float, CheckpointState]:
         chunks = [OutgoingChunk.of(memoryview(os.urandom(_CHUNK_BYTES))) for _ in range(2)]
         rank = self._orders.first + at
@@ -91,6 +96,7 @@ def main() -> None:
     print(READY, flush=True)
     sys.stdin.readline()
     print(ranks.storm().model_dump_json(), flush=True)
+    ranks.close()
 
 
 if __name__ == "__main__":
