@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -42,8 +41,9 @@ _log = structlog.get_logger("holdfast.serve")
 # Longer than a trainer pauses between two calls, so that its connections are not closed under it.
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
-# A process that starts on a busy machine answers its supervisor only when everything is imported.
-_HANGS_AFTER_SECONDS = 120
+# A process that starts on a busy machine answers its supervisor only when everything is imported. While the supervisor
+# waits for that answer it hears no signal.
+_HANGS_AFTER_SECONDS = 30
 _BEGUN_AGAIN_AFTER_SECONDS = 5
 
 
@@ -202,7 +202,8 @@ def _a_process_of_several(settings: ServiceSettings) -> Iterator[None]:
     except (ProblemError, SettingsError, StoreError) as error:
         _log.error("process_cannot_start", reason=str(error))
         time.sleep(_BEGUN_AGAIN_AFTER_SECONDS)
-        sys.exit(1)
+        # At once: a supervisor that asks a process which is just ending waits for an answer that never comes.
+        os._exit(1)
 
 
 def _end_with_parent() -> None:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.support.databases import PostgresCatalogs
+from tests.support.postgres import postgres_server
 from tests.support.rank import Job
 from tests.support.several_processes import ServedBySeveral, served_by_several
 
@@ -44,3 +45,16 @@ def test_a_supervisor_that_is_killed_leaves_nobody_on_its_port(served: ServedByS
     psutil.wait_procs(left)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{served.service.url}/healthz")
+
+
+def test_what_is_killed_while_the_database_is_away_comes_back_with_it(tmp_path: Path) -> None:
+    with postgres_server(own=True) as own, served_by_several(tmp_path, own.create_database("holdfast")) as served:
+        victims = {min(served.alive("serve")), *served.alive("worker")}
+        own.kill9()
+        for victim in victims:
+            os.kill(victim, signal.SIGKILL)
+        served.until(lambda: served.service.process.log_text.count("process_cannot_start") >= len(victims))
+        own.restart()
+        served.until_complete()
+        with served.http() as http:
+            assert Job(http, create=True).save(1)["state"] == "committed"
