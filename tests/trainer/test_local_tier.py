@@ -16,7 +16,7 @@ import holdfast.save.pipeline
 from holdfast import errors
 from holdfast.layout.plan import ChunkSizes
 from holdfast.save.job import SaveState
-from holdfast.save.outcome import SaveReports
+from holdfast.save.pipeline import SaveReports
 from holdfast_client.client import Client
 from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.tier import LocalTier

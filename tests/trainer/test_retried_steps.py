@@ -15,7 +15,7 @@ from tests.support.training import Job
 
 import holdfast
 from holdfast import errors
-from holdfast.save import outcome as commit_watch
+from holdfast.save import job as save_job
 from holdfast.save.job import BEGINS, worth_another_begin
 from holdfast_client.client import Client
 from holdfast_client.errors import IncompleteCheckpoint
@@ -114,7 +114,7 @@ def test_all_ranks_begin_a_step_anew_whose_checkpoint_an_outage_has_aborted(serv
 
 def leader_has_failed(rank, run, folder, go_on):
     """The leader, rank 0, fails at its part of step 7 as one does that was cut off for longer than its patience."""
-    commit_watch.LONG_POLL_SECONDS = 1
+    save_job.LONG_POLL_SECONDS = 1
     job = Job(rank, "ddp")
     with holdfast.Checkpointer(run, create=True, local=folder) as ckpt:
         ckpt.restore(job.state)

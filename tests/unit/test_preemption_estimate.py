@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from holdfast.preemption.estimate import Choice, Numbers, SaveRates, decide, may_wait_for_a_step
+from holdfast.preemption.estimate import Choice, Numbers, decide, may_wait_for_a_step
 from holdfast.preemption.notice import Notice
+from holdfast.save.job import SaveRates
 
 
 def rank(left=30.0, saved=False, in_flight=None, new=5.0):

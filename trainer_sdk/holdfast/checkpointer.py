@@ -2,7 +2,7 @@
 
 restore()  -> restore/restorer -> session (attempt) -> state/load
 step()     -> distributed/step_agreement, schedule/schedule (due?) -> save()
-save()     -> save/saver (capture, plan, vote, stage) -> save/pipeline (hash, upload, seal) -> save/outcome
+save()     -> save/saver (capture, plan, vote, stage) -> save/pipeline (hash, upload, seal, commit)
 """
 
 from __future__ import annotations

@@ -1,38 +1,19 @@
 """Which state can still be finished before the deadline: the newest, the one in flight, or both. Pure.
 
-Estimates come from this job's own last saves, from staged to committed. The slowest rank counts, because a checkpoint
-is complete only with its last shard.
+Estimates come from this job's own last saves, from staged to committed (`save/job.py`, SaveRates). The slowest rank
+counts, because a checkpoint is complete only with its last shard.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-_SAVES_KEPT = 3
 _A_STEP_SECONDS = 1.0
 _SAFETY = 1.2
 """A margin: no save is as quick as the last one, and a save that is late by a second is lost."""
-
-
-class SaveRates:
-    """How long this rank's saves took. One thread writes, any reads."""
-
-    def __init__(self) -> None:
-        self._rates: deque[float] = deque(maxlen=_SAVES_KEPT)
-        self.bytes: int = 0
-        """The size of the last committed save: the next one is about as large."""
-
-    def committed(self, staged_bytes: int, seconds: float) -> None:
-        self._rates.append(max(staged_bytes, 1) / max(seconds, 1e-3))
-        self.bytes = staged_bytes
-
-    def seconds_for(self, staged_bytes: int) -> float | None:
-        """From staged to committed, as slow as the slowest of the last saves; None before the first."""
-        return max(staged_bytes, 1) / min(self._rates) if self._rates else None
 
 
 @dataclass(frozen=True)

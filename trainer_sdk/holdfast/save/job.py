@@ -1,23 +1,27 @@
-"""One save on its way: its state, the job, the thread that takes it, what save() gives back, and `ckpt.stats`."""
+"""One save on its way: its state, the job, the thread that takes it, what save() gives back, `ckpt.stats`, and how its
+ranks learn whether it was committed."""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from holdfast.errors import CheckpointAborted, SaveDeclined, SaveFailed
+from holdfast.distributed.ranks import Ranks
+from holdfast.errors import CheckpointAborted, HoldfastError, SaveDeclined, SaveFailed
 from holdfast.staging import StagedShard
-from holdfast_client.errors import ChunkGone, IncompleteCheckpoint
+from holdfast_client.client import Client
+from holdfast_client.errors import ChunkGone, IncompleteCheckpoint, ServiceUnavailable, TransferStopped
 from holdfast_client.local.spool import SpoolRecord
 from holdfast_protocol.checkpoints import CheckpointView, ShardSummary
 from holdfast_protocol.index_documents import Layout, ShardIndex
-from holdfast_protocol.states import AbortCause, CheckpointKind
+from holdfast_protocol.states import AbortCause, CheckpointKind, CheckpointState
 
 
 class SaveState(StrEnum):
@@ -30,7 +34,7 @@ class SaveState(StrEnum):
     """
 
     QUEUED = "queued"
-    """All ranks have voted for it. Through a window it is staged while it is hashed or uploaded."""
+    """All ranks have voted for it. Through a staging ring it is staged while it is hashed or uploaded."""
     STAGED = "staged"
     """Whole in host memory, and queued for upload."""
     HASHING = "hashing"
@@ -115,8 +119,8 @@ class SaveHandle:
         return True
 
     def mark_staged(self) -> None:
-        """The last byte is staged: training goes on. With a staging window the save is uploading by then, and may have
-        failed."""
+        """The last byte is staged: training goes on. Through a staging ring the save is uploading by then, and may
+        have failed."""
         with suppress(InvalidStateError):
             self.staged.set_result(None)
 
@@ -172,7 +176,7 @@ class Standstill:
 
     @property
     def seconds(self) -> float:
-        """So far, while it lasts: a save through a window may be sealed before training goes on."""
+        """So far, while it lasts: a save through a staging ring may be sealed before training goes on."""
         ended_at = self._ended_at
         return (time.monotonic() if ended_at is None else ended_at) - self._began_at
 
@@ -180,10 +184,30 @@ class Standstill:
         self._ended_at = time.monotonic()
 
 
+_RATES_KEPT = 3
+
+
+class SaveRates:
+    """How long this rank's saves took. One thread writes, any reads."""
+
+    def __init__(self) -> None:
+        self._rates: deque[float] = deque(maxlen=_RATES_KEPT)
+        self.bytes: int = 0
+        """The size of the last committed save: the next one is about as large."""
+
+    def committed(self, staged_bytes: int, seconds: float) -> None:
+        self._rates.append(max(staged_bytes, 1) / max(seconds, 1e-3))
+        self.bytes = staged_bytes
+
+    def seconds_for(self, staged_bytes: int) -> float | None:
+        """From staged to committed, as slow as the slowest of the last saves; None before the first."""
+        return max(staged_bytes, 1) / min(self._rates) if self._rates else None
+
+
 @dataclass(frozen=True)
 class SaveJob:
     """One rank's share of one save, from the training thread to the commit. The staged bytes do not change until it is
-    over or in the spool. Bytes for which the window has no room yet are staged while the job goes on."""
+    over or in the spool. Bytes for which the staging ring has no room yet are staged while the job goes on."""
 
     number: int
     """The save's number in this job, the same on all ranks."""
@@ -263,3 +287,112 @@ def worth_another_begin(error: BaseException) -> bool:
         # This rank's seal has found that a chunk of any rank was lost. It is sent again.
         return True
     return isinstance(error, CheckpointAborted) and error.context.get("cause") in BEGIN_ANEW_AFTER
+
+
+LONG_POLL_SECONDS = 30
+_LOOK_SECONDS = 0.1
+_ASK_YOURSELF = ""
+_OUTCOMES_KEPT = 64
+
+
+class CommitWatch:
+    """Learns what became of a checkpoint after this rank's seal; one rank per host asks (rule waiting-holds-nothing).
+
+    The lowest rank of each host long-polls the service and writes the answer into the job's key-value store. The other
+    ranks of that host read it there, or that the leader has begun the step again. A leader that is cut off may write
+    nothing for long, so the others also ask the service now and then. Runs on background threads; no collectives.
+
+    `number` is the save's, the same on all ranks. Per save, the leader of a host calls `tell` exactly once."""
+
+    def __init__(self, client: Client, ranks: Ranks, stop: threading.Event) -> None:
+        self._client = client
+        self._leads = ranks.host_leader == ranks.rank
+        self._host = ranks.host_leader
+        self._store = ranks.store("outcomes")
+        self._stop = stop
+
+    def wait(self, number: int, checkpoint_id: str) -> CheckpointView:
+        """The checkpoint once it is no longer uploading. Raises CheckpointAborted if a rank has given the save up, and
+        HoldfastError if the service cannot be asked."""
+        told = None if self._leads else self._told(number, checkpoint_id)
+        return told or self._ask(number, checkpoint_id)
+
+    def tell(self, number: int, outcome: CheckpointView | None) -> None:
+        """Hands the outcome to the other ranks of this host; None sends them to ask the service themselves."""
+        if self._store is None or not self._leads:
+            return
+        try:
+            self._store.set(self._key(number), outcome.model_dump_json() if outcome else _ASK_YOURSELF)
+            # With a local tier the ranks may be some saves apart, but never that many.
+            self._store.delete_key(self._key(number - _OUTCOMES_KEPT))
+        except RuntimeError:
+            return  # the job's store has ended together with the job
+
+    def leave(self, number: int, checkpoint_id: str) -> None:
+        """This checkpoint was given up, and the leader begins its step again: waiting ranks must ask the service."""
+        if self._store is None or not self._leads:
+            return
+        try:
+            self._store.set(self._key(number, checkpoint_id), _ASK_YOURSELF)
+        except RuntimeError:
+            return
+
+    def give_up(self, number: int, reason: str) -> None:
+        """This rank has failed for good. The service aborts the existing checkpoint; a rank that comes to this save
+        later would begin it again, and wait for ever."""
+        if self._store is not None:
+            with suppress(RuntimeError):
+                self._store.set(f"given-up/{number}", reason)
+
+    def given_up(self, number: int) -> str | None:
+        """Why this save cannot be completed, or None if no rank has said so."""
+        try:
+            if self._store is None or not self._store.check([f"given-up/{number}"]):
+                return None
+            return self._store.get(f"given-up/{number}").decode()
+        except RuntimeError:
+            return None  # the job's store has ended together with the job
+
+    def _told(self, number: int, checkpoint_id: str) -> CheckpointView | None:
+        """What the leader or, meanwhile, the service says; None if the leader sends this rank to ask."""
+        if self._store is None:
+            return None
+        asked_at = time.monotonic()
+        try:
+            while not self._store.check([self._key(number)]):
+                if self._store.check([self._key(number, checkpoint_id)]):
+                    return None
+                if time.monotonic() - asked_at >= LONG_POLL_SECONDS:
+                    if (view := self._look(checkpoint_id)) is not None:
+                        return view
+                    asked_at = time.monotonic()
+                if self._stop.wait(_LOOK_SECONDS):
+                    raise TransferStopped("This job ended before it heard what became of its checkpoint")
+            told = self._store.get(self._key(number))
+            return CheckpointView.model_validate_json(told) if told else None
+        except RuntimeError as error:
+            raise HoldfastError(f"The job's store ended while a checkpoint was still under way ({error})") from error
+
+    def _look(self, checkpoint_id: str) -> CheckpointView | None:
+        """The checkpoint, if it is over. The leader may have failed without a word and be at another checkpoint of the
+        same step, which needs this rank."""
+        try:
+            view = self._client.checkpoints.get(checkpoint_id)
+        except ServiceUnavailable:
+            return None  # the leader or this rank reaches the service later
+        return view if view.state is not CheckpointState.UPLOADING else None
+
+    def _ask(self, number: int, checkpoint_id: str) -> CheckpointView:
+        while not self._stop.is_set():
+            # Asked before the service is: a checkpoint may have committed despite that.
+            reason = self.given_up(number)
+            view = self._client.checkpoints.get(checkpoint_id, wait_seconds=None if reason else LONG_POLL_SECONDS)
+            if view.state is not CheckpointState.UPLOADING:
+                return view
+            if reason:
+                # That rank may have failed before it could tell the service.
+                raise CheckpointAborted(reason, context={"cause": AbortCause.RANK_FAILED})
+        raise TransferStopped("This job ended before it heard what became of its checkpoint")
+
+    def _key(self, number: int, checkpoint_id: str = "") -> str:
+        return f"{self._host}/{number}/{checkpoint_id}"

@@ -5,7 +5,7 @@
     training thread -> [slab] -> spool thread: hashed, on this node's disk -> slab free
                                   -> upload thread, in order, from the disk, until it is committed or the job ends
 
-One slab is in use at a time; the foreground waits for it or declines.
+One slab is in use at a time; the foreground waits for it or declines. `SaveReports` tells people how each save ended.
 """
 
 from __future__ import annotations
@@ -17,21 +17,28 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from holdfast.errors import CheckpointAborted, HoldfastError, SaveFailed, SaveSpooled, SaveSuperseded
 from holdfast.local.adoption import Verdict, verdict_of
 from holdfast.local.keep import keep_save
-from holdfast.preemption.estimate import SaveRates
-from holdfast.progress import Phase, ProgressBoard
-from holdfast.save.job import BEGINS, SaveJob, SaveState, SaveStats, SaveThread, worth_another_begin
-from holdfast.save.outcome import CommitWatch, SaveReports
+from holdfast.progress import Phase, ProgressBoard, readable_bytes
+from holdfast.save.job import (
+    BEGINS,
+    CommitWatch,
+    SaveJob,
+    SaveRates,
+    SaveState,
+    SaveStats,
+    SaveThread,
+    worth_another_begin,
+)
 from holdfast.session.heartbeat import ENDS_THE_JOB
 from holdfast.session.session import Session
 from holdfast.staging import StagedShard
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
-from holdfast_client.errors import TransferStopped
+from holdfast_client.errors import ServiceUnavailable, TransferStopped
 from holdfast_client.local.push import push_shard
 from holdfast_client.local.tier import LocalTier, NoRoom
 from holdfast_client.shard_writer import ShardWriter
@@ -392,3 +399,106 @@ class SavePipeline:
                 self._tier.spool.forget(job.record.name)
             except OSError as error:
                 log.warning("step %d stays in the spool of %s: %s", job.step, self._tier.path, error)
+
+
+class SaveReports:
+    """Logs and counts the background half of each save for people and `ckpt.stats`: one line per outcome, not per
+    try."""
+
+    def __init__(self, session: Session, stats: SaveStats, tier: LocalTier | None) -> None:
+        self._session = session
+        self._stats = stats
+        self._tier = tier
+        self._first = session.ranks.is_first
+        self._tries_since: float | None = None
+
+    def kept(self) -> None:
+        self._stats.spooled += 1
+
+    def sent(self, writer: ShardWriter) -> None:
+        self._stats.sent_bytes += writer.sent_bytes
+        self._stats.sent_chunk_bytes += writer.sent_chunk_bytes
+
+    def not_kept(self, job: SaveJob, error: BaseException | None) -> None:
+        """It goes straight to the store. `error` is None if the tier only lacks room."""
+        assert self._tier is not None  # the spool thread calls this only with a tier
+        log.warning(
+            "step %d of rank %d is not kept on this node, and goes straight to the store when its turn comes: %s",
+            job.step,
+            self._session.ranks.rank,
+            f"{self._tier.path} cannot be written to ({error})"
+            if error is not None
+            else f"{self._tier.path} is full of saves that are not committed yet. `holdfast spool list` shows them; "
+            "raise HOLDFAST_LOCAL_BYTES, or give the store more bandwidth",
+        )
+
+    def tries_again(self, job: SaveJob, error: Exception) -> None:
+        """A try has failed and another follows. Logged once per outage."""
+        if self._tries_since is None:
+            self._tries_since = time.monotonic()
+            # An outage of the service meets every rank; any other error meets this rank alone, which must report it.
+            if self._first or not isinstance(error, ServiceUnavailable):
+                where = "safe on this node" if job.record is not None else "staged"
+                log.warning("step %d is %s and not committed yet; it is tried again. %s", job.step, where, error)
+
+    def committed(self, job: SaveJob, view: CheckpointView) -> None:
+        self._stats.committed += 1
+        self._stats.last_committed_step = job.step
+        late = ""
+        if self._tries_since is not None:
+            self._stats.committed_late += 1
+            late = f", late: earlier tries failed for {time.monotonic() - self._tries_since:.0f} s"
+            self._tries_since = None
+        if self._first:
+            log.info(
+                "committed %s at step %d: %s of state, %s sent, in %.1f s%s",
+                self._session.run,
+                job.step,
+                readable_bytes(view.logical_bytes),
+                readable_bytes(view.uploaded_bytes),
+                time.monotonic() - job.begun_at,
+                late,
+            )
+
+    def failed(self, job: SaveJob, failure: BaseException) -> SaveFailed:
+        """The save was given up for good."""
+        self._tries_since = None
+        self._stats.failed += 1
+        self._session.note(failure)
+        failed = SaveFailed(f"The checkpoint of step {job.step} was not committed. {failure}")
+        failed.__cause__ = failure
+        self._stats.last_failure = failed
+        # The rank that aborted this checkpoint reports it; for all the others rank 0 does.
+        if self._first or not isinstance(failure, CheckpointAborted):
+            log.warning("%s Training goes on.", failed)
+        return failed
+
+    def superseded(self, job: SaveJob, reason: str) -> SaveSuperseded:
+        """The save made room for a newer state."""
+        self._tries_since = None
+        self._stats.superseded += 1
+        kept = " It stays on this node's disk." if job.record is not None else ""
+        return SaveSuperseded(f"The checkpoint of step {job.step} was given up. {reason}.{kept}")
+
+    def left_in_spool(self, job: SaveJob, failure: BaseException) -> SaveSpooled:
+        """This job will not commit the save, but its bytes are safe."""
+        self._session.note(failure)
+        left = SaveSpooled(f"The checkpoint of step {job.step} is on this node's disk and not committed. {failure}")
+        left.__cause__ = failure
+        return left
+
+    def ended_with(self, spooled: Sequence[SaveJob], lost: Sequence[SaveJob], drain_seconds: float) -> None:
+        """The job ends, and these saves are not committed."""
+        if lost:
+            within = f"within {drain_seconds:.0f} s" if drain_seconds >= 1 else "in time"
+            log.warning("the save in flight was not over %s and was given up", within)
+        if spooled and self._tier is not None:
+            steps = ", ".join(str(job.step) for job in spooled)
+            log.warning(
+                "not committed yet, and safe in the spool of this node: %s, rank %d, step %s. The next launch of the "
+                "run with this folder commits them first; without it, run `holdfast spool push --dir %s` here.",
+                self._session.run,
+                self._session.ranks.rank,
+                steps,
+                self._tier.path,
+            )
