@@ -27,9 +27,8 @@ from benchmarks.scale.ranks import READY, Orders, Told
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.attempts import ResumedFrom
-from holdfast_protocol.base import Fence
+from holdfast_protocol.base import Fence, RunName
 from holdfast_protocol.checkpoints import BeginCheckpoint
-from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import CheckpointState
 
 _PROJECT = "scale"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from holdfast_protocol.runs import RunName
+from holdfast_protocol.base import RunName
 from holdfast_protocol.states import AttemptOutcome
 
 LAUNCH = "HOLDFAST_LAUNCH"

@@ -15,7 +15,7 @@ from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError, TransferStopped
-from holdfast_protocol.base import Fence, text_to_keep
+from holdfast_protocol.base import Fence, RunName, text_to_keep
 from holdfast_protocol.checkpoints import (
     AbortCheckpoint,
     BeginCheckpoint,
@@ -30,7 +30,6 @@ from holdfast_protocol.checkpoints import (
     ShardSummary,
 )
 from holdfast_protocol.digests import shard_digest
-from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import CheckpointState
 from holdfast_protocol.text import without_secrets
 

@@ -1,4 +1,4 @@
-"""The base of every wire model, the fencing token, and the protocol's version.
+"""The base of every wire model, names, the fencing token, and the protocol's version.
 
 Both sides send the version in the `Holdfast-Protocol` header of every request and reply. An older minor version is
 served; another major version is refused with both numbers (rule protocol-version).
@@ -7,6 +7,7 @@ served; another major version is refused with both numbers (rule protocol-versio
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from pydantic import (
@@ -60,6 +61,18 @@ _CHECKED_ITEMS = 100
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 """A project's or a run's name: letters, digits, `.`, `_`, `-`; at most 100."""
+
+
+@dataclass(frozen=True)
+class RunName:
+    """A run with its project: `demo/gpt`. `holdfast_protocol.runs` reads one from text."""
+
+    project: str
+    run: str
+
+    def __str__(self) -> str:
+        return f"{self.project}/{self.run}"
+
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """A SHA-256 in lower-case hex."""

@@ -24,7 +24,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from holdfast_protocol.base import LARGEST_INTEGER, Reply, Request, example
+from holdfast_protocol.base import LARGEST_INTEGER, Reply, Request, RunName, example
 from holdfast_protocol.checkpoints import RestorePoint
 from holdfast_protocol.pruning import InTrash
 from holdfast_protocol.states import AttemptOutcome, RunStatus
@@ -40,15 +40,6 @@ EXPECTED = "write it as project/run, project/run@latest, project/run@1200, proje
 
 class SelectorError(ValueError):
     """The text is not a selector."""
-
-
-@dataclass(frozen=True)
-class RunName:
-    project: str
-    run: str
-
-    def __str__(self) -> str:
-        return f"{self.project}/{self.run}"
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from journal import read_journal
 from launches import Launch
 
 from holdfast_client import Client
+from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import CheckpointView
-from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import CheckpointState
 
 _LOOK_EVERY_SECONDS = 0.01

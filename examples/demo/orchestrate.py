@@ -37,8 +37,8 @@ from tests.support.serve import ServedHoldfast, holdfast_serve, without_holdfast
 from tests.support.store_servers import STORES
 
 from holdfast_client import Client, ClientSettings
+from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import CheckpointView
-from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import CheckpointState
 
 

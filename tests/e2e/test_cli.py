@@ -17,10 +17,10 @@ from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.cli.main import app
-from holdfast_protocol.base import Fence
+from holdfast_protocol.base import Fence, RunName
 from holdfast_protocol.checkpoints import AbortCheckpoint, BeginCheckpoint, EditCheckpoint
 from holdfast_protocol.digests import chunk_digest
-from holdfast_protocol.runs import EditProject, RunName
+from holdfast_protocol.runs import EditProject
 from holdfast_protocol.service import CreateToken
 from holdfast_protocol.states import Health, Scope
 from tests.support.little_checkpoints import save_little_checkpoint

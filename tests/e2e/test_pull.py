@@ -28,8 +28,9 @@ from holdfast.export.pull import Format, pull
 from holdfast.state.tree import decode_tree
 from holdfast_client import Client, errors
 from holdfast_client.settings import ClientSettings
+from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import EditCheckpoint
-from holdfast_protocol.runs import EditProject, Latest, RunName, parse_selector
+from holdfast_protocol.runs import EditProject, Latest, parse_selector
 from holdfast_protocol.states import Health
 from tests.support.serve import HOLDFAST, ServedHoldfast, holdfast_serve
 from tests.support.training import Job, Net, train, values

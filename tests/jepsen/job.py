@@ -20,9 +20,9 @@ from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError, StaleAttempt
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.attempts import EndAttempt, ResumedFrom
-from holdfast_protocol.base import Fence
+from holdfast_protocol.base import Fence, RunName
 from holdfast_protocol.checkpoints import BeginCheckpoint, Component, IndexOrdinals, MetricValue, ShardSummary
-from holdfast_protocol.runs import RunName, parse_run
+from holdfast_protocol.runs import parse_run
 from holdfast_protocol.states import AttemptOutcome, CheckpointState
 from tests.jepsen.content import RANKS, MixedError, Saved, WrongError, check_content
 from tests.jepsen.journal import Journal, Wrong

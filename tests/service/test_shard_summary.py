@@ -14,7 +14,7 @@ from holdfast_client import Client, ClientSettings
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.cli.main import app
-from holdfast_protocol.base import Fence
+from holdfast_protocol.base import Fence, RunName
 from holdfast_protocol.checkpoints import (
     BeginCheckpoint,
     Component,
@@ -27,7 +27,6 @@ from holdfast_protocol.checkpoints import (
     ShardView,
 )
 from holdfast_protocol.digests import shard_digest
-from holdfast_protocol.runs import RunName
 from holdfast_service.catalog_check.compare_records import checkpoint_differences
 from holdfast_service.db.tables.core import Checkpoint, Shard
 from holdfast_service.records.content import checkpoint_record, manifest_record

@@ -15,6 +15,7 @@ from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError, StaleAttempt
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.attempts import AttemptOpened, ResumedFrom
+from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import (
     AbortCheckpoint,
     BeginCheckpoint,
@@ -23,7 +24,7 @@ from holdfast_protocol.checkpoints import (
     MetricValue,
     ShardSummary,
 )
-from holdfast_protocol.runs import RunName, parse_run
+from holdfast_protocol.runs import parse_run
 from holdfast_protocol.states import CheckpointState
 from tests.soak.compare import DifferentError, compare
 from tests.soak.content import shard_content

@@ -8,7 +8,7 @@ from pathlib import Path
 from holdfast.restore.checkpoint_reader import CheckpointSource
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
-from holdfast_protocol.runs import RunName
+from holdfast_protocol.base import RunName
 
 
 def flip(path: Path) -> None:

@@ -15,11 +15,10 @@ from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError, IntegrityError
 from holdfast_protocol.attempts import AttemptOpened, EndAttempt, ResumedFrom
-from holdfast_protocol.base import Fence
+from holdfast_protocol.base import Fence, RunName
 from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView, Component, IndexOrdinals, SealShard
 from holdfast_protocol.digests import chunk_digest, shard_digest
 from holdfast_protocol.index_documents import Layout, Piece, SavedAs, Segment, ShardIndex, ShardLayout, TensorEntry
-from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import AttemptOutcome, CheckpointState
 
 RUN = "doctor"

@@ -19,9 +19,10 @@ from holdfast.export.pull import Format, pull
 from holdfast.restore.checkpoint_reader import CheckpointSource
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import Component, IndexOrdinals, ShardSummary
 from holdfast_protocol.digests import chunk_digest
-from holdfast_protocol.runs import Latest, RunName
+from holdfast_protocol.runs import Latest
 from holdfast_protocol.states import CheckpointKind, Health
 
 

@@ -43,7 +43,8 @@ from holdfast.export.pull import Format, pull
 from holdfast.restore.checkpoint_reader import CheckpointSource
 from holdfast.state.tree import TAGS_BY_TYPE
 from holdfast_client.shard_writer import ShardWriter
-from holdfast_protocol.runs import Latest, RunName
+from holdfast_protocol.base import RunName
+from holdfast_protocol.runs import Latest
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

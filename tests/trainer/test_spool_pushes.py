@@ -20,9 +20,8 @@ from holdfast_client.local.push import SavePusher, push_late
 from holdfast_client.local.spool import SpoolRecord, record_name, saves_of
 from holdfast_client.local.tier import LocalTier, keep_shard
 from holdfast_client.shard_writer import ShardWriter
-from holdfast_protocol.base import Fence
+from holdfast_protocol.base import Fence, RunName
 from holdfast_protocol.checkpoints import BeginCheckpoint, Component, IndexOrdinals
-from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import CheckpointKind, CheckpointState
 
 pytestmark = pytest.mark.rule("late-save-adoption")

@@ -14,7 +14,8 @@ import holdfast
 from holdfast import errors
 from holdfast.export.pull import Format, pull
 from holdfast_client.client import Client
-from holdfast_protocol.runs import Latest, RunName
+from holdfast_protocol.base import RunName
+from holdfast_protocol.runs import Latest
 from holdfast_service.settings import ServiceSettings
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast_client import Client, ClientSettings, errors
-from holdfast_protocol.runs import RunName
+from holdfast_protocol.base import RunName
 from tests.support.scripted_http import DROP, as_json, problem, scripted
 
 RUN = "/v1/projects/demo/runs/gpt"

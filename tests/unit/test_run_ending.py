@@ -18,7 +18,7 @@ from holdfast_client.cli.launch import (
     signal_for_child,
 )
 from holdfast_client.outcome_notes import OutcomeNote, read_notes, write_note
-from holdfast_protocol.runs import RunName
+from holdfast_protocol.base import RunName
 from holdfast_protocol.states import AttemptOutcome
 
 RUN = RunName("demo", "gpt")

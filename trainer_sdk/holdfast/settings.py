@@ -13,7 +13,8 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast.errors import ConfigurationError
-from holdfast_protocol.runs import RunName, SelectorError, parse_run
+from holdfast_protocol.base import RunName
+from holdfast_protocol.runs import SelectorError, parse_run
 
 
 class TrainerSettings(BaseSettings):

@@ -15,8 +15,9 @@ from holdfast_client.cli.say import show_note
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError
 from holdfast_client.settings import ClientSettings
+from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import CheckpointView
-from holdfast_protocol.runs import Point, RunName, SelectorError, parse_run, parse_selector
+from holdfast_protocol.runs import Point, SelectorError, parse_run, parse_selector
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.text import counted
 

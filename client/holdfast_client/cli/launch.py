@@ -23,7 +23,8 @@ from holdfast_client.cli.say import show_note
 from holdfast_client.client import Client
 from holdfast_client.errors import ConfigurationError, HoldfastError
 from holdfast_client.outcome_notes import LAUNCH, OUTCOME_DIR, OutcomeNote, read_notes
-from holdfast_protocol.runs import RunName, SelectorError, parse_run
+from holdfast_protocol.base import RunName
+from holdfast_protocol.runs import SelectorError, parse_run
 from holdfast_protocol.states import AttemptOutcome
 from holdfast_protocol.text import counted
 

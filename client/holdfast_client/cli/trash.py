@@ -30,6 +30,7 @@ from holdfast_client.cli.runs import runs
 from holdfast_client.cli.say import show_line
 from holdfast_client.client import Client
 from holdfast_client.errors import CheckpointProtected
+from holdfast_protocol.base import RunName
 from holdfast_protocol.pruning import (
     MAX_AT_ONCE,
     Deletion,
@@ -39,7 +40,6 @@ from holdfast_protocol.pruning import (
     PruneFilter,
     TakenBack,
 )
-from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import Health
 from holdfast_protocol.text import counted
 

@@ -24,10 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.private_folder import PrivateFolder, open_file, try_lock, unlock
 from holdfast_client.local.room import Hold
-from holdfast_protocol.base import Digest, LaunchId, Name
+from holdfast_protocol.base import Digest, LaunchId, Name, RunName
 from holdfast_protocol.checkpoints import IndexOrdinals, ShardSummary, Step
 from holdfast_protocol.digests import DocumentError, canonical_bytes, parse
-from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import CheckpointKind
 
 VERSION: Literal[1] = 1

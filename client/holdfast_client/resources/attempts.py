@@ -18,8 +18,7 @@ from holdfast_protocol.attempts import (
     OpenAttempt,
     ResumedFrom,
 )
-from holdfast_protocol.base import Page
-from holdfast_protocol.runs import RunName
+from holdfast_protocol.base import Page, RunName
 
 log = logging.getLogger("holdfast.client")
 

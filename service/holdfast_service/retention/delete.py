@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.base import RunName
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.pruning import MAX_AT_ONCE, DeleteAll, Deletion, FreedBytes, TakenBack
-from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal

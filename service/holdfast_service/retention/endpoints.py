@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.pruning import (
     ApplyRetention,
@@ -17,7 +18,6 @@ from holdfast_protocol.pruning import (
     TakenBack,
     UndeleteCheckpoint,
 )
-from holdfast_protocol.runs import RunName
 from holdfast_service.context import Context
 from holdfast_service.retention import prune as applying
 from holdfast_service.retention import prune as pruning

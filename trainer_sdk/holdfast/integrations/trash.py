@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from holdfast.errors import Forbidden, HoldfastError, NotFound
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
+from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.pruning import PruneCheckpoints, PruneFilter
-from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import CheckpointState
 
 log = logging.getLogger("holdfast")

@@ -37,8 +37,7 @@ from holdfast_client.errors import (
 from holdfast_client.local.push import belongs_here, is_committed, push_late
 from holdfast_client.local.spool import SaveKey, SpoolRecord, pushers
 from holdfast_client.local.tier import LocalTier
-from holdfast_protocol.base import Fence
-from holdfast_protocol.runs import RunName
+from holdfast_protocol.base import Fence, RunName
 from holdfast_protocol.states import AbortCause, CheckpointState
 
 NOBODY_WANTS_IT = frozenset({AbortCause.JOB, AbortCause.RANK_FAILED})

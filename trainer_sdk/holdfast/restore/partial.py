@@ -30,8 +30,9 @@ from holdfast.state.load import LoadOptions, LoadPlan, LoadReport, StoredState, 
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
+from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import RestorePoint
-from holdfast_protocol.runs import RunName, SelectorError, parse_selector
+from holdfast_protocol.runs import SelectorError, parse_selector
 
 log = logging.getLogger("holdfast")
 

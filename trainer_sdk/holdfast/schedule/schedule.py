@@ -28,7 +28,7 @@ from holdfast.save.job import SaveHandle
 from holdfast.save.saver import Metrics, number_of
 from holdfast.schedule.save_policy import Auto, Best, Every, Policy
 from holdfast_client.client import Client
-from holdfast_protocol.runs import RunName
+from holdfast_protocol.base import RunName
 
 log = logging.getLogger("holdfast")
 

@@ -22,8 +22,7 @@ from holdfast_client.client import Client
 from holdfast_client.errors import UnsupportedProtocol
 from holdfast_client.outcome_notes import OutcomeNote, write_note
 from holdfast_protocol.attempts import AttemptOpened, EndAttempt, Heartbeat, Notice
-from holdfast_protocol.base import Fence, text_to_keep
-from holdfast_protocol.runs import RunName
+from holdfast_protocol.base import Fence, RunName, text_to_keep
 from holdfast_protocol.states import AttemptOutcome, Doing
 from holdfast_protocol.text import without_secrets
 

@@ -19,9 +19,8 @@ from holdfast_client.client import Client
 from holdfast_client.errors import AttemptConflict
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.attempts import AttemptOpened, Notice, OpenAttempt, ResumedFrom
-from holdfast_protocol.base import Fence
+from holdfast_protocol.base import Fence, RunName
 from holdfast_protocol.checkpoints import BeginCheckpoint
-from holdfast_protocol.runs import RunName
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind
 
 _BRIEF_SECONDS = 5.0

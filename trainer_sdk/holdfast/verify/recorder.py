@@ -25,7 +25,7 @@ from holdfast.verify.iterators import IteratorBook
 from holdfast.verify.orders import LaunchOrder, Place, places
 from holdfast.verify.records import Boundary, Snapshot, append_boundary, append_restored, trail_file
 from holdfast.verify.surroundings import Surroundings
-from holdfast_protocol.runs import RunName
+from holdfast_protocol.base import RunName
 
 _COMMIT_SECONDS = 600.0
 _LOOK_SECONDS = 0.2
