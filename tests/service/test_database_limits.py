@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from unittest.mock import Mock
 
+import psycopg
 import pytest
 from sqlalchemy import make_url, text
 
 import holdfast_service.runs.endpoints
 from holdfast_protocol.problems import ProblemCode
+from holdfast_service.db import postgres
 from holdfast_service.db.engine import Database
 from holdfast_service.db.migrate import exclusive_connection, upgrade
 from holdfast_service.errors import ProblemError
@@ -82,6 +86,29 @@ def test_a_statement_that_takes_too_long_is_ended_by_the_server_and_a_migration_
     with database.read() as session:
         assert session.scalar(text("SHOW statement_timeout")) == "500ms"
         assert session.scalar(text("SHOW idle_in_transaction_session_timeout")) == "500ms"
+
+
+def test_a_connection_that_has_just_answered_is_used_as_it_is_and_one_that_the_server_ended_is_not(
+    relayed: tuple[Database, TcpRelay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, _ = relayed
+    ping = Mock(wraps=postgres.brief_ping)
+    monkeypatch.setattr(postgres, "brief_ping", ping)
+
+    def backend() -> int:
+        with database.transaction() as session:
+            return int(session.scalar(text("SELECT pg_backend_pid()")) or 0)
+
+    first = backend()
+    assert (backend(), ping.call_count) == (first, 0)
+    with closing(psycopg.connect(database.url.set(drivername="postgresql").render_as_string(False))) as other:
+        other.autocommit = True
+        other.execute("SELECT pg_terminate_backend(%s, 5000)", (first,))
+    assert backend() != first
+    monkeypatch.setattr(postgres, "_TRUSTED_SECONDS", 0)
+    ping.reset_mock()
+    backend()
+    assert ping.call_count == 1
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

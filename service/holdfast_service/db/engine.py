@@ -191,6 +191,8 @@ class Database:
                 connection.exec_driver_sql(postgres_limits.limits(self._statement_seconds, "true"))
 
         def do_ping(connection: Any) -> bool:
+            if connection.answered_just_now():
+                return True
             with postgres_limits.brief_ping(connection):
                 return ping(connection)
 

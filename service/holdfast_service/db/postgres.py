@@ -11,9 +11,11 @@ nothing is prepared.
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from math import inf
 from typing import Any, Literal
 
 import psycopg
@@ -21,6 +23,8 @@ import psycopg
 _MARGIN_SECONDS = 2.0
 """Postgres is to be first: what it says of a slow statement tells more."""
 _PING_SECONDS = 5.0
+_TRUSTED_SECONDS = 1.0
+"""So long after an answer a connection is used again without a ping, unless the server has said something since."""
 _LIMITS = ("statement_timeout", "idle_in_transaction_session_timeout")
 
 CONNECT_ARGUMENTS = {
@@ -40,15 +44,25 @@ class LimitedConnection(psycopg.Connection[Any]):
 
     answer_seconds: float | None = None
     pooled = False
+    _answered_at = -inf
 
     def wait(self, gen: Generator[Any, Any, Any], *args: Any, **options: Any) -> Any:
-        if self.answer_seconds is None:
-            return super().wait(gen, *args, **options)
+        limited = gen if self.answer_seconds is None else _within(gen, self.answer_seconds)
         try:
-            return super().wait(_within(gen, self.answer_seconds), *args, **options)
+            answer = super().wait(limited, *args, **options)
         except _NoAnswer as error:
             self.close()
             raise psycopg.OperationalError(str(error)) from None
+        self._answered_at = time.monotonic()
+        return answer
+
+    def answered_just_now(self) -> bool:
+        """And the server has not ended it since: what ends a connection sends a last word."""
+        if time.monotonic() - self._answered_at > _TRUSTED_SECONDS:
+            return False
+        said = select.poll()
+        said.register(self.fileno(), select.POLLIN)
+        return not said.poll(0)
 
     @contextmanager
     def answering_within(self, seconds: float | None) -> Generator[None]:
