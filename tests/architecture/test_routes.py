@@ -11,9 +11,8 @@ from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import iter_route_contexts
 
-from holdfast_service.auth.principal import RequireScope
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.web.frame import GuardedRoute
+from holdfast_service.web.frame import GuardedRoute, required_by
 from tests.support.service import RunningService, running_service
 
 OPEN = {
@@ -37,18 +36,13 @@ def app(service: RunningService) -> FastAPI:
     return service.app
 
 
-def scopes(dependant: Dependant) -> list[RequireScope]:
-    own = [dependant.call] if isinstance(dependant.call, RequireScope) else []
-    return own + [scope for inner in dependant.dependencies for scope in scopes(inner)]
-
-
 def test_every_route_declares_who_may_call_it(app: FastAPI) -> None:
     """Walks what the application really serves, and not only what its documentation shows."""
     routes = list(iter_route_contexts(app.routes))
     assert len(routes) > 30
     for route in routes:
         dependant: Dependant | None = getattr(route, "dependant", None)
-        declared = [] if dependant is None else scopes(dependant)
+        declared = [] if dependant is None else list(required_by(dependant))
         if route.path in OPEN:
             assert not declared, f"{route.path} is on the list of open routes and asks for a token: take it off"
         else:

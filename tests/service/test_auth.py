@@ -5,17 +5,27 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fastapi.routing import iter_route_contexts
 from sqlalchemy import select
 
 from holdfast_protocol.states import Scope
-from holdfast_service.auth.principal import check_entropy, new_token_text
+from holdfast_service.auth.principal import (
+    ADMITTED_SECONDS,
+    FailedCalls,
+    Principal,
+    check_entropy,
+    new_token_text,
+    parse_token,
+)
 from holdfast_service.db.tables.core import Token
 from holdfast_service.settings import ServiceSettings, SettingsError
+from holdfast_service.web.frame import GuardedRoute, operation_id, required_by
 from tests.service.conftest import Clock
-from tests.support.rank import Job, Refused, answer
+from tests.support.rank import Job, Refused, Save, answer
 from tests.support.service import RunningService, running_service
 
 
@@ -56,6 +66,70 @@ def test_a_revoked_token_is_refused_at_once(service: RunningService) -> None:
     assert first["revoked_at"] is not None
     assert problem(service, token, "GET", "/v1/service") == (401, "unauthenticated")
     assert answer(service.http().delete(f"/v1/tokens/{made['id']}")) == first
+
+
+class AtWork:
+    """A job whose token was just seen good: the next call of it is let in to its work without a look at the token."""
+
+    def __init__(self, service: RunningService) -> None:
+        service.make_project("demo")
+        self.token = service.token(Scope.TRAIN, project="demo", expires_in_seconds=30)
+        self.job = Job(service.http(token=self.token), "demo/gpt", world_size=2)
+        self.save = self.job.begin(5)
+        self.save.upload(0, [b"weights", b"index"])
+
+    def calls(self) -> dict[str, Callable[[], Any]]:
+        """Each of the routes whose work looks at the token, with something there to work on and, where it can be,
+        without."""
+        unknown = Save(self.job, {"id": "ck_none"})
+        return {
+            "attempts_heartbeat": lambda: self.job.heartbeat(6),
+            "checkpoints_begin": lambda: self.job.begin(6),
+            "uploads_negotiate": lambda: self.save.negotiate(0, [b"more"]),
+            "uploads_negotiate, finished": lambda: self.save.negotiate(0, finished=[b"weights"]),
+            "uploads_negotiate, unknown": lambda: unknown.negotiate(0, [b"more"]),
+            "checkpoints_seal": lambda: self.save.seal(0, [b"weights", b"index"]),
+            "checkpoints_seal, unknown": lambda: unknown.seal(0, [b"weights"]),
+            "checkpoints_seal, failed": lambda: self.save.fail(1),
+        }
+
+
+@pytest.mark.parametrize("over", ["revoked", "expired"])
+def test_work_that_looks_at_the_token_itself_refuses_one_that_was_good_just_now(
+    service: RunningService, clock: Clock, over: str
+) -> None:
+    at_work = AtWork(service)
+    routes = {
+        operation_id(route.original_route)
+        for route in iter_route_contexts(service.app.routes)
+        if isinstance(route.original_route, GuardedRoute)
+        and any(required.work_looks for required in required_by(route.original_route.dependant))
+    }
+    calls = at_work.calls()
+    assert routes == {name.partition(",")[0] for name in calls}, "each such route has a call here"
+    at_work.job.heartbeat(5)
+    if over == "revoked":
+        answer(service.http().delete(f"/v1/tokens/{parse_token(at_work.token)[0]}"))
+    else:
+        clock.advance(31)
+    for name, call in calls.items():
+        with pytest.raises(Refused) as refused:
+            call()
+        assert (refused.value.status, refused.value.code) == (401, "unauthenticated"), name
+    assert answer(service.http().get(f"/v1/checkpoints/{at_work.save.id}"))["state"] == "uploading"
+    assert answer(service.http().get(f"{at_work.job.base}/attempts/1"))["last_step"] == 5
+
+
+def test_a_token_is_looked_at_before_the_work_once_a_minute() -> None:
+    now = 100.0
+    calls = FailedCalls(lambda: now)
+    caller = Principal("0" * 16, "one", frozenset())
+    calls.authenticated("10.0.0.1", "good", lambda _: caller)
+    assert calls.last_known("good", within_seconds=ADMITTED_SECONDS) is caller
+    assert calls.last_known("another", within_seconds=ADMITTED_SECONDS) is None
+    now += ADMITTED_SECONDS + 1
+    assert calls.last_known("good", within_seconds=ADMITTED_SECONDS) is None
+    assert calls.last_known("good") is caller, "while the database is away"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from sqlalchemy import select
 from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION
 from holdfast_protocol.states import Scope
 from holdfast_service.app import create_app
-from holdfast_service.auth.principal import Principal, new_token_text
+from holdfast_service.auth.principal import Principal, new_token_text, parse_token
 from holdfast_service.auth.tokens import insert_token
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
@@ -77,7 +77,7 @@ class RunningService:
     def caller(self, *scopes: Scope, project_id: str | None = None, project_name: str | None = None) -> Principal:
         """For calling an operation directly, without HTTP."""
         return Principal(
-            token_id="0" * 16,
+            token_id=parse_token(self._all_scopes)[0],
             name="test",
             scopes=frozenset(scopes or ALL_SCOPES),
             project_id=project_id,

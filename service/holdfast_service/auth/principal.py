@@ -9,18 +9,20 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
-from math import ceil
-from typing import TYPE_CHECKING, Any, TypeVar
+from math import ceil, inf
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fastapi import Depends, Request
-from sqlalchemy import select
+from sqlalchemy import Executable, Row, bindparam, select
+from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import Scope
-from holdfast_service.db.dialect import database_now
+from holdfast_service.db.dialect import clock, database_now
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import Project, Token
 from holdfast_service.errors import ProblemError
@@ -113,9 +115,16 @@ def check_entropy(text: str) -> None:
 
 BURST = 20
 SECONDS_PER_FAILURE = 3.0
+ADMITTED_SECONDS = 60.0
+"""So long after it was looked at, a token is let in to work that looks at it itself."""
 _MOST_KEPT = 10_000
 
 KeptT = TypeVar("KeptT")
+
+
+class _Good(NamedTuple):
+    caller: Principal
+    seen_at: float
 
 
 class FailedCalls:
@@ -124,7 +133,7 @@ class FailedCalls:
         self._lock = threading.Lock()
         # By address, when its failures will all be forgotten: each adds SECONDS_PER_FAILURE to what is left.
         self._forgotten_at: OrderedDict[str, float] = OrderedDict()
-        self._good: OrderedDict[str, Principal] = OrderedDict()
+        self._good: OrderedDict[str, _Good] = OrderedDict()
 
     def authenticated(self, address: str, token: str, ask: Callable[[str], Principal]) -> Principal:
         """`ask(token)`, counted. Raises `too_many_failures` before it, where this address has used up its tries."""
@@ -137,13 +146,14 @@ class FailedCalls:
                 self._failed(address, fingerprint)
             raise
         with self._lock:
-            _keep(self._good, fingerprint, caller)
+            _keep(self._good, fingerprint, _Good(caller, self._clock()))
         return caller
 
-    def last_known(self, token: str) -> Principal | None:
-        """Who came with this token when it was last looked at; None: nobody, or it was not good."""
+    def last_known(self, token: str, *, within_seconds: float = inf) -> Principal | None:
+        """Who came with this token when it was last looked at; None: that was earlier, or it was not good."""
         with self._lock:
-            return self._good.get(_fingerprint(token))
+            good = self._good.get(_fingerprint(token))
+            return None if good is None or self._clock() - good.seen_at > within_seconds else good.caller
 
     def _check(self, address: str, fingerprint: str) -> None:
         with self._lock:
@@ -188,15 +198,14 @@ def authenticate(database: Database, text: str) -> Principal:
         raise _refused("is not a Holdfast token; it has the form hold_<id>_<secret>") from None
     with database.read(in_transaction=False) as session:
         row = session.execute(
-            select(Token, Project.name).outerjoin(Project, Project.id == Token.project_id).where(Token.id == token_id)
+            select(Token, Project.name, clock())
+            .outerjoin(Project, Project.id == Token.project_id)
+            .where(Token.id == token_id)
         ).one_or_none()
         if row is None or not hmac.compare_digest(offered, row[0].secret_sha256):
             raise _refused("is not known")
-        token, project_name = row
-        if token.revoked_at is not None:
-            raise _refused("was revoked")
-        if token.expires_at is not None and token.expires_at <= database_now(session):
-            raise _refused("has expired")
+        token, project_name, read = row
+        _refuse_if_over(token.revoked_at, token.expires_at, database_now(session, read))
         return Principal(
             token_id=token.id,
             name=token.name,
@@ -204,6 +213,39 @@ def authenticate(database: Database, text: str) -> Principal:
             project_id=token.project_id,
             project_name=project_name,
         )
+
+
+# In the transaction of a training job's call: its own first statement looks at the token too, which spares the call a
+# question of its own before the work.
+
+CALLERS_TOKEN = Token.id == bindparam("token_id")
+TOKEN_COLUMNS = (
+    Token.revoked_at.label("token_revoked_at"),
+    Token.expires_at.label("token_expires_at"),
+    clock().label("token_clock"),
+)
+_ALONE = select(*TOKEN_COLUMNS).where(CALLERS_TOKEN)
+
+
+def execute_for_caller(
+    session: Session, caller: Principal, statement: Executable, names: Mapping[str, object]
+) -> Row[Any] | None:
+    """The statement's one row, with its objects read anew. It joins Token by CALLERS_TOKEN and reads TOKEN_COLUMNS too.
+    Raises `unauthenticated`, whether there is a row or not."""
+    values = {**names, "token_id": caller.token_id}
+    row = session.execute(statement, values, execution_options={"populate_existing": True}).one_or_none()
+    token = row or session.execute(_ALONE, values).one_or_none()
+    if token is None:
+        raise _refused("is not known")
+    _refuse_if_over(token.token_revoked_at, token.token_expires_at, database_now(session, token.token_clock))
+    return row
+
+
+def _refuse_if_over(revoked_at: datetime | None, expires_at: datetime | None, now: datetime) -> None:
+    if revoked_at is not None:
+        raise _refused("was revoked")
+    if expires_at is not None and expires_at <= now:
+        raise _refused("has expired")
 
 
 def _refused(why: str) -> ProblemError:
@@ -226,27 +268,35 @@ def _refused(why: str) -> ProblemError:
 
 @dataclass(frozen=True)
 class RequireScope:
-    """None: any valid token. `from_memory`: while the database is away, who was let in before is let in again."""
+    """None: any valid token. `from_memory`: while the database is away, who was let in before is let in again.
+    `work_looks`: the call's work asks for the token itself, by `execute_for_caller`, before it does or tells anything.
+    """
 
     scope: Scope | None
     from_memory: bool = False
+    work_looks: bool = False
 
     async def __call__(self, request: Request) -> Principal:
         caller: Principal = request.state.caller
         return caller
+
+    def admitted(self, request: Request) -> Principal | None:
+        """Who may go on to work that looks at the token itself; None: `caller_of` is to be asked. Asks no database.
+        Raises `forbidden`."""
+        if not self.work_looks:
+            return None
+        failed_calls: FailedCalls = request.app.state.failed_calls
+        principal = failed_calls.last_known(_token_of(request), within_seconds=ADMITTED_SECONDS)
+        if principal is not None and self.scope is not None:
+            principal.check_scope(self.scope)
+        return principal
 
     def caller_of(self, request: Request) -> Principal:
         """From the request's head alone; asks the database. Raises `unauthenticated`, `forbidden` and
         `too_many_failures`."""
         context: ServiceContext = request.app.state.context
         failed_calls: FailedCalls = request.app.state.failed_calls
-        kind, _, text = request.headers.get("authorization", "").partition(" ")
-        token = text.strip()
-        if kind.lower() != "bearer" or not token:
-            raise ProblemError(
-                ProblemCode.UNAUTHENTICATED,
-                "This call needs a token. Set HOLDFAST_TOKEN, or send `Authorization: Bearer hold_…`.",
-            )
+        token = _token_of(request)
         address = "" if request.client is None else request.client.host
         try:
             principal = failed_calls.authenticated(address, token, partial(authenticate, context.database))
@@ -260,5 +310,16 @@ class RequireScope:
         return principal
 
 
-def require(scope: Scope | None, *, from_memory: bool = False) -> Any:
-    return Depends(RequireScope(scope, from_memory))
+def _token_of(request: Request) -> str:
+    kind, _, text = request.headers.get("authorization", "").partition(" ")
+    token = text.strip()
+    if kind.lower() != "bearer" or not token:
+        raise ProblemError(
+            ProblemCode.UNAUTHENTICATED,
+            "This call needs a token. Set HOLDFAST_TOKEN, or send `Authorization: Bearer hold_…`.",
+        )
+    return token
+
+
+def require(scope: Scope | None, *, from_memory: bool = False, work_looks: bool = False) -> Any:
+    return Depends(RequireScope(scope, from_memory, work_looks))

@@ -51,7 +51,7 @@ from holdfast_service.training.attempts import (
 from holdfast_service.training.negotiate import begin_and_negotiate, negotiate_chunks
 from holdfast_service.training.seal import seal_shard
 from holdfast_service.web.frame import GuardedRoute
-from holdfast_service.web.parameters import AnyCaller, Cursor, Limit, ProtocolSpoken, Trainer, tagged
+from holdfast_service.web.parameters import AnyCaller, BusyTrainer, Cursor, Limit, ProtocolSpoken, Trainer, tagged
 
 attempts_router = APIRouter(
     route_class=GuardedRoute, prefix="/v1/projects/{project}/runs/{run}/attempts", tags=["attempts"]
@@ -102,7 +102,7 @@ def put_resumed_from(
 
 @attempts_router.post("/{number}/heartbeat", summary="Say that the attempt is alive")
 def heartbeat(
-    project: str, run: str, number: Number, body: Heartbeat, *, context: Context, caller: Trainer
+    project: str, run: str, number: Number, body: Heartbeat, *, context: Context, caller: BusyTrainer
 ) -> HeartbeatReply:
     _refuse_other_number(number, body.attempt)
     return take_heartbeat(context, caller, project, run, body)
@@ -133,7 +133,7 @@ def negotiate(
     rank: int,
     body: NegotiateChunks,
     context: Context,
-    caller: Trainer,
+    caller: BusyTrainer,
 ) -> ChunksNegotiated:
     return negotiate_chunks(context, caller, checkpoint_id, rank, body)
 
@@ -156,7 +156,7 @@ def begin(
     run: str,
     body: BeginCheckpoint,
     context: Context,
-    caller: Trainer,
+    caller: BusyTrainer,
 ) -> CheckpointBegun:
     return begin_and_negotiate(context, caller, project, run, body)
 
@@ -169,7 +169,7 @@ def seal(
     rank: int,
     body: SealOrFail,
     context: Context,
-    caller: Trainer,
+    caller: BusyTrainer,
 ) -> CheckpointView:
     if isinstance(body, FailShard):
         return fail_shard(context, caller, checkpoint_id, rank, body)

@@ -14,10 +14,10 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.base import Fence
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import AttemptOutcome, CheckpointState, ShardState
-from holdfast_service.auth.principal import Principal
+from holdfast_service.auth.principal import CALLERS_TOKEN, TOKEN_COLUMNS, Principal, execute_for_caller
 from holdfast_service.db.dialect import clock, database_now, dialect_of, insert_new
 from holdfast_service.db.engine import history_columns, history_known, refuse_gone_back
-from holdfast_service.db.tables.core import SILENT, Attempt, CatalogIdentity, Checkpoint, Project, Run, Shard
+from holdfast_service.db.tables.core import SILENT, Attempt, CatalogIdentity, Checkpoint, Project, Run, Shard, Token
 from holdfast_service.db.tables.operations import Controller
 from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import attempt_numbered, no_checkpoint, refuse_if_deleted, run_named
@@ -61,13 +61,14 @@ _ANEW = {"populate_existing": True}
 
 
 def lock_run(session: Session, caller: Principal, project: str, run: str) -> tuple[Project, Run]:
-    """The run's row FOR SHARE, also if it is in the trash. Raises `forbidden`, `project_not_found` and `run_not_found`.
+    """The run's row FOR SHARE, also if it is in the trash. Raises `unauthenticated`, `forbidden`, `project_not_found`
+    and `run_not_found`.
 
     SHARE, not KEY SHARE: opening an attempt takes the row FOR UPDATE, and nothing of an older attempt may commit after
     the new one was told where to resume.
     """
     caller.check_project_name(project)
-    row = session.execute(_LOCKED_BY_NAME, {"project": project, "run": run}, execution_options=_ANEW).one_or_none()
+    row = execute_for_caller(session, caller, _LOCKED_BY_NAME, {"project": project, "run": run})
     if row is None:
         return run_named(session, caller, project, run, deleted=True)  # says which of them there is not
     if row.Project.purged_at is not None or row.Run.purged_at is not None:
@@ -75,7 +76,12 @@ def lock_run(session: Session, caller: Principal, project: str, run: str) -> tup
     return row.Project, row.Run
 
 
-_LOCKED = select(Project, Run).join(Run, Run.project_id == Project.id).with_for_update(read=True, of=Run)
+_LOCKED = (
+    select(Project, Run, *TOKEN_COLUMNS)
+    .join(Run, Run.project_id == Project.id)
+    .join(Token, CALLERS_TOKEN)
+    .with_for_update(read=True, of=Run)
+)
 _LOCKED_BY_NAME = _LOCKED.where(Project.name == bindparam("project"), Run.name == bindparam("run"))
 _LOCKED_BY_CHECKPOINT = _LOCKED.join(Checkpoint, Checkpoint.run_id == Run.id).where(
     Checkpoint.id == bindparam("checkpoint_id")
@@ -234,11 +240,10 @@ def begin_writing(
     lock: bool = False,
     compares: bool = False,
 ) -> Writing:
-    """`lock`: with `lock_checkpoint`. Raises `checkpoint_not_found`, `stale_attempt` and, for another attempt's
-    checkpoint, `checkpoint_conflict`; not if it is committed and the caller only `compares`.
+    """`lock`: with `lock_checkpoint`. Raises `unauthenticated`, `checkpoint_not_found`, `stale_attempt` and, for
+    another attempt's checkpoint, `checkpoint_conflict`; not if it is committed and the caller only `compares`.
     """
-    by_id = {"checkpoint_id": checkpoint_id}
-    found = session.execute(_LOCKED_BY_CHECKPOINT, by_id, execution_options=_ANEW).one_or_none()
+    found = execute_for_caller(session, caller, _LOCKED_BY_CHECKPOINT, {"checkpoint_id": checkpoint_id})
     if found is None or not caller.sees_project(found.Project.id):
         raise no_checkpoint(checkpoint_id)
     # Read behind the run's lock: what was seen before it may have been aborted while the lock was waited for.

@@ -353,22 +353,24 @@ class GuardedRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[HttpRequest], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        required = next(_required(self.dependant), None)
+        required = next(required_by(self.dependant), None)
         body = None if self.body_field is None else _Body.of(self)
 
         async def guarded(request: HttpRequest) -> Response:
             if required is not None:
-                request.state.caller = await run_in_threadpool(required.caller_of, request)
+                known = required.admitted(request)
+                request.state.caller = known or await run_in_threadpool(required.caller_of, request)
             return await handle(request if body is None else await body.read(request))
 
         return guarded
 
 
-def _required(dependant: Dependant) -> Iterator[RequireScope]:
+def required_by(dependant: Dependant) -> Iterator[RequireScope]:
+    """What a route's parameters say of its caller: one, or none for a route that is open."""
     if isinstance(dependant.call, RequireScope):
         yield dependant.call
     for inner in dependant.dependencies:
-        yield from _required(inner)
+        yield from required_by(inner)
 
 
 class _ReadRequest(HttpRequest):

@@ -15,6 +15,8 @@ from holdfast_service.db.pages import MAX_PAGE
 AnyCaller = Annotated[Principal, require(None)]
 Reader = Annotated[Principal, require(Scope.READ)]
 Trainer = Annotated[Principal, require(Scope.TRAIN)]
+BusyTrainer = Annotated[Principal, require(Scope.TRAIN, work_looks=True)]
+"""For the calls that every rank makes for every checkpoint: their work begins with `lock_run` or `begin_writing`."""
 Operator = Annotated[Principal, require(Scope.OPERATE)]
 Admin = Annotated[Principal, require(Scope.ADMIN)]
 
