@@ -76,16 +76,14 @@ def lock_run(session: Session, caller: Principal, project: str, run: str) -> tup
     return row.Project, row.Run
 
 
-_LOCKED = (
-    select(Project, Run, *TOKEN_COLUMNS)
-    .join(Run, Run.project_id == Project.id)
-    .join(Token, CALLERS_TOKEN)
-    .with_for_update(read=True, of=Run)
+_FOUND = select(Project, Run, *TOKEN_COLUMNS).join(Run, Run.project_id == Project.id).join(Token, CALLERS_TOKEN)
+_LOCKED_BY_NAME = _FOUND.where(Project.name == bindparam("project"), Run.name == bindparam("run")).with_for_update(
+    read=True, of=Run
 )
-_LOCKED_BY_NAME = _LOCKED.where(Project.name == bindparam("project"), Run.name == bindparam("run"))
-_LOCKED_BY_CHECKPOINT = _LOCKED.join(Checkpoint, Checkpoint.run_id == Run.id).where(
+_FOUND_BY_CHECKPOINT = _FOUND.join(Checkpoint, Checkpoint.run_id == Run.id).where(
     Checkpoint.id == bindparam("checkpoint_id")
 )
+_LOCKED_BY_CHECKPOINT = _FOUND_BY_CHECKPOINT.with_for_update(read=True, of=Run)
 
 
 def pass_fence(
@@ -238,12 +236,14 @@ def begin_writing(
     epoch: int,
     *,
     lock: bool = False,
-    compares: bool = False,
+    only_looks: bool = False,
 ) -> Writing:
-    """`lock`: with `lock_checkpoint`. Raises `unauthenticated`, `checkpoint_not_found`, `stale_attempt` and, for
-    another attempt's checkpoint, `checkpoint_conflict`; not if it is committed and the caller only `compares`.
+    """`lock`: with `lock_checkpoint`. `only_looks`: nothing is locked, so what is found may be over when it is used.
+    Raises `unauthenticated`, `checkpoint_not_found`, `stale_attempt` and, for another attempt's checkpoint,
+    `checkpoint_conflict`; not if it is committed and the caller `only_looks`.
     """
-    found = execute_for_caller(session, caller, _LOCKED_BY_CHECKPOINT, {"checkpoint_id": checkpoint_id})
+    statement = _FOUND_BY_CHECKPOINT if only_looks else _LOCKED_BY_CHECKPOINT
+    found = execute_for_caller(session, caller, statement, {"checkpoint_id": checkpoint_id})
     if found is None or not caller.sees_project(found.Project.id):
         raise no_checkpoint(checkpoint_id)
     # Read behind the run's lock: what was seen before it may have been aborted while the lock was waited for.
@@ -253,7 +253,7 @@ def begin_writing(
     pusher = _checked(session, found.Run, attempt, fence, epoch, newest=not checkpoint.detached)
     if lock:
         lock_checkpoint(session, checkpoint)
-    if not (compares and checkpoint.state == CheckpointState.COMMITTED):
+    if not (only_looks and checkpoint.state == CheckpointState.COMMITTED):
         refuse_unless_pusher(checkpoint, fence)
     owner = pusher if checkpoint.attempt_id == pusher.id else session.get_one(Attempt, checkpoint.attempt_id)
     return Writing(found.Project, found.Run, owner, pusher, checkpoint, now)

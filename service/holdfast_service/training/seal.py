@@ -157,6 +157,8 @@ def _refuse(detail: str) -> None:
 #             (training/commit.py)
 
 _SHOWN_MISSING = 100
+_ASKED_IN_A_MOMENT = 100
+"""The store may take long to answer for more; the commit then comes too late to say that the attempt is alive."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,12 @@ def seal_shard(
         return look.view
     listed = [look.known[digest] for digest in request.chunks]
     check_sizes(request, [each.bytes for each in listed])
-    verdicts = ask_for_all(context.store, _pending(look, request.chunks))
+    pending = _pending(look, request.chunks)
+    if len(pending) > _ASKED_IN_A_MOMENT:
+        with context.database.transaction() as session:
+            writing = begin_writing(session, caller, checkpoint_id, request, context.epoch)
+            keep_alive(session, writing, context.settings)
+    verdicts = ask_for_all(context.store, pending)
     _refuse_incomplete(context, look, request.chunks, verdicts)
 
     def arrive(session: Session, now: datetime) -> Arrived:
@@ -204,15 +211,15 @@ def seal_shard(
 
 
 def _look(context: ServiceContext, caller: Principal, checkpoint_id: str, rank: int, request: SealShard) -> _Look:
-    with context.database.transaction() as session:
+    """Locks nothing and writes nothing: the commit looks again behind the run's lock."""
+    with context.database.read(in_transaction=False) as session:
         # Any attempt may compare once it is committed: the one that staged a late save may have made it in time.
-        writing = begin_writing(session, caller, checkpoint_id, request, context.epoch, compares=True)
+        writing = begin_writing(session, caller, checkpoint_id, request, context.epoch, only_looks=True)
         shard = shard_of(session, writing.checkpoint, rank)
         view = sealed_before(session, writing, shard, request)
         if view is not None:
             return _Look(view)
         refuse_unless_uploading(writing.checkpoint)
-        keep_alive(session, writing, context.settings)
         known = all_negotiated(session, shard)
         refuse_not_negotiated(known, request.chunks)
         return _Look(None, writing.project.id, writing.attempt.id, known)
