@@ -30,6 +30,7 @@ _BEYOND_A_SCHEMA = (
     "Value error",
     "Input should be a valid integer",
     "Input should be less than or equal to 46116860184",
+    "The default factory uses validated data",  # said beside what is really wrong
 )
 _EXCLUDED = [
     # _refuse_contradiction looks closer: a name that is not there, or a version that was not seen, is no contradiction.
@@ -38,7 +39,14 @@ _EXCLUDED = [
     schemathesis.checks.ignored_auth,
 ]
 # A version that was not seen is refused, with 412 or 428, before a body is judged.
-_CONFIG = SchemathesisConfig.from_dict({"checks": {"negative_data_rejection": {"expected-statuses": ["4xx", "5xx"]}}})
+_CONFIG = SchemathesisConfig.from_dict(
+    {
+        "checks": {"negative_data_rejection": {"expected-statuses": ["4xx", "5xx"]}},
+        # What it makes up must not hang on which other tests are loaded; an unknown parameter of a query is let be.
+        "analysis": {"constants": {"enabled": False}},
+        "generation": {"allow-extra-parameters": False},
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +62,8 @@ def token(service: RunningService) -> str:
     return service.token()
 
 
-schema = schemathesis.openapi.from_dict(openapi_document(), config=_CONFIG)
+# Without `security`: it would leave the token out and count that as a wrong call, and each call here has it.
+schema = schemathesis.openapi.from_dict(openapi_document() | {"security": []}, config=_CONFIG)
 
 
 @schema.parametrize()
