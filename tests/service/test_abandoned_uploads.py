@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import update
 
+from holdfast_service.db.tables.core import Checkpoint
 from holdfast_service.liveness.abandoned_uploads import ReapReport, reconcile
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.training.fencing import DRAIN_SECONDS
@@ -149,3 +151,20 @@ def test_a_rank_that_crashed_has_told_so_before_its_save_in_flight_is_over(
     assert caught.value.context == {"attempt": 1, "outcome": "failed"}, "and names no newer attempt: it is not fenced"
     assert reconcile(service.context).aborted == (saves[1].id,)
     assert saves[1].now()["abort_reason"] == "attempt 1 has ended (failed) without completing it"
+
+
+def test_a_checkpoint_whose_last_seal_was_not_counted_is_given_up_as_any_other(
+    service: RunningService, clock: Clock
+) -> None:
+    save = Job(service.http(), world_size=2).begin(100)
+    other = Job(service.http(), "demo/other").begin(1)
+    save.write(0, [b"w", b"i"])
+    with service.context.database.transaction() as session:
+        session.execute(update(Checkpoint).values(sealed_ranks=0))  # as an older version of the service left it
+    assert save.write(1, [b"w1", b"i"])["state"] == "uploading"
+    aborted: set[str] = set()
+    for _ in range(20):
+        clock.advance(60)
+        aborted.update(reconcile(service.context).aborted)
+    assert aborted == {save.id, other.id}
+    assert save.job.begin(100).id != save.id

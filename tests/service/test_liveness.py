@@ -11,12 +11,14 @@ from sqlalchemy import event, select
 import holdfast_service.liveness.abandoned_uploads as reap
 import holdfast_service.liveness.stalled_attempts as liveness
 import holdfast_service.webhooks.controller as webhooks
+from holdfast_service.audit.record import Actor
 from holdfast_service.db.tables.operations import AuditEvent
+from holdfast_service.liveness.lost_attempts import mark_lost
 from holdfast_service.liveness.stalled_attempts import LivenessReport, reconcile
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.work.processes import attached_here, say_alive
 from tests.service.conftest import Clock
-from tests.support.interleave import in_background, refused
+from tests.support.interleave import in_background, refused, until_blocked_or_done
 from tests.support.rank import Job
 from tests.support.service import RunningService
 
@@ -182,3 +184,24 @@ def test_a_round_with_nothing_to_do_looks_at_no_row_that_is_over(service: Runnin
     looks = [step for step in steps if re.match("(SCAN|SEARCH) (attempts|checkpoints|webhook_deliveries) ?", step)]
     assert len(looks) >= 6
     assert [step for step in looks if step.startswith("SCAN") and " USING INDEX ix_" not in step] == []
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)  # SQLite has one writer
+def test_a_rank_that_calls_while_the_reaper_takes_its_attempt_for_lost_is_heard(
+    service: RunningService, clock: Clock
+) -> None:
+    job = Job(service.http(), world_size=2)
+    save = job.begin(100)
+    save.upload(0, [b"w", b"i"])
+    reap.reconcile(service.context)
+    clock.advance(LOST_AFTER_SECONDS - 9)
+    reap.reconcile(service.context)
+    clock.advance(LOST_AFTER_SECONDS - 9)
+    with in_background() as threads:
+        with service.context.database.transaction() as session:
+            assert mark_lost(session, Actor.controller("reap"), service.context.settings) == 1
+            sealing = threads.submit(lambda: save.seal(0, [b"w", b"i"]))
+            until_blocked_or_done(service, sealing)
+        assert sealing.result()["state"] == "uploading"
+    assert job.view()["outcome"] is None
+    assert reap.reconcile(service.context).aborted == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, func, select, text, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -14,6 +14,9 @@ import holdfast_service.training.begin
 import holdfast_service.training.commit
 import holdfast_service.training.negotiate
 import holdfast_service.training.seal
+from holdfast_service.collect.references import drop_past_references
+from holdfast_service.db.tables.core import Checkpoint, Shard, ShardChunk
+from tests.service.test_begin_with_offer import offer
 from tests.support.interleave import hold_after, hold_before, in_background, just_before, overlap, refused
 from tests.support.rank import Job
 from tests.support.service import RunningService
@@ -144,3 +147,67 @@ def test_a_seal_that_is_sent_again_while_its_first_try_commits_is_told_so(
     again, first = overlap(service, gate, lambda: save.seal(0, [b"w", b"i"]), lambda: save.seal(0, [b"w", b"i"]))
     assert first.result()["state"] == "committed"
     assert again.result()["state"] == "committed"
+
+
+@pytest.mark.rule("commit-before-reply")
+def test_a_count_that_runs_ahead_commits_nothing_before_every_shard_is_sealed(service: RunningService) -> None:
+    save = Job(service.http(), world_size=3).begin(100)
+    save.write(0, [b"w0", b"i"])
+    with service.context.database.transaction() as session:
+        session.execute(update(Checkpoint).values(sealed_ranks=2))
+    view = save.write(1, [b"w1", b"i"])
+    assert (view["state"], view["sealed_ranks"], view["missing_ranks"]) == ("uploading", 2, [2])
+    assert save.write(2, [b"w2", b"i"])["state"] == "committed"
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)  # SQLite has one writer
+@pytest.mark.parametrize("how", ["begin", "negotiate"])
+def test_what_was_given_up_and_forgotten_meanwhile_gets_no_references(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    job = Job(service.http(), world_size=2)
+    save = job.begin(100)
+    gate = hold_before(monkeypatch, holdfast_service.training.negotiate, "reserve")
+
+    def offers() -> str:
+        if how == "negotiate":
+            return str(save.negotiate(1, [b"abc"]))
+        return str(job.begin(100, offer=offer([b"abc"], rank=1)).id)
+
+    with in_background(gate) as threads:
+        offering = threads.submit(offers)
+        gate.wait_until_reached()
+        save.fail(0)
+        drop_past_references(service.context)
+        gate.open()
+        if how == "begin":
+            assert offering.result() != save.id, "the step is begun anew"
+        else:
+            with refused("checkpoint_aborted"):
+                offering.result()
+    with service.context.database.read() as session:
+        kept = select(func.count()).select_from(ShardChunk).join(Shard).where(Shard.checkpoint_id == save.id)
+        assert session.scalar(kept) == 0
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)  # SQLite has one writer
+def test_a_rank_that_fails_while_another_seals_ends_one_of_them_and_no_lock_waits_in_a_circle(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = Job(service.http(), world_size=2).begin(100)
+    save.upload(0, [b"w", b"i"])
+    gate = hold_before(monkeypatch, holdfast_service.training.commit, "complete_if_whole")
+    before = _deadlocks(service)
+    sealing, failing = overlap(service, gate, lambda: save.seal(0, [b"w", b"i"]), lambda: save.fail(1))
+    assert failing.result()["state"] == "aborted"
+    with refused("checkpoint_aborted"):
+        sealing.result()
+    assert (_deadlocks(service), save.now()["sealed_ranks"]) == (before, 0)
+
+
+def _deadlocks(service: RunningService) -> int:
+    with service.context.database.read() as session:
+        session.execute(text("SELECT pg_stat_force_next_flush()"))
+        return int(
+            session.scalar(text("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")) or 0
+        )

@@ -26,7 +26,9 @@ from holdfast_service.work.report import Backlog, ReconcileReport
 
 def silent(missing_ranks: Sequence[int], idle_seconds: int) -> str:
     """Why the reaper gave a checkpoint up, in words for people. Pure. `missing_ranks`: the first MISSING_RANKS_SHOWN
-    that have not sealed."""
+    that have not sealed; none, where the last seal was not counted."""
+    if not missing_ranks:
+        return f"every rank has sealed and it was not committed, and no rank has called for {idle_seconds} seconds"
     more = ", …" if len(missing_ranks) == MISSING_RANKS_SHOWN else ""
     who = f"rank{'s' if len(missing_ranks) > 1 else ''} {', '.join(map(str, missing_ranks))}{more}"
     return f"{who} did not seal, and no rank has called for {idle_seconds} seconds"
@@ -159,14 +161,15 @@ def _give_up(context: ServiceContext, checkpoint_id: str) -> bool:
         now = database_now(session)
         attempt, over = session.execute(select(Attempt, _is_over(now)).where(Attempt.id == checkpoint.attempt_id)).one()
         missing = seal_progress(session, [checkpoint])[checkpoint.id].missing_ranks
+        blamed = missing[0] if missing else None
         if over and checkpoint.pushed_by is None:
             # A lost attempt was only silent: it may be cut off, and comes back by calling again.
             lost = attempt.outcome == AttemptOutcome.LOST
             cause = AbortCause.SILENT if lost else AbortCause.ATTEMPT_ENDED
-            abort(checkpoint, ended(attempt.number, attempt.outcome), now, cause=cause, rank=missing[0])
+            abort(checkpoint, ended(attempt.number, attempt.outcome), now, cause=cause, rank=blamed)
         elif checkpoint.deadline_at <= now:
             reason = silent(missing, context.settings.upload_idle_seconds)
-            abort(checkpoint, reason, now, cause=AbortCause.SILENT, rank=missing[0])
+            abort(checkpoint, reason, now, cause=AbortCause.SILENT, rank=blamed)
         else:
             return False
         record_event(

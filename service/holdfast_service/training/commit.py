@@ -239,15 +239,20 @@ def complete_if_whole(session: Session, writing: Writing, store_id: int) -> bool
         return False
     session.refresh(checkpoint)  # behind its lock
     refuse_unless_uploading(checkpoint)
-    now = database_now(session)
-    _refuse_lost_chunks(session, checkpoint, store_id)
     shards = session.scalars(
-        select(Shard).where(Shard.checkpoint_id == checkpoint.id).order_by(Shard.rank),
+        select(Shard)
+        .where(Shard.checkpoint_id == checkpoint.id, Shard.state == ShardState.SEALED)
+        .order_by(Shard.rank),
         execution_options={"populate_existing": True},
     ).all()
+    if len(shards) < checkpoint.world_size:  # the count was wrong, and the shards are right
+        checkpoint.sealed_ranks = len(shards)
+        return False
+    now = database_now(session)
+    _refuse_lost_chunks(session, checkpoint, store_id)
+    checkpoint.chunk_bytes = _distinct_chunk_bytes(session, checkpoint)
     _fill(checkpoint, shards)
     checkpoint.missing_components = _missing_components(session, checkpoint, shards)
-    checkpoint.chunk_bytes = _distinct_chunk_bytes(session, checkpoint)
     checkpoint.state = CheckpointState.COMMITTED
     checkpoint.committed_at = now
     checkpoint.version += 1

@@ -335,8 +335,12 @@ def beat(session: Session, attempt: Attempt, now: datetime, settings: ServiceSet
     if attempt.heartbeat_at is not None and attempt.heartbeat_at >= due and attempt.outcome != AttemptOutcome.LOST:
         return
     # Another call that holds the row is most likely writing its own heartbeat: to wait for it would queue all ranks.
+    # After a long silence it may be the reaper, which must be answered.
+    silent_since = now - timedelta(seconds=settings.lost_after_seconds / 2)
+    others_write = attempt.heartbeat_at is None or attempt.heartbeat_at > silent_since
     is_due = or_(Attempt.heartbeat_at.is_(None), Attempt.heartbeat_at < due)
-    free = select(Attempt.id).where(Attempt.id == attempt.id, is_due).with_for_update(key_share=True, skip_locked=True)
+    free = select(Attempt.id).where(Attempt.id == attempt.id, is_due)
+    free = free.with_for_update(key_share=True, skip_locked=others_write)
     session.execute(
         update(Attempt).where(Attempt.id == free.scalar_subquery()).values(heartbeat_at=now),
         execution_options={"synchronize_session": False},

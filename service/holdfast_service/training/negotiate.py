@@ -40,8 +40,8 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import PROVEN, object_key, usable_by
 from holdfast_service.copies.stored_bytes import bytes_against_quota
 from holdfast_service.copies.verify_upload import Finding, Upload, verify_uploads
-from holdfast_service.db.dialect import database_now, insert_new
-from holdfast_service.db.tables.core import Chunk, Copy, Project, Shard, ShardChunk
+from holdfast_service.db.dialect import clock, database_now, insert_new
+from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy, Project, Shard, ShardChunk
 from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import current_checkpoint_view
 from holdfast_service.stores.base import Capabilities, MountedStore, StoreError, make_tickets
@@ -298,7 +298,7 @@ def reserve(
     sizes = _sizes(offered)
     chunks, inserted = _locked_chunks(session, writing, offers)
     references = {} if new else _references(session, shard, sizes)
-    now = database_now(session)  # after the locks: no ticket may outlive what its copy's row says
+    now = _now_while_uploading(session, writing)  # after the locks: no ticket may outlive what its copy's row says
     known = [chunk_id for digest, chunk_id in chunks.items() if digest not in inserted]
     copies_of = _copies(session, context, known)
     decisions = {
@@ -338,6 +338,18 @@ def reserve(
         {digest: copy for digest, copy in copies.items() if decisions[digest].answer is not Answer.PRESENT},
         frozenset(digest for digest, each in decisions.items() if each.answer is Answer.ABSENT),
     )
+
+
+def _now_while_uploading(session: Session, writing: Writing) -> datetime:
+    """The checkpoint keeps its references until this transaction ends. Raises `checkpoint_aborted`: what a checkpoint
+    that was given up meanwhile gets, after the collector has dropped all that it had, nothing would ever drop."""
+    checkpoint = writing.checkpoint
+    held = select(clock(), Checkpoint.state).where(Checkpoint.id == checkpoint.id)
+    moment, state = session.execute(held.with_for_update(read=True, key_share=True)).one()
+    if state != CheckpointState.UPLOADING:
+        session.refresh(checkpoint)
+        refuse_unless_uploading(checkpoint)
+    return database_now(session, moment)
 
 
 def open_shard(session: Session, writing: Writing, rank: int) -> Shard:
