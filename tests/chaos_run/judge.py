@@ -31,9 +31,11 @@ def undisturbed(job: Job, steps: int, folder: Path) -> dict[int, str]:
     done = subprocess.run(
         command, cwd=_REPOSITORY, capture_output=True, text=True, timeout=_REFERENCE_SECONDS, check=False
     )
-    if done.returncode:
+    states = {step.step: step.state for each in JournalReader(folder).launches() for step in each.steps}
+    # Its exit status says nothing: gloo aborts now and then while the ranks leave, after the last step.
+    if states.keys() != set(range(steps)):
         raise RuntimeError(f"the undisturbed run failed:\n{done.stderr[-4000:]}")
-    return {step.step: step.state for each in JournalReader(folder).launches() for step in each.steps}
+    return states
 
 
 def judge_job(job: Job, happened: list[Happened], reference: dict[int, str], verdict: Verdict) -> None:
