@@ -45,7 +45,7 @@ class Launch:
         return (of_workers or text.splitlines())[-15:] or ["it said nothing"]
 
     def kill(self) -> None:
-        """SIGKILL to torchrun and to every worker: nobody gets a chance to finish anything."""
+        """SIGKILL to torchrun and to every worker: no process gets a chance to finish anything."""
         root = psutil.Process(self._process.pid) if self._process.poll() is None else None
         if root is None:
             return

@@ -1,4 +1,4 @@
-"""The demo: train, be killed twice, resume, and compare bit for bit with a run that nobody interrupted.
+"""The demo: train, be killed twice, resume, and compare bit for bit with a run that was not interrupted.
 
     make demo [STORE=posix|s3|azure] [DATABASE=sqlite|postgres]
 

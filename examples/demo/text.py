@@ -47,7 +47,7 @@ class TextLoader:
     def _row(self, position: int) -> int:
         epoch, at = divmod(position, len(self._windows))
         if self._epoch_order is None or self._epoch_order[0] != epoch:
-            # A generator of its own: drawing from torch's global one would change the dropout of whoever resumes.
+            # A generator of its own: drawing from torch's global one would change the dropout of a run that resumes.
             generator = torch.Generator().manual_seed(self._seed + epoch)
             self._epoch_order = (epoch, torch.randperm(len(self._windows), generator=generator))
         return int(self._epoch_order[1][at])

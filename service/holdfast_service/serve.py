@@ -207,7 +207,7 @@ def _a_process_of_several(settings: ServiceSettings) -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """A supervisor that was killed leaves nobody on its port."""
+    """A supervisor that was killed leaves no process on its port."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

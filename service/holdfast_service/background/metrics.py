@@ -24,7 +24,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[ControllerView], float | None]], ...] =
     ("due", "Rows that wait for the controller.", lambda view: view.due),
     ("leased", "Rows that a process works on.", lambda view: view.leased),
     ("lag_seconds", "How long the oldest row waits for the controller.", lambda view: view.lag_seconds),
-    ("paused", "1 if somebody has paused the controller.", lambda view: float(view.paused_at is not None)),
+    ("paused", "1 if an operator has paused the controller.", lambda view: float(view.paused_at is not None)),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[ControllerView], float]], ...] = (
     ("done", "Rows that the controller has settled, since the catalog was made.", lambda view: view.done),

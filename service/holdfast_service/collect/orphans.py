@@ -66,7 +66,7 @@ def why_stop(whose: str, there: Amount, due: Amount, most_percent: float) -> str
     return (
         f"{due.objects} of {there.objects} objects ({due.bytes} of {there.bytes} bytes) of {whose} are orphans, more "
         f"than {most_percent:g} %, so nothing was deleted. See with `holdfast catalog check` whether the catalog "
-        "has lost rows; if they are really nobody's, an administrator may sweep with --force."
+        "has lost rows; if no catalog owns them, an administrator may sweep with --force."
     )
 
 
@@ -327,7 +327,7 @@ def _missing(
 
 
 def _why_older(attached: AttachedStore, findings: _Findings) -> str | None:
-    """What looks like an orphan belongs to somebody whom a catalog from an older state does not know. Nobody's force
+    """What looks like an orphan may belong to a job that a catalog from an older state does not know. No force
     helps: it is said of too many orphans, and not of these."""
     why = attached.watch.newer_records.problem(sorted({each.key.project_id for each in findings.due}))
     return None if why is None else f"Nothing is deleted from the {attached.role.value} store: {why}"

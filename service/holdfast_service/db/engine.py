@@ -445,7 +445,7 @@ class Memory:
 
 
 def note_change(session: Session, what: str) -> None:
-    """To be called in the transaction of each change that somebody is told of. `what` is for operators. Raises
+    """To be called in the transaction of each change that a caller is told of. `what` is for operators. Raises
     WentBackError."""
     memory: Memory = session.info[INFO]
     memory.note(session, what)

@@ -64,6 +64,6 @@ def extend(hold_id: str, body: ExtendHold, context: Context, caller: Operator) -
     return extend_hold(context, caller, hold_id, body)
 
 
-@router.post("/v1/holds/{hold_id}/release", summary="Release a hold that somebody else has placed")
+@router.post("/v1/holds/{hold_id}/release", summary="Release a hold that another person has placed")
 def release(hold_id: str, body: ReleaseHold, context: Context, caller: Admin) -> HoldView:
     return release_hold(context, caller, hold_id, body)

@@ -74,7 +74,7 @@ def locked_hold(session: Session, caller: Principal, hold_id: str) -> tuple[Hold
             ProblemCode.HOLD_NOT_FOUND,
             f"There is no hold {hold_id[:60]!r}. Correct the id; `holdfast holds list` shows them.",
         )
-    # Whoever takes a checkpoint away holds the same lock, and asks for holds behind it.
+    # A transaction that takes a checkpoint away holds the same lock, and asks for holds behind it.
     locked_checkpoint(session, row.Checkpoint.id)
     hold = session.execute(
         select(Hold).where(Hold.id == hold_id), execution_options={"populate_existing": True}
@@ -246,7 +246,7 @@ def extend_hold(context: ServiceContext, caller: Principal, hold_id: str, reques
         if hold.kind != HoldKind.RETAIN_UNTIL or hold.retain_until is None:
             raise ProblemError(
                 ProblemCode.INVALID_REQUEST,
-                "The hold has no end, and to give it one would shorten it. Let somebody else release it, or leave it.",
+                "The hold has no end, and to give it one would shorten it. Let another person release it, or leave it.",
             )
         _refuse_shorter(hold, request)
         if request.retain_until > hold.retain_until:
@@ -272,7 +272,7 @@ def _refuse_shorter(hold: Hold, request: ExtendHold) -> None:
         raise ProblemError(
             ProblemCode.INVALID_REQUEST,
             f"The hold is in force until {hold.retain_until:%Y-%m-%d %H:%M} UTC and is never shortened. Name a later "
-            "time, or let somebody else release it.",
+            "time, or let another person release it.",
             retain_until=hold.retain_until.isoformat(),
         )
 

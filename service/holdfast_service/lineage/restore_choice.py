@@ -60,16 +60,17 @@ def why_in_doubt(session: Session, project: str, run: str) -> str | None:
 
 def without_doubt(session: Session, project: str, run: str, decision: RestoreDecision) -> RestoreDecision:
     """The decision, with a word on what may be missing. Raises `commits_unknown` where it would say that nothing was
-    ever committed, and nobody knows."""
+    ever committed, and the catalog cannot say."""
     why = why_in_doubt(session, project, run)
     if why is None:
         return decision
     if not decision.ever_committed:
         raise ProblemError(
             ProblemCode.COMMITS_UNKNOWN,
-            f"The catalog was rebuilt, and something of {project} could not be known: {why} So nobody knows whether "
-            f"{project}/{run} ever had a checkpoint. If it is new, or may begin from nothing, confirm that: `holdfast "
-            f"catalog confirm {project}/{run}`; for every run of the project: `holdfast catalog confirm {project}`.",
+            f"The catalog was rebuilt, and something of {project} could not be known: {why} So the catalog cannot say "
+            f"whether {project}/{run} ever had a checkpoint. If it is new, or may begin from nothing, confirm that: "
+            f"`holdfast catalog confirm {project}/{run}`; for every run of the project: "
+            f"`holdfast catalog confirm {project}`.",
             project=project,
             run=run,
         )
@@ -92,7 +93,7 @@ class Reach:
 
 
 def reach_of(context: ServiceContext) -> Reach | None:
-    """None where every store answers, or has answered a moment ago: an older checkpoint costs training time, so nobody
+    """None where every store answers, or has answered a moment ago: an older checkpoint costs training time, so no job
     is sent to one for a short silence. Never called inside a transaction: it may ask the stores."""
     ask_stores(context)
     longest = context.settings.store_away_seconds
@@ -369,7 +370,7 @@ def _candidates(
 
 
 def _tier(session: Session, row: Checkpoint) -> Tier:
-    """What is thawed is hot until its end, also where nobody is there to write that down."""
+    """What is thawed is hot until its end, also where no controller is there to write that down."""
     over = row.readable_until is not None and row.readable_until <= database_now(session)
     return Tier.COLD if row.tier == Tier.HOT and over else Tier(row.tier)
 

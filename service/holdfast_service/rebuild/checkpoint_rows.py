@@ -184,8 +184,8 @@ def read_checkpoint(source: SourceStore, found: FoundRecord, report: RebuildRepo
 
 
 _UNKNOWN = (
-    "its newest record {}, so nobody knows its holds, its pin and what people said of it. Look, place again what it "
-    "had, and release the hold that the rebuild placed"
+    "its newest record {}, so the catalog does not know its holds, its pin and what people said of it. Look, place "
+    "again what it had, and release the hold that the rebuild placed"
 )
 
 

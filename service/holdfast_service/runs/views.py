@@ -221,7 +221,7 @@ def ensure_run(session: Session, project: Project, name: str, actor: Actor) -> R
     }
     insert_absent(session, Run, [row])
     run = session.execute(select(Run).where(Run.project_id == project.id, Run.name == name)).scalar_one()
-    # The insert has waited for whoever deletes the project, whose rows are read anew.
+    # The insert has waited for the project's deletion, whose rows are read anew.
     session.refresh(project)
     refuse_if_deleted(project, run)
     if run.id == run_id:
@@ -283,7 +283,7 @@ def project_label(name: str) -> str:
     return PURGED if "~" in name else name
 
 
-# From rows to what the wire shows. Whoever answers with a checkpoint or an attempt builds it here.
+# From rows to what the wire shows. Each reply with a checkpoint or an attempt is built here.
 
 MISSING_RANKS_SHOWN = 20
 _RANKS_LOOKED_AT = 100

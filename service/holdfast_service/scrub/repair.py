@@ -60,7 +60,7 @@ from holdfast_service.work.report import Backlog, ReconcileReport
 #
 # The bad copy's row is claimed with a lease, and the new copy's row with one of its own: a process that dies between
 # any two of these steps leaves what the next one goes on from, and two at once do no harm. A new copy always has a
-# generation of its own (rule random-generation), so what is rotten stays rotten and nobody confuses the two.
+# generation of its own (rule random-generation), so what is rotten stays rotten and the two are never confused.
 
 # Each try meets another rotten copy, or another's work that ended meanwhile.
 _TRIES = 8
@@ -73,7 +73,7 @@ class RepairResult(StrEnum):
     REPAIRED = "repaired"
     RETURNED = "read again, and it has the right bytes"
     LOST = "no store that is attached and answers has a good copy"
-    LATER = "somebody else is at work on it"
+    LATER = "another process is at work on it"
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def defer(context: ServiceContext, damaged: Damaged) -> None:
             .where(
                 Copy.id == damaged.copy_id,
                 Copy.state == CopyState.BAD,
-                # It is nobody's after it was looked at.
+                # It is free, or this look has claimed it.
                 or_(Copy.leased_until.is_(None), Copy.lease_token == damaged.lease_token),
             )
             .values(lease.ended(database_now(session) + _AGAIN_AFTER))
@@ -196,7 +196,7 @@ def _settle_repaired(context: ServiceContext, damaged: Damaged) -> bool:
                 Copy.chunk_id == damaged.chunk_id,
                 Copy.store_id == damaged.store_id,
                 Copy.state.in_(KEPT),
-                # What lies in an archive nobody reads before a thaw: there the store's own SHA-256 counts.
+                # An archive cannot be read before a thaw: there the store's own SHA-256 counts.
                 or_(Copy.proof == Proof.READ, and_(Copy.proof.in_(PROVEN), Copy.storage_class.in_(ARCHIVED))),
                 Copy.read_after >= damaged.damage,
             )
@@ -365,8 +365,8 @@ def _unmark_what_changed(context: ServiceContext, doing: _Pass, ends_at: float, 
 
 
 def _changed(context: ServiceContext, store_ids: Collection[int], after: str) -> list[str]:
-    """Corrupt checkpoints at which nobody has looked, or whose chunk that stood in the way is whole now or may be once
-    it is read. Whoever looks leaves what stands in the way, so the next process does not repeat it."""
+    """Corrupt checkpoints that no process has looked at, or whose chunk that stood in the way is whole now or may be
+    once it is read. Each look leaves what stands in the way, so the next process does not repeat it."""
     with context.database.read() as session:
         readable = and_(
             Copy.store_id.in_(store_ids), Copy.state == CopyState.VERIFIED, copy_is_free(database_now(session))

@@ -91,7 +91,7 @@ class ObjectKey:
     version_id: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        # The parts become a path. Nothing with a dot or a slash in it ever does, whoever it came from.
+        # The parts become a path. Nothing with a dot or a slash in it ever does, from any caller.
         validated_project_id(self.project_id)
         if not _DIGEST.fullmatch(self.digest):
             raise ValueError("a digest is 64 lower-case hex digits")
@@ -209,8 +209,8 @@ class Capabilities:
         told = []
         if self.signature_enforced is False:
             told.append(
-                "It takes uploads whose signature is wrong: whoever reaches it can write. Let nobody reach it who may "
-                "not."
+                "It takes uploads whose signature is wrong: any client that reaches it can write. Let no client reach "
+                "it that may not."
             )
         if not self.sha256_enforced and not self.md5_enforced:
             told.append(
@@ -243,7 +243,7 @@ class Store(Protocol):
 
     kind: str
     capabilities: Capabilities | None
-    """Set by probe(), or by whoever kept an earlier probe's result. None: nothing is known, so nothing is relied on."""
+    """Set by probe(), or from an earlier probe's kept result. None: nothing is known, so nothing is relied on."""
 
     def presign_put(
         self, key: ObjectKey, *, stored_bytes: int, stored_sha256: str, md5: str | None = None, expires_in_seconds: int
@@ -315,8 +315,8 @@ class MountedStore(Protocol):
 
     def publish(self, ticket_id: str, key: ObjectKey, expected_bytes: int) -> None:
         """Makes a copy of the written file the object, never overwriting one, and removes the file. The object is
-        durable afterwards, whoever made it: done already is fine, and so is twice. ObjectMissing if the file is not
-        (yet) seen here, ObjectMismatch (and the file is gone) if its size is wrong."""
+        durable afterwards, also if another process made it: done already is fine, and so is twice. ObjectMissing if the
+        file is not (yet) seen here, ObjectMismatch (and the file is gone) if its size is wrong."""
 
     def object_path(self, key: ObjectKey) -> Path:
         """Where the object is, for reading."""
@@ -327,7 +327,7 @@ class MountedStore(Protocol):
 
 @runtime_checkable
 class RemotelySignedStore(Protocol):
-    """A store whose tickets may each be signed by a request to somebody else; base.py waits for several."""
+    """A store whose tickets may each be signed by a request to another server; base.py waits for several."""
 
     tickets_at_once: int
 

@@ -36,8 +36,8 @@ from holdfast_service.training.fencing import (
 # been committed in time; that is allowed only while the run has not gone on without it. Afterwards it is a branch off
 # the line: kept, and never `latest`.
 #
-# Two that act at once: whoever opens an attempt holds the run's row alone, and aborts what is being pushed on the line.
-# The newest attempt's own first begin needs no such order: a late save that has not seen it is one that came before it.
+# Two that act at once: the opening of an attempt holds the run's row alone, and aborts what is being pushed on the
+# line. The newest attempt's own first begin needs no such order: a late save that has not seen it came before it.
 
 
 @dataclass(frozen=True)

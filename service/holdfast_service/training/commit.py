@@ -188,7 +188,7 @@ def diverged_reason(
     metrics: Mapping[str, Mapping[str, Any]],
     verdicts: Mapping[int, Mapping[str, Any]],
 ) -> str | None:
-    """Why nobody should resume from it; None if it is healthy. `verdicts`: a HealthVerdict for each rank that gave
+    """Why no job should resume from it; None if it is healthy. `verdicts`: a HealthVerdict for each rank that gave
     one. Where rank 0 gave one, the trainer's rule has looked at the metrics; else none may be other than finite."""
     told = {rank: str(said["reason"]) for rank, said in verdicts.items() if not said["healthy"]}
     silent = [rank for rank in ranks_not_finite if not told.get(rank)]

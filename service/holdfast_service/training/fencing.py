@@ -194,7 +194,7 @@ def is_silent(by: datetime) -> ColumnElement[bool]:
 
 
 def heard_until(session: Session, now: datetime) -> datetime:
-    """Silence counts until then: while no process served nobody could call, and a gap that the reaper has not seen yet
+    """Silence counts until then: while no process served, no job could call, and a gap that the reaper has not seen yet
     is not excused yet."""
     reaped_at = session.scalar(select(Controller.reconciled_at).where(Controller.name == REAPER))
     return min(moment for moment in (now, reaped_at, last_served_at(session)) if moment is not None)
@@ -331,7 +331,7 @@ def keep_alive(session: Session, writing: Writing, settings: ServiceSettings) ->
 def beat(session: Session, attempt: Attempt, now: datetime, settings: ServiceSettings) -> None:
     """The attempt is alive, even if it was thought lost: a network may have been away and come back."""
     due = now - timedelta(seconds=settings.heartbeat_interval_seconds * _MOVED_AFTER)
-    # Whoever would think it lost meanwhile goes by a heartbeat that is much older.
+    # The liveness monitor calls an attempt lost by a heartbeat that is much older.
     if attempt.heartbeat_at is not None and attempt.heartbeat_at >= due and attempt.outcome != AttemptOutcome.LOST:
         return
     # Another call that holds the row is most likely writing its own heartbeat: to wait for it would queue all ranks.

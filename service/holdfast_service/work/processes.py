@@ -69,7 +69,7 @@ def last_served_at(session: Session) -> datetime | None:
 
 
 def _forget_the_long_gone(session: Session, now: datetime) -> None:
-    """But for the last one that served: the reaper must know since when nobody does."""
+    """But for the last one that served: the reaper must know since when none does."""
     newest = select(Worker.id).where(Worker.kind == "serve").order_by(Worker.seen_at.desc()).limit(1)
     session.execute(
         delete(Worker).where(Worker.seen_at < now - _FORGOTTEN_AFTER, Worker.id.not_in(newest)),
@@ -125,7 +125,7 @@ def what_differs(session: Session, context: ServiceContext) -> list[str]:
     attached = {store_id for stores in (own, *others) for store_id in stores.values()}
     return told + [
         f"No process has store {store_id} of the catalog attached, and copies are in it. They count as there while "
-        "nobody reads them: attach it again."
+        "no process reads them: attach it again."
         for store_id in _holding_copies(session, attached)
     ]
 
@@ -203,7 +203,7 @@ class Presence:
         with self._lock:
             leases = sorted(self._leases)
         with self._context.database.transaction() as session:
-            if leases:  # before the process's own row: whoever notes a pass locks them in this order too
+            if leases:  # before the process's own row: a pass that is noted locks them in this order too
                 for token in leases:
                     lease.renew(session, Controller, token, seconds=self._context.settings.lease_seconds)
             say_alive(session, self._context.process_id, self._kind, attached_here(self._context))

@@ -121,7 +121,7 @@ class BucketCalls(ABC):
         if code in codes.no_bucket:
             return StoreRefused(f"{name} is not there; make the {self.place}, or correct its name in the store's URL")
         if code in codes.held:
-            return StoreRefused(f"{name} holds the object, and lets nobody delete or change it ({what})")
+            return StoreRefused(f"{name} holds the object, and lets no caller delete or change it ({what})")
         if status == 507 or code in codes.full:
             return StoreFull(f"{name} is full ({what}); free some room or raise its quota")
         if code in codes.skewed or (status == 403 and _is_far_off(answer.date)):
