@@ -42,8 +42,10 @@ from holdfast.distributed.step_agreement import Outlook
 from holdfast.export.pull import Format, pull
 from holdfast.restore.checkpoint_reader import CheckpointSource
 from holdfast.state.tree import TAGS_BY_TYPE
+from holdfast_client.client import Client
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.base import RunName
+from holdfast_protocol.checkpoints import AbortCheckpoint
 from holdfast_protocol.runs import Latest
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -508,3 +510,36 @@ def test_a_rank_that_fails_in_dcp_save_leaves_no_restore_point_and_one_that_is_t
     assert service.client.restores.restore_point(project, name).restore_point.step == 6
     [attempt] = service.client.attempts.list(project, name).items
     assert attempt.outcome == "preempted"
+
+
+def given_up_before_rank_0_begins(rank, run):
+    """A person gives the checkpoint up that rank 1 has sealed, before rank 0's first call."""
+    written = HoldfastWriter.write_data
+
+    def write_data(self, plan, planner):
+        if rank == 1:
+            done = written(self, plan, planner)
+            dist.barrier()
+            return done
+        dist.barrier()
+        with Client() as client:
+            (sealed,) = client.checkpoints.all(*run.split("/"))
+            abort = AbortCheckpoint(**ckpt.parts.session.fence.model_dump(), reason="not this one")
+            client.checkpoints.abort(sealed.id, abort)
+        return written(self, plan, planner)
+
+    with holdfast.Checkpointer(run) as ckpt, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HoldfastWriter, "write_data", write_data)
+        with pytest.raises(CheckpointException, match="given up"):
+            dcp.save({f"t{rank}": torch.ones(4)}, storage_writer=ckpt.writer(3))
+        assert (ckpt.stats.committed, ckpt.stats.last_committed_step) == (0, None)
+        patch.undo()
+        dcp.save({f"t{rank}": torch.ones(4)}, storage_writer=ckpt.writer(3))
+        return ckpt.stats.last_committed_step
+
+
+@pytest.mark.rule("writer-is-whole")
+def test_a_checkpoint_that_is_given_up_between_two_ranks_is_not_called_committed(run, service):
+    assert run_ranks(given_up_before_rank_0_begins, 2, run) == [3, None]
+    states = sorted(view.state for view in service.client.checkpoints.all(*run.split("/")))
+    assert states == ["aborted", "aborted", "committed"]

@@ -15,6 +15,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,13 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from holdfast.dcp.metadata import COMPONENT, describe, encode_value, unpickled
-from holdfast.errors import CheckpointAborted, ConfigurationError, RanksDisagree, UnsupportedStateError
+from holdfast.errors import (
+    CheckpointAborted,
+    ConfigurationError,
+    HoldfastError,
+    RanksDisagree,
+    UnsupportedStateError,
+)
 from holdfast.health.diverged import FiniteCheck
 from holdfast.layout.plan import ChunkSizes, PieceSpec, check_whole, item_bytes_of_chunks, place
 from holdfast.save.job import SaveStats, Standstill
@@ -36,7 +43,7 @@ from holdfast.state.tensors import dtype_name, refuse_unsupported
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.shard_writer import ShardWriter
-from holdfast_protocol.checkpoints import Component, HealthVerdict, IndexOrdinals, ShardSummary
+from holdfast_protocol.checkpoints import CheckpointView, Component, HealthVerdict, IndexOrdinals, ShardSummary
 from holdfast_protocol.index_documents import (
     ITEM_BYTES,
     Layout,
@@ -155,7 +162,9 @@ class HoldfastWriter(StorageWriter):
             if result.index.fqn not in self._layout.tensors
         }
         try:
-            self._seal(self._writer, self._layout.digest, self._layout, describe(metadata, values))
+            view = self._seal(self._writer, self._layout.digest, self._layout, describe(metadata, values))
+            if view.state is CheckpointState.UPLOADING:
+                raise self._left_alone(self._writer)
         except BaseException as error:
             self._writer.fail(error)
             raise
@@ -186,9 +195,17 @@ class HoldfastWriter(StorageWriter):
         log.warning("step %d has diverged: %s. It is saved, and never resumed from", self._step, verdict.reason)
         return verdict
 
+    def _left_alone(self, writer: ShardWriter) -> CheckpointAborted:
+        """All ranks have written, and yet a seal is missing: the checkpoint that the others sealed was given up before
+        this rank began, so that its begin made a new one. No rank will come to that one."""
+        reason = "The checkpoint that other ranks had sealed was given up meanwhile"
+        with suppress(HoldfastError):  # else the service gives it up when no rank calls
+            writer.abort(reason)
+        return CheckpointAborted(f"Step {self._step} was not committed. {reason}. Save it again")
+
     def _seal(
         self, writer: ShardWriter, layout_digest: str, layout: Layout | None, replicated_trees: dict[str, Any]
-    ) -> None:
+    ) -> CheckpointView:
         document = ShardIndex(
             SavedAs(str(self._session.run), self._step, self._session.ranks.world_size),
             rank=self._rank,
@@ -211,6 +228,7 @@ class HoldfastWriter(StorageWriter):
         view = writer.upload_and_seal(map(OutgoingChunk.of, documents), lambda: (summary, index))
         if view.state is CheckpointState.ABORTED:
             raise CheckpointAborted(view.abort_reason or "It was aborted")
+        return view
 
 
 def _refuse_planner(planner: SavePlanner) -> None:
