@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 import time
 
@@ -77,6 +79,45 @@ def test_a_save_that_the_job_has_no_time_for(run, tmp_path, seen, monkeypatch, l
         assert reached.wait(60)
     assert isinstance(handle.committed.exception(timeout=60), errors.SaveFailed)
     assert seen == {0: [Q, S, H, P, U, P] if local else [Q, S, U, L]}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(("said", "local"), [("committed tests/", False), ("not committed", False), ("not kept", True)])
+def test_a_log_handler_that_raises_costs_no_save_its_outcome(run, tmp_path, monkeypatch, said, local):
+    raised = []
+
+    def raise_once(record):
+        if said in record.getMessage() and not raised:
+            raised.append(record)
+            raise BrokenPipeError("the script's log is gone")
+        return True
+
+    logger = logging.getLogger("holdfast")
+    logger.addFilter(raise_once)
+    try:
+        with holdfast.Checkpointer(run, local=tmp_path / "nvme" if local else None) as ckpt:
+            ckpt.restore({})
+            with monkeypatch.context() as broken:
+                if said == "not committed":
+                    broken.setattr(ckpt.parts.pipeline, "_write", None)
+                if local:
+                    broken.setattr(ckpt.parts.pipeline, "_kept", None)
+                first = ckpt.save(0, {}).committed.exception(timeout=20)
+            assert raised
+            assert isinstance(first, errors.SaveFailed) == (said == "not committed")
+            assert ckpt.save(1, {}).committed.result(timeout=20).step == 1, "the thread lives on"
+    finally:
+        logger.removeFilter(raise_once)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_callback_that_ends_its_thread_ends_no_later_save(run):
+    with holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore({})
+        handle = ckpt.save(0, {})
+        handle.committed.add_done_callback(lambda _: sys.exit())
+        handle.committed.result(timeout=20)
+        assert ckpt.save(1, {}).committed.result(timeout=20).step == 1
 
 
 def test_a_stop_while_the_seal_is_answered_does_not_undo_the_commit(run, monkeypatch):

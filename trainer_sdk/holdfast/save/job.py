@@ -4,6 +4,7 @@ ranks learn whether it was committed."""
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 from collections import deque
@@ -240,7 +241,8 @@ class SaveJob:
 
 class SaveThread:
     """A background thread that takes saves in their order, one at a time. The pipeline has one for the upload and one
-    for the spool. `work` must catch its own exceptions: the next save may go well.
+    for the spool. `work` tells the save's handle of its errors; what it raises is shown, and the thread lives on: the
+    next save may go well.
 
     It is started at construction, because no thread can start once the interpreter ends."""
 
@@ -264,7 +266,10 @@ class SaveThread:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            self._work(job)
+            try:
+                self._work(job)
+            except BaseException:  # raised by code of the script: a log handler, or a callback of a handle's future
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
             # A waiting thread must not keep the last save's memory alive.
             del job
 

@@ -207,23 +207,25 @@ class SavePipeline:
         """On the spool thread: makes the save durable on this node, and hands it on. A save without room here is
         uploaded straight from the slab, in its order."""
         assert self._tier is not None  # the thread runs only with a tier
+        kept = job
         try:
-            kept = self._kept(job, self._tier) if isinstance(job.staged, StagedShard) else job
-        except BaseException as error:  # even Ctrl-C: this thread must live on, because the next save may have room
-            if not self._stop.is_set():
-                self._reports.not_kept(job, None if isinstance(error, NoRoom) else error)
+            if isinstance(job.staged, StagedShard):
+                kept = self._kept(job, self._tier)
+        except BaseException as error:  # even Ctrl-C: the save goes on without its copy on this node
             if isinstance(job.staged, StagedShard) and not job.staged.can_repeat:
                 # Some chunks have left the window already, and are nowhere any more.
                 self._release(job)
-                job = dataclasses.replace(job, staged=error)
-            kept = job
-        with self._lock:
-            self._in_flight[job.number] = kept
-        if kept.record is None:
-            job.handle.mark_local(kept=False)
-        else:
-            job.handle.become(SaveState.SPOOLED)
-        self._uploads.put(kept)
+                kept = dataclasses.replace(job, staged=error)
+            if not self._stop.is_set():
+                self._reports.not_kept(job, None if isinstance(error, NoRoom) else error)
+        finally:
+            with self._lock:
+                self._in_flight[job.number] = kept
+            if kept.record is None:
+                job.handle.mark_local(kept=False)
+            else:
+                job.handle.become(SaveState.SPOOLED)
+            self._uploads.put(kept)
 
     def _kept(self, job: SaveJob, tier: LocalTier) -> SaveJob:
         staged = job.staged
@@ -248,32 +250,39 @@ class SavePipeline:
             self._free.set()
 
     def _run(self, job: SaveJob) -> None:
-        """On the upload thread."""
+        """On the upload thread. The handle hears how the save ended, even if the script's log handler raises."""
         committed: CheckpointView | None = None
         failure: BaseException | None = None
         try:
             committed = self._commit(job)
-        except BaseException as error:  # this thread must live on: the next save may go well
+        except BaseException as error:  # the next save may go well
             failure = error
         finally:
             self._watch.tell(job.number, committed)
             if job.record is None:
                 self._release(job)
-        if committed is not None:
-            self.last_committed_number = job.number
-            self.rates.committed(job.total_bytes, time.monotonic() - job.begun_at)
-            self._forget(job)
-            self._reports.committed(job, committed)
-        ended = None if failure is None else self._failed(job, failure)
-        # Idle before the handle: a thread that waits for the handle may save again at once.
-        with self._lock:
-            self._in_flight.pop(job.number)
-            if not self._in_flight:
-                self._idle.set()
-        if committed is not None:
-            job.handle.mark_committed(committed)
-        elif ended is not None:
-            job.handle.fail(*ended)
+        ended = (
+            SaveFailed(f"The checkpoint of step {job.step} was not committed. {failure}"),
+            SaveState.LOST if job.record is None else SaveState.SPOOLED,
+        )
+        try:
+            if committed is not None:
+                self.last_committed_number = job.number
+                self.rates.committed(job.total_bytes, time.monotonic() - job.begun_at)
+                self._forget(job)
+                self._reports.committed(job, committed)
+            elif failure is not None:
+                ended = self._failed(job, failure)
+        finally:
+            # Idle before the handle: a thread that waits for the handle may save again at once.
+            with self._lock:
+                self._in_flight.pop(job.number)
+                if not self._in_flight:
+                    self._idle.set()
+            if committed is not None:
+                job.handle.mark_committed(committed)
+            else:
+                job.handle.fail(*ended)
 
     def _commit(self, job: SaveJob) -> CheckpointView:
         """Retries until a retry makes no more sense, while the bytes are here. Every rank that hears of an abort begins
