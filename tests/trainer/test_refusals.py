@@ -175,6 +175,26 @@ def test_a_save_that_failed_is_counted_and_says_why(own_service, caplog):
         ckpt.step(2, {})
 
 
+@pytest.mark.parametrize(
+    ("drop", "state", "metrics", "named"),
+    [
+        ([], {"k" * 201: 1}, None, "components.kkk"),
+        ([], {}, {f"{number}{chr(0x1F600) * 90}": 1.0 for number in range(1000)}, "metrics"),
+        ([f"c{number}" for number in range(101)], {}, None, "dropped_components"),
+    ],
+    ids=["a long key", "large metrics", "many dropped components"],
+)
+def test_what_the_service_would_not_take_raises_before_the_vote_and_the_next_save_goes_on(
+    run, drop, state, metrics, named
+):
+    with holdfast.Checkpointer(run, drop=drop) as ckpt:
+        ckpt.restore({})
+        with pytest.raises(errors.StateError, match=f"the service cannot take {named}"):
+            ckpt.save(0, state, metrics)
+        if not drop:
+            assert ckpt.save(1, {}).committed.result(timeout=60).step == 1, "the staging memory is free"
+
+
 def test_save_waits_for_the_earlier_save_instead_of_declining(run):
     state = {"big": {"t": torch.randn(2_000_000)}}
     with holdfast.Checkpointer(run) as ckpt:

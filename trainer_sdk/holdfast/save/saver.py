@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.distributed.ranks import Ballot, Question
-from holdfast.errors import ConfigurationError, SaveDeclined
+from holdfast.errors import ConfigurationError, SaveDeclined, StateError
 from holdfast.health.diverged import FiniteCheck, HealthJudge, Looked, both_verdicts, first_reasons, verdict_on
 from holdfast.health.missing_components import Completeness
 from holdfast.layout.plan import ChunkSizes, LocalPlan, build_local_plan, global_layout
@@ -72,7 +73,8 @@ class _Captured:
     state: CapturedState
     rng: Any
     plan: LocalPlan
-    metrics: dict[str, MetricValue] | None
+    summary: ShardSummary
+    """Without the verdict."""
 
 
 def window_bytes(host_memory: int | None, sizes: ChunkSizes) -> int | None:
@@ -207,10 +209,23 @@ class Saver:
                 sizes=self._sizes,
                 previous=self._plan,
             )
-            values = metric_values(metrics) if metrics is not None and self._ranks.is_first else None
-            return _Captured(captured, capture_rng(), self._plan, values), None
+            return _Captured(captured, capture_rng(), self._plan, self._summary(self._plan, state, metrics)), None
         except Exception as error:  # the other ranks are on their way into the vote, and must not wait for this one
             return None, error
+
+    def _summary(self, plan: LocalPlan, state: Mapping[str, Any], metrics: Metrics | None) -> ShardSummary:
+        """Without the verdict. Raises StateError: the service would take no other summary, and the vote is to come."""
+        first = self._ranks.is_first
+        try:
+            return ShardSummary(
+                components=_components(plan, state),
+                metrics=metric_values(metrics) if metrics is not None and first else None,
+                dropped_components=sorted(self._completeness.dropped) if first else [],
+            )
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            where = ".".join(map(str, wrong["loc"]))
+            raise StateError(f"the service cannot take {where:.80} of this save: {wrong['msg']}") from None
 
     def _is_as_agreed(self, captured: _Captured) -> bool:
         same_plan = self._agreed is not None and captured.plan is self._agreed[0]
@@ -251,6 +266,8 @@ class Saver:
         standstill: Standstill,
     ) -> SaveJob:
         first = self._ranks.is_first
+        # Before anything is staged: it is the script's own rule, and may be interrupted.
+        own = self._judge.judge(handle.step, captured.summary.metrics) if first else None
         index = ShardIndex(
             SavedAs(str(self._session.run), handle.step, layout.world_size),
             rank=self._ranks.rank,
@@ -260,23 +277,17 @@ class Saver:
             rng=captured.rng,
         )
         staged, verdict = self._stage(captured, state, area)
-        if first:
-            own = self._judge.judge(handle.step, captured.metrics)
+        if own is not None:
             verdict = own if verdict is None else both_verdicts(verdict, own)
+        # An older service knows only `finite` of the verdict.
+        told = {"finite": verdict is None or verdict.healthy, "verdict": verdict}
         return SaveJob(
             number=self._number,
             step=handle.step,
             kind=kind,
             index=index,
             layout=layout,
-            summary=ShardSummary(
-                components=_components(captured.plan, state),
-                # An older service knows only this of the verdict.
-                finite=verdict is None or verdict.healthy,
-                metrics=captured.metrics,
-                verdict=verdict,
-                dropped_components=sorted(self._completeness.dropped) if first else [],
-            ),
+            summary=captured.summary.model_copy(update=told),
             handle=handle,
             standstill=standstill,
             staged=staged,
