@@ -214,6 +214,32 @@ def test_closing_in_mid_window_frees_the_training_thread(run, monkeypatch):
     assert ckpt.parts.saver._staging._places[0].slab is None, "the window was given back to the machine"
 
 
+@pytest.mark.rule("bounded-exit")
+def test_a_transfer_that_hangs_in_the_system_does_not_keep_the_job_from_ending(run, monkeypatch):
+    hangs, is_over = threading.Event(), threading.Event()
+
+    def hang(*_, **__):  # a write to a filesystem that is gone hears of no stop
+        hangs.set()
+        is_over.wait()
+
+    monkeypatch.setattr(uploader, "put_chunk", hang)
+    monkeypatch.setattr("holdfast.save.pipeline.STOP_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.checkpointer.STOP_SECONDS", 0.1)
+    ckpt = holdfast.Checkpointer(run, settings=TrainerSettings(drain_seconds=0))
+    ckpt.restore(some_state())
+    handle = ckpt.save(0, some_state())
+    assert hangs.wait(60)
+    closing = threading.Thread(target=ckpt.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    try:
+        assert not closing.is_alive()
+        assert isinstance(handle.committed.exception(timeout=0), errors.SaveFailed)
+    finally:
+        is_over.set()
+        closing.join(20)
+
+
 def fail_on_one(rank, run):
     job = Job(rank, "ddp")
     with holdfast.Checkpointer(run, create=True, host_memory=256, chunk_sizes=ChunkSizes(64, 256, 128)) as ckpt:

@@ -348,7 +348,7 @@ def test_a_job_that_ends_just_after_a_save_is_on_the_disk_does_not_call_it_lost(
         ended.wait(60)
 
     monkeypatch.setattr(SaveReports, "kept", held)
-    monkeypatch.setattr(holdfast.save.pipeline, "_STOP_SECONDS", 0.1)
+    monkeypatch.setattr(holdfast.save.pipeline, "STOP_SECONDS", 0.1)
     monkeypatch.setattr(holdfast.checkpointer, "_DRAIN_AFTER_ERROR_SECONDS", 0.1)
     ckpt = holdfast.Checkpointer(run, local=folder)
     ckpt.restore(state_at(0))

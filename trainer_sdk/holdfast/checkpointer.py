@@ -26,6 +26,7 @@ from holdfast.layout.plan import ChunkSizes
 from holdfast.progress import Progress, speak_up
 from holdfast.restore.restorer import Loading
 from holdfast.save.job import SaveHandle, SaveStats
+from holdfast.save.pipeline import STOP_SECONDS
 from holdfast.save.saver import Metrics
 from holdfast.schedule.save_policy import Policy
 from holdfast.schedule.schedule import Due
@@ -301,7 +302,7 @@ class Checkpointer:
         self._end(outcome, detail)
         self.parts.preemption.close(in_order=in_order)
         self.parts.schedule.close()
-        self.parts.workers.close()
+        self.parts.workers.close(STOP_SECONDS)
         self.parts.saver.close()
         if self.parts.standby is not None:
             self.parts.standby.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -67,12 +68,15 @@ class WorkerThreads:
     def submit(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
 
-    def close(self) -> None:
-        """Ends the threads after the submitted jobs."""
+    def end(self) -> None:
+        """Ends the threads after the submitted jobs. Does not wait."""
         for _ in self._threads:
             self._jobs.put(None)
+
+    def join(self, until: float | None) -> None:
+        """Waits for their end, but not beyond `until` (`time.monotonic()`)."""
         for thread in self._threads:
-            thread.join()
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -93,11 +97,15 @@ class TransferWorkers:
         self.hashing = WorkerThreads(min(MOST_HASHING, usable_cores()), "holdfast-hash")
         self.calls = WorkerThreads(1, "holdfast-call")
 
-    def close(self) -> None:
-        """Ends the threads after the submitted jobs."""
-        self.transfers.close()
-        self.hashing.close()
-        self.calls.close()
+    def close(self, timeout_seconds: float | None = None) -> None:
+        """Ends the threads after the submitted jobs. A thread that takes longer, in a filesystem that hangs, is left
+        behind, and does not keep the process alive."""
+        until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        pools = (self.transfers, self.hashing, self.calls)
+        for pool in pools:
+            pool.end()
+        for pool in pools:
+            pool.join(until)
 
     def __enter__(self) -> Self:
         return self

@@ -81,7 +81,8 @@ class ShardChunks:
 
 log = logging.getLogger("holdfast")
 
-_STOP_SECONDS = 10.0
+STOP_SECONDS = 10.0
+"""How long the end of a job waits for threads that were told to stop."""
 
 
 class SavePipeline:
@@ -190,7 +191,7 @@ class SavePipeline:
         for thread in threads:
             thread.end()
         for thread in threads:
-            thread.join(_STOP_SECONDS)
+            thread.join(STOP_SECONDS)
         with self._lock:
             cut_off = list(self._in_flight.values())
         for job in cut_off:
