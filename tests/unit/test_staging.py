@@ -3,6 +3,7 @@
 import gc
 import resource
 import threading
+import weakref
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.layout.plan import ChunkSizes, build_local_plan, global_layout
 from holdfast.layout.reshard import WantedPiece, plan_reads, scatter
 from holdfast.staging import StagingArea, StagingBusyError
-from holdfast.staging.copy import Copy, HostCopy
+from holdfast.staging.copy import Copier, Copy, HostCopy, bits_view, whole_copy
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_protocol.digests import chunk_digest
 from tests.support.staged import pieces_of, staged, tensors
@@ -201,6 +202,29 @@ def test_a_copy_that_is_interrupted_leaves_no_helper_in_the_slab(monkeypatch):
     for job in workers.jobs:
         job()
     assert not target.any()
+
+
+class LateCopier(Copier):
+    """As a device does: the bytes are read after start() has returned."""
+
+    def _start(self, device, copies):
+        late = [(copy.target, weakref.ref(copy.source)) for copy in copies]
+
+        class Arrived:
+            def synchronize(self):
+                for target, source in late:
+                    target.copy_(source())
+
+        return [Arrived()]
+
+
+@pytest.mark.parametrize("lazy", [torch.conj, lambda value: value.conj().imag])
+def test_what_was_resolved_for_a_copy_lives_until_the_copy_is_over(lazy):
+    tensor = lazy(torch.randn(1000, dtype=torch.complex64))
+    flat = torch.zeros(tensor.nbytes, dtype=torch.uint8)
+    copying = LateCopier().start([whole_copy(bits_view(flat, tensor.dtype, tensor.shape), tensor)])
+    copying.wait()
+    assert torch.equal(flat.view(tensor.dtype), tensor.resolve_conj().resolve_neg())
 
 
 def test_an_empty_state_stages():

@@ -129,13 +129,17 @@ _COMPARED_BYTES = 64 * 1024 * 1024
 class Copying:
     """Copies that were started. On a device they may still be running."""
 
-    def __init__(self, events: list[torch.cuda.Event]) -> None:
+    def __init__(self, events: list[torch.cuda.Event], copies: Sequence[Copy]) -> None:
         self._events = events
+        # Some sources are temporary (a conjugate view is resolved). Freed now, their memory would be written to by the
+        # next work of the training's stream, while the copies' stream still reads it.
+        self._copies: Sequence[Copy] = copies
 
     def wait(self) -> None:
         """Returns when the last byte has arrived. Any thread may call it, as often as it likes."""
         for event in self._events:
             event.synchronize()
+        self._copies = ()
 
 
 class Copier:
@@ -152,7 +156,8 @@ class Copier:
         by_device: dict[torch.device, list[Copy]] = defaultdict(list)
         for copy in copies:
             by_device[copy.source.device].append(copy)
-        return Copying([event for device, those in by_device.items() for event in self._start(device, those)])
+        events = [event for device, those in by_device.items() for event in self._start(device, those)]
+        return Copying(events, [copy for those in by_device.values() for copy in those])
 
     def _start(self, device: torch.device, copies: list[Copy]) -> list[torch.cuda.Event]:
         if device.type == "cpu":
