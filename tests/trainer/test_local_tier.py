@@ -12,6 +12,7 @@ from tests.support.training import Job, values
 
 import holdfast
 import holdfast.checkpointer
+import holdfast.save.job
 import holdfast.save.pipeline
 from holdfast import errors
 from holdfast.layout.plan import ChunkSizes
@@ -199,6 +200,33 @@ def test_a_rank_that_gives_a_save_up_keeps_nobody_waiting_and_the_next_save_comm
     assert spooled(folder) == ([], [])
 
 
+def one_rank_cannot_push(rank, run, folder):
+    """Rank 1 meets an error that nothing foresees when it pushes step 1. Its record stays whole."""
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run, create=True, local=folder) as ckpt, pytest.MonkeyPatch.context() as broken:
+        broken.setattr(holdfast.save.job, "LONG_POLL_SECONDS", 1)
+        ckpt.restore(job.state)
+        ckpt.save(0, job.state).committed.result(timeout=60)
+        if rank == 1:
+            broken.setattr(holdfast.save.pipeline, "push_shard", raises(MemoryError("no room to read it")))
+        job.step(1)
+        failed = ckpt.save(1, job.state).committed.exception(timeout=60)
+    return type(failed).__name__
+
+
+def resumes_at(rank, run, folder):
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run, local=folder) as ckpt:
+        return ckpt.restore(job.state)
+
+
+@pytest.mark.rule("late-save-adoption")
+def test_a_save_that_one_rank_leaves_in_its_spool_stays_in_the_others_and_the_next_launch_commits_it(run, folder):
+    assert run_ranks(one_rank_cannot_push, 2, run, folder) == ["SaveSpooled"] * 2
+    assert run_ranks(resumes_at, 2, run, folder) == [2] * 2
+    assert spooled(folder) == ([], [])
+
+
 def one_rank_hears_of_an_abort(rank, run, folder):
     """A person gives step 1 up when rank 0 has sealed it, and rank 1 has not come to that save yet."""
     job = Job(rank, "ddp")
@@ -259,7 +287,7 @@ def one_rank_could_not_stage(rank, run, folder):
 
 
 def raises(error):
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
     return fail

@@ -19,6 +19,7 @@ from holdfast.save import job as save_job
 from holdfast.save.job import BEGINS, worth_another_begin
 from holdfast_client.client import Client
 from holdfast_client.errors import IncompleteCheckpoint
+from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.states import AbortCause
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Copy
@@ -159,6 +160,28 @@ def before_the_first_seal(ckpt, fault):
         return writer
 
     ckpt.parts.session.shard_writer = struck
+
+
+def one_rank_cannot_begin(rank, run):
+    """Rank 1 does not reach the service until its save has failed; rank 0 has sealed by then, or comes later."""
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run, create=True) as ckpt, pytest.MonkeyPatch.context() as broken:
+        broken.setattr(save_job, "LONG_POLL_SECONDS", 1)
+        ckpt.restore(job.state)
+
+        def away(writer, *_):
+            writer.begin_failed = True
+            raise errors.ServiceUnavailable("away")
+
+        with pytest.MonkeyPatch.context() as cut_off:
+            if rank == 1:
+                cut_off.setattr(ShardWriter, "_begin", away)
+            failed = ckpt.save(7, job.state).committed.exception(timeout=30)
+        return type(failed).__name__, ckpt.save(8, job.state).committed.result(timeout=60).step
+
+
+def test_a_rank_that_cannot_begin_in_time_keeps_no_other_rank_waiting(service):
+    assert run_ranks(one_rank_cannot_begin, 2, "tests/away") == [("SaveFailed", 8)] * 2
 
 
 def test_what_had_arrived_is_not_sent_again(service):

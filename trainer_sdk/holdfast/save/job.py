@@ -342,19 +342,21 @@ class CommitWatch:
         except RuntimeError:
             return
 
-    def give_up(self, number: int, reason: str) -> None:
+    def give_up(self, number: int, reason: str, cause: AbortCause | None) -> None:
         """This rank has failed for good. The service aborts the existing checkpoint; a rank that comes to this save
-        later would begin it again, and wait for ever."""
+        later would begin it again, and wait for ever. No `cause`: its part stays in the spool, and so must the
+        others'."""
         if self._store is not None:
             with suppress(RuntimeError):
-                self._store.set(f"given-up/{number}", reason)
+                self._store.set(f"given-up/{number}", f"{cause or ''}:{reason}")
 
-    def given_up(self, number: int) -> str | None:
-        """Why this save cannot be completed, or None if no rank has said so."""
+    def given_up(self, number: int) -> CheckpointAborted | None:
+        """Why this save cannot be completed by this job, or None if no rank has said so."""
         try:
             if self._store is None or not self._store.check([f"given-up/{number}"]):
                 return None
-            return self._store.get(f"given-up/{number}").decode()
+            cause, _, reason = self._store.get(f"given-up/{number}").decode().partition(":")
+            return CheckpointAborted(reason, context={"cause": AbortCause(cause)} if cause else {})
         except RuntimeError:
             return None  # the job's store has ended together with the job
 
@@ -390,13 +392,13 @@ class CommitWatch:
     def _ask(self, number: int, checkpoint_id: str) -> CheckpointView:
         while not self._stop.is_set():
             # Asked before the service is: a checkpoint may have committed despite that.
-            reason = self.given_up(number)
-            view = self._client.checkpoints.get(checkpoint_id, wait_seconds=None if reason else LONG_POLL_SECONDS)
+            given_up = self.given_up(number)
+            view = self._client.checkpoints.get(checkpoint_id, wait_seconds=None if given_up else LONG_POLL_SECONDS)
             if view.state is not CheckpointState.UPLOADING:
                 return view
-            if reason:
+            if given_up is not None:
                 # That rank may have failed before it could tell the service.
-                raise CheckpointAborted(reason, context={"cause": AbortCause.RANK_FAILED})
+                raise given_up
         raise TransferStopped("This job ended before it heard what became of its checkpoint")
 
     def _key(self, number: int, checkpoint_id: str = "") -> str:

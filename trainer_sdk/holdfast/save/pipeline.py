@@ -293,8 +293,8 @@ class SavePipeline:
             check_stop(self._stop)
             if reason := self._superseded.get(job.number):
                 raise SaveSuperseded(reason)
-            if reason := self._watch.given_up(job.number):
-                raise CheckpointAborted(reason, context={"cause": AbortCause.RANK_FAILED})
+            if (given_up := self._watch.given_up(job.number)) is not None:
+                raise given_up
             try:
                 return self._save(job, tries)
             except HoldfastError as error:
@@ -322,9 +322,9 @@ class SavePipeline:
         job.handle.become(SaveState.UPLOADING)
         self._writer = writer = self._session.shard_writer(job.step, job.kind, self._workers, client)
         writer.on_begun = functools.partial(self._refuse_if_given_up, job, writer)
-        if staged is not None and not staged.can_repeat:
-            writer.begin()  # before a chunk is taken out of the window: a begin that fails can be tried again
         try:
+            if staged is not None and not staged.can_repeat:
+                writer.begin()  # before a chunk is taken out of the window: the call can be repeated until then
             if job.number in self._superseded:
                 writer.stop()
             with self._progress.under_way(Phase.SAVING, job.step, job.total_bytes) as meter:
@@ -333,10 +333,10 @@ class SavePipeline:
         except BaseException as error:
             if staged is not None:
                 staged.give_up()  # first: telling the service takes time, and training may be waiting
-            told = writer.begin_failed or self._tries_again(job, error, tries)
-            if not told and self._others_must_hear(job, error):
-                self._give_up(job, error)
-                writer.fail(error)
+            if self._others_must_hear(job, error) and not self._tries_again(job, error, tries):
+                cause = self._give_up(job, error)
+                if cause is not None and not writer.begin_failed:
+                    writer.fail(error)
             raise
         job.handle.become(SaveState.SEALED)
         if view.state is CheckpointState.UPLOADING:
@@ -348,15 +348,20 @@ class SavePipeline:
     def _refuse_if_given_up(self, job: SaveJob, writer: ShardWriter) -> None:
         """Asked once more after the begin: if the failed rank's abort came in between, this begin has made a new
         checkpoint of the same step, which no other rank will ever seal."""
-        if reason := self._watch.given_up(job.number):
-            error = CheckpointAborted(reason, context={"cause": AbortCause.RANK_FAILED})
-            writer.fail(error)
+        if (error := self._watch.given_up(job.number)) is not None:
+            if error.context:  # else it stays in the spools
+                writer.fail(error)
             raise error
 
-    def _give_up(self, job: SaveJob, error: BaseException) -> None:
-        """Tells the other ranks before the service: a rank that finds the checkpoint aborted begins it again."""
+    def _give_up(self, job: SaveJob, error: BaseException) -> AbortCause | None:
+        """Tells the other ranks before the service: a rank that finds the checkpoint aborted begins it again. Returns
+        the cause that they hear; None if the next attempt can complete the save: it stays in every rank's spool, and
+        the service, which must not say that a rank has failed, gives the checkpoint up when no rank calls."""
         why = str(error) if isinstance(error, CheckpointAborted) else f"Rank {self._rank} failed: {error}"
-        self._watch.give_up(job.number, why)
+        stays = job.record is not None and verdict_of(error) is Verdict.LEAVE
+        cause = None if stays else AbortCause.RANK_FAILED
+        self._watch.give_up(job.number, why, cause)
+        return cause
 
     def _others_must_hear(self, job: SaveJob, error: BaseException) -> bool:
         """Whether this rank fails for good, and the others would wait for it."""
