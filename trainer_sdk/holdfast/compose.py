@@ -108,7 +108,7 @@ def compose(
     if recorder is not None:  # verify-resume must not touch the user's own catalog or node
         run_name, create, local, client_settings = recorder.run(run_name), True, None, None
     client = Client((client_settings or ClientSettings()).compressing(compress))
-    tier = open_local_tier(ranks, client.settings, local)
+    tier, any_rank_has_tier = open_local_tier(ranks, client.settings, local)
     workers = TransferWorkers(settings.transfers)
     session = Session(
         client,
@@ -116,7 +116,7 @@ def compose(
         ranks,
         create=create,
         outcome_file=OutcomeFile(run_name, ranks.rank, settings),
-        adoption=Adoption(client, run_name, ranks, workers, tier, stats),
+        adoption=Adoption(client, run_name, ranks, workers, tier, stats) if any_rank_has_tier else None,
     )
     pipeline = SavePipeline(
         session, stats, workers, retry_seconds=settings.save_retry_seconds, progress=progress, tier=tier

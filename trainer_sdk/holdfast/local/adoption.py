@@ -90,7 +90,7 @@ class _Pushed:
 
 @dataclass
 class Adoption:
-    """One job's; all ranks call `adopt`, those without a local tier too. `fence` is the new attempt."""
+    """One job's, if any rank has a local tier; all ranks call `adopt`. `fence` is the new attempt."""
 
     client: Client
     run: RunName

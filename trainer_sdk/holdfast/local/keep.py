@@ -18,18 +18,23 @@ from holdfast_client.settings import ClientSettings
 from holdfast_protocol.checkpoints import IndexOrdinals
 
 
-def open_local_tier(ranks: Ranks, settings: ClientSettings, path: str | Path | None) -> LocalTier | None:
-    """Collective. This rank's tier, or None if no folder is named. All ranks raise the lowest failing one's error, so
-    that none waits for a node whose folder cannot be used."""
+def open_local_tier(ranks: Ranks, settings: ClientSettings, path: str | Path | None) -> tuple[LocalTier | None, bool]:
+    """Collective. This rank's tier, or None if no folder is named, and whether any rank has one. All ranks raise the
+    lowest failing one's error, so that none waits for a node whose folder cannot be used."""
     opened: list[LocalTier | None] = []
+
+    def open_own() -> bool:
+        opened.append(LocalTier.of(settings, path))
+        return opened[0] is not None
+
     try:
-        ranks.together(lambda: opened.append(LocalTier.of(settings, path)))
+        any_rank_has_one = any(ranks.together(open_own))
     except BaseException:
         for tier in opened:
             if tier is not None:
                 tier.close()
         raise
-    return opened[0]
+    return opened[0], any_rank_has_one
 
 
 def keep_save(

@@ -460,7 +460,8 @@ class Loading:
         self._parts = parts
 
     def restore(self, state: dict[str, Any], at: str | None = None, *, skip_diverged: bool = True) -> int:
-        self._parts.pipeline.wait_idle(self._parts.ranks.timeout_seconds / 2)
+        if self._parts.session.has_begun:
+            self._parts.pipeline.wait_idle(self._parts.ranks.timeout_seconds / 2)
         return self._loading(state, lambda: self._parts.restorer.restore(state, at, skip_diverged=skip_diverged))
 
     def rollback(
@@ -487,10 +488,13 @@ class Loading:
         )
 
     def _loading(self, state: dict[str, Any], load: Callable[[], int]) -> int:
+        # A launch that loads its first state has staged none yet, and no save of it was asked for.
+        has_begun = self._parts.session.has_begun
         try:
             start = load()
         finally:
-            self._parts.saver.forget_frozen()
+            if has_begun:
+                self._parts.saver.forget_frozen()
             if self._parts.standby is not None:
                 self._parts.standby.forget()
         if self._parts.recorder is not None:
@@ -499,5 +503,6 @@ class Loading:
             # A step before the rollback does not count as saved, though a coming step may have its number.
             self._parts.stats.last_committed_step = start - 1
         self._parts.schedule.restored()
-        self._parts.agreement.restart()
+        if has_begun:
+            self._parts.agreement.restart()
         return start

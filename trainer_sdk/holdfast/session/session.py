@@ -125,6 +125,11 @@ class Session:
         return environment()
 
     @property
+    def has_begun(self) -> bool:
+        """Whether this job may have staged or saved its state, or a restore has written into it."""
+        return self.may_save or self.is_half_restored
+
+    @property
     def has_opened(self) -> bool:
         return self._opened is not None
 

@@ -31,24 +31,14 @@ from holdfast.state.components import (
     components_of,
     extra_states,
     module_tensors,
-    reshard_modules,
+    parameter_names,
+    parameters_by_id,
 )
 from holdfast.state.tensors import Held, TensorPiece, TieBook, describe, mesh_copies
 from holdfast.state.tree import TensorRef, decode_tree, encode_tree
 
 NameTensor = Callable[[str, torch.Tensor, Held], TensorRef]
 """(path, tensor, how it is held) -> its reference."""
-
-
-def parameter_names(optimizer: torch.optim.Optimizer, known: Mapping[int, str]) -> list[list[str]]:
-    """The name of each parameter of each group. `known` maps id(parameter) to the module's name for it.
-
-    A parameter that no module of the state holds is named by its position.
-    """
-    return [
-        [known.get(id(parameter), f"group{at}[{place}]") for place, parameter in enumerate(group["params"])]
-        for at, group in enumerate(optimizer.param_groups)
-    ]
 
 
 def encode_optimizer(
@@ -192,34 +182,6 @@ def capture(
         (replicated_trees if component.replicated else trees)[component.key] = [component.kind.value, encoded]
         pieces.extend(collector.pieces)
     return CapturedState(tuple(component.key for component in components), tuple(pieces), trees, replicated_trees)
-
-
-def parameters_by_id(components: tuple[Component, ...]) -> dict[int, str]:
-    """id(parameter) -> "component/fqn", over all modules of the state; the first name of a shared one counts.
-
-    Reshards fully_shard modules first, because only then do optimizers hold the modules' parameters.
-    """
-    known: dict[int, str] = {}
-    for component in components:
-        if component.kind is Kind.MODULE:
-            reshard_modules(component.key, component.target)
-            for named in module_tensors(component.key, component.target):
-                known.setdefault(id(named.tensor), f"{component.key}/{named.fqn}")
-    _check_optimizers_follow(components, known)
-    return known
-
-
-def _check_optimizers_follow(components: tuple[Component, ...], known: Mapping[int, str]) -> None:
-    own = {component.key for component in components if component.kind is Kind.MODULE and not component.replicated}
-    for component in components:
-        if component.kind is not Kind.OPTIMIZER or not component.replicated:
-            continue
-        for name in chain.from_iterable(parameter_names(component.target, known)):
-            if name.split("/")[0] in own:
-                raise StateError(
-                    f"{component.key!r} optimizes {name!r}, which is declared per rank; "
-                    f"declare {component.key!r} per rank as well"
-                )
 
 
 def _refuse_trained(components: tuple[Component, ...], known: Mapping[int, str]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import translate
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -208,6 +209,45 @@ def module_tensors(key: str, module: torch.nn.Module) -> Iterator[ModuleTensor]:
         for name, buffer in part._buffers.items():
             if buffer is not None and name not in part._non_persistent_buffers_set:
                 yield ModuleTensor(prefix + name, buffer, is_buffer=True)
+
+
+def parameter_names(optimizer: torch.optim.Optimizer, known: Mapping[int, str]) -> list[list[str]]:
+    """The name of each parameter of each group. `known` maps id(parameter) to the module's name for it.
+
+    A parameter that no module of the state holds is named by its position.
+    """
+    return [
+        [known.get(id(parameter), f"group{at}[{place}]") for place, parameter in enumerate(group["params"])]
+        for at, group in enumerate(optimizer.param_groups)
+    ]
+
+
+def parameters_by_id(components: tuple[Component, ...]) -> dict[int, str]:
+    """id(parameter) -> "component/fqn", over all modules of the state; the first name of a shared one counts.
+
+    Reshards fully_shard modules first, because only then do optimizers hold the modules' parameters.
+    """
+    known: dict[int, str] = {}
+    for component in components:
+        if component.kind is Kind.MODULE:
+            reshard_modules(component.key, component.target)
+            for named in module_tensors(component.key, component.target):
+                known.setdefault(id(named.tensor), f"{component.key}/{named.fqn}")
+    _check_optimizers_follow(components, known)
+    return known
+
+
+def _check_optimizers_follow(components: tuple[Component, ...], known: Mapping[int, str]) -> None:
+    own = {component.key for component in components if component.kind is Kind.MODULE and not component.replicated}
+    for component in components:
+        if component.kind is not Kind.OPTIMIZER or not component.replicated:
+            continue
+        for name in chain.from_iterable(parameter_names(component.target, known)):
+            if name.split("/")[0] in own:
+                raise StateError(
+                    f"{component.key!r} optimizes {name!r}, which is declared per rank; "
+                    f"declare {component.key!r} per rank as well"
+                )
 
 
 def extra_states(module: torch.nn.Module) -> dict[str, Any]:

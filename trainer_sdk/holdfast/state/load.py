@@ -18,8 +18,17 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.errors import StateMismatchError, TreeFormatError
 from holdfast.layout.reshard import WantedPiece
-from holdfast.state.capture import TensorCollector, encode_component, open_optimizer, parameter_names, parameters_by_id
-from holdfast.state.components import Component, Declarations, Kind, components_of, module_tensors, set_extra_states
+from holdfast.state.capture import TensorCollector, encode_component, open_optimizer
+from holdfast.state.components import (
+    Component,
+    Declarations,
+    Kind,
+    components_of,
+    module_tensors,
+    parameter_names,
+    parameters_by_id,
+    set_extra_states,
+)
 from holdfast.state.destinations import Arrivals, Filler, Wants, fits
 from holdfast.state.tensors import refuse_unsupported, torch_dtype
 from holdfast.state.tree import TensorRef, decode_tree, tensor_refs
