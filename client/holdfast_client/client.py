@@ -82,7 +82,7 @@ class Client:
         self.tokens = Tokens(self.transport)
         self.usage = Usage(self.transport)
         self.webhooks = Webhooks(self.transport)
-        self.mount = MountAccess(self.stores.mount_proof, enabled=self.settings.direct_files)
+        self.mount = MountAccess(self.checkpoints.mount_proof, enabled=self.settings.direct_files)
         self._server: ServerInfo | None = None
         self._server_asked_at = 0.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_client.chunks import tickets as ticket_life
-from holdfast_client.chunks.tickets import USED_PART, TicketLife, TicketWaitedTooLong
+from holdfast_client.chunks import connections as ticket_life
+from holdfast_client.chunks.connections import USED_PART, TicketLife, TicketWaitedTooLong
 from holdfast_client.errors import StoreUnavailable, TicketExpired
 from tests.support.transfers import Service, fetch, some_chunks, upload
 

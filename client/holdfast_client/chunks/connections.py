@@ -1,4 +1,4 @@
-"""The connections to stores, and the meaning of a store's refusal."""
+"""The connections to stores, how long a ticket for them may be used, and the meaning of a store's refusal."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import socket
 import ssl
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from holdfast_client.errors import (
     StoreRefused,
     StoreUnavailable,
     TicketExpired,
+    TicketProblem,
     certificate_refused,
     from_problem,
 )
@@ -80,6 +82,39 @@ class LiveConnections:
             # Not a TLS socket's own shutdown: it drops its keys first, and later sends would leave unencrypted.
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(each, socket.SHUT_RDWR)
+
+
+USED_PART = 0.9
+"""A transfer that begins in the last tenth of a ticket's life could end after it."""
+
+WAITS_PER_CHUNK = 20
+"""How often a chunk may miss its turn. After more, the tickets expire before they are used."""
+
+
+class TicketWaitedTooLong(TicketExpired):
+    """Its turn came too late. No store has refused anything, so this is no reason to give up."""
+
+
+class TicketLife:
+    """Counts on this machine's monotonic clock (rule database-clock)."""
+
+    def __init__(self, expires_in_seconds: int) -> None:
+        self._ends = time.monotonic() + expires_in_seconds * USED_PART
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Around a transfer. Raises TicketWaitedTooLong if it begins or is refused after the ticket's time; with a slow
+        or unavailable store a ticket expires between two tries, which says nothing against the next one."""
+        self._check()
+        try:
+            yield
+        except TicketProblem:
+            self._check()
+            raise
+
+    def _check(self) -> None:
+        if time.monotonic() >= self._ends:
+            raise TicketWaitedTooLong("The ticket's time was over before its turn came")
 
 
 LONGEST_BODY_BYTES = 64 * 1024

@@ -4,8 +4,8 @@
                  ^-- expired ticket -----------'  '--> corrupt: [report] -> readable: once more, over HTTP
                                                                          -> not readable: ChunkLost
 
-Memory is taken for a chunk only if its ticket's size is the one in the checkpoint's layout. Tickets (tickets.py) are
-asked for a few at a time, because late ones of one large batch would expire before their turn. If a store does not
+Memory is taken for a chunk only if its ticket's size is the one in the checkpoint's layout. Tickets are asked
+for a few at a time, because late ones of one large batch would expire before their turn. If a store does not
 answer and another has the chunk, the next tickets are for that one. Chunks on the host (host_chunks.py) need no ticket.
 A file of a mounted store is read in place: the host's processes share it and the kernel's cache of it anyway.
 """
@@ -16,29 +16,33 @@ import functools
 import logging
 import queue
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from holdfast_client.chunks.connections import WAITS_PER_CHUNK, TicketLife, TicketWaitedTooLong
 from holdfast_client.chunks.download import get_chunk
 from holdfast_client.chunks.host_chunks import HostChunks
-from holdfast_client.chunks.tickets import WAITS_PER_CHUNK, TicketLife, TicketSource, TicketWaitedTooLong
 from holdfast_client.chunks.workers import Jobs, TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import (
     ChunkCorrupt,
     ChunkLost,
     DirectFileRefused,
+    HoldfastError,
     IntegrityError,
     ServiceUnavailable,
     StoreRefused,
     TicketProblem,
     TransferStopped,
+    UnexpectedReply,
 )
 from holdfast_client.transport import check_stop
 from holdfast_protocol.base import text_to_keep
-from holdfast_protocol.checkpoints import MAX_CHUNK_BYTES, ReadTicket, ReportChunk
+from holdfast_protocol.checkpoints import MAX_CHUNK_BYTES, ReadChunks, ReadTicket, ReportChunk
 from holdfast_protocol.states import StoreRole
 
 Receive = Callable[[str, memoryview], None]
@@ -103,6 +107,68 @@ class ChunkSink:
 
 
 log = logging.getLogger("holdfast.client")
+
+_RENEW_LEASE_AT = 0.5
+
+
+class TicketSource:
+    """Tickets to read one checkpoint. Each request renews the lease, which keeps the checkpoint from being purged. For
+    the scheduling thread alone. `close` ends the lease."""
+
+    def __init__(self, client: Client, checkpoint_id: str) -> None:
+        self._client = client
+        self._checkpoint_id = checkpoint_id
+        self._lease_id: str | None = None
+        self._renew_lease_at = 0.0
+        self._told_unprotected = False
+        self._avoided: list[StoreRole] = []
+
+    def ask(self, digests: list[str], *, with_mount: bool) -> list[ReadTicket]:
+        """A ticket for each, in this order. `with_mount`: it may name a file, if this machine sees the store's own
+        mount."""
+        asked_at = time.monotonic()
+        reads = self._client.restores.read_chunks(
+            self._checkpoint_id,
+            ReadChunks(
+                digests=digests,
+                lease_id=self._lease_id,
+                mount_proof=self._client.mount.proof() if with_mount else None,
+                other_mount_proofs=self._client.mount.other_proofs() if with_mount else [],
+                avoid_stores=self._avoided,
+            ),
+        )
+        if reads.unprotected is not None and not self._told_unprotected:
+            log.warning("reading %s without a lease: %s", self._checkpoint_id, reads.unprotected)
+            self._told_unprotected = True
+        self._lease_id = reads.lease_id
+        self._renew_lease_at = asked_at + reads.lease_expires_in_seconds * _RENEW_LEASE_AT
+        tickets = {ticket.digest: ticket for ticket in reads.chunks}
+        if not tickets.keys() >= set(digests):
+            raise UnexpectedReply("The service did not answer for every chunk that it was asked about")
+        return [tickets[digest] for digest in digests]
+
+    def seconds_until_renewal(self) -> float | None:
+        """None without a lease: chunks from the host need none."""
+        return None if self._lease_id is None else max(0.05, self._renew_lease_at - time.monotonic())
+
+    def renew(self, digest: str) -> None:
+        """Keeps the lease during slow transfers, by asking for any ticket again."""
+        self.ask([digest], with_mount=False)
+
+    def avoids(self, store: StoreRole) -> bool:
+        return store in self._avoided
+
+    def avoid(self, store: StoreRole) -> None:
+        """The store does not answer: the next tickets are for another store that has the chunk."""
+        self._avoided.append(store)
+
+    def close(self) -> None:
+        """A lease that cannot be ended expires by itself."""
+        lease_id, self._lease_id = self._lease_id, None
+        if lease_id is not None:
+            with suppress(HoldfastError):
+                self._client.restores.release(lease_id)
+
 
 TICKETS_AT_ONCE = 64
 TICKETS_PER_CHUNK = 4

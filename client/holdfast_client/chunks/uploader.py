@@ -19,7 +19,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from holdfast_client.chunks.connections import LONGEST_BODY_BYTES, TransferPool, error_code, refusal
+from holdfast_client.chunks.connections import (
+    LONGEST_BODY_BYTES,
+    WAITS_PER_CHUNK,
+    TicketLife,
+    TicketWaitedTooLong,
+    TransferPool,
+    error_code,
+    refusal,
+)
 from holdfast_client.chunks.encoding import (
     EncodingQueue,
     HashedChunk,
@@ -31,7 +39,6 @@ from holdfast_client.chunks.encoding import (
 )
 from holdfast_client.chunks.mounted_files import write_incoming
 from holdfast_client.chunks.rate_limit import RateLimit
-from holdfast_client.chunks.tickets import WAITS_PER_CHUNK, TicketLife, TicketWaitedTooLong
 from holdfast_client.chunks.workers import Done, Jobs, TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import (

@@ -18,6 +18,7 @@ from holdfast_protocol.checkpoints import (
     EditCheckpoint,
     FailShard,
     Manifest,
+    MountProofOffer,
     NegotiateChunks,
     ReadChunks,
     ReportChunk,
@@ -34,6 +35,11 @@ from holdfast_protocol.states import CheckpointState, Health
 
 class Checkpoints(Resource):
     """See holdfast_protocol.checkpoints and holdfast_protocol.pruning."""
+
+    def mount_proof(self) -> MountProofOffer:
+        """A fresh file in the store's own filesystem; a client that can tell its content sees the same mount, and
+        writes and reads chunks there."""
+        return self.transport.call("POST", path("mount-proofs"), MountProofOffer)
 
     def begin(self, project: str, run: str, request: BeginCheckpoint) -> CheckpointBegun:
         """Begins a checkpoint; every rank may call it, the same begin gives the same checkpoint. With `offer` it is the

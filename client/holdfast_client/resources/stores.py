@@ -7,9 +7,6 @@ from collections.abc import Iterator
 from holdfast_client.resources.base import Resource, all_items, if_match, once
 from holdfast_client.transport import path
 from holdfast_protocol.base import Page
-from holdfast_protocol.checkpoints import (
-    MountProofOffer,
-)
 from holdfast_protocol.copies import BadCopy, Impact, RunCopies, ScrubMode, StartDrill, StartScrub
 from holdfast_protocol.service import (
     OperationView,
@@ -46,10 +43,6 @@ class Stores(Resource):
 
     def claim(self, role: StoreRole, request: ClaimStore) -> StoreView:
         return self.transport.call("POST", path("stores", role.value, "claim"), StoreView, body=request)
-
-    def mount_proof(self) -> MountProofOffer:
-        """A fresh file in the store's own filesystem; a client that can tell its content sees the same mount."""
-        return self.transport.call("POST", path("mount-proofs"), MountProofOffer)
 
 
 class Catalog(Resource):

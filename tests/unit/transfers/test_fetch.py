@@ -8,7 +8,6 @@ import pytest
 
 from holdfast_client import errors
 from holdfast_client.chunks import fetcher as fetcher_module
-from holdfast_client.chunks import tickets as tickets_module
 from holdfast_client.chunks.fetcher import Buffers, ShardFetcher
 from tests.support.transfers import client_of, fetch, some_chunks
 
@@ -144,7 +143,7 @@ def test_what_on_chunk_raises_ends_the_fetch(service):
 
 @pytest.mark.rule("read-lease")
 def test_a_slow_fetch_renews_its_lease(service, monkeypatch):
-    monkeypatch.setattr(tickets_module, "_RENEW_LEASE_AT", 0.002)
+    monkeypatch.setattr(fetcher_module, "_RENEW_LEASE_AT", 0.002)
     chunks = some_chunks(2)
     service.objects = dict(chunks)
     slow = threading.Event()
