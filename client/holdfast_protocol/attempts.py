@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import Field
 
 from holdfast_protocol.base import LARGEST_INTEGER, Fence, LaunchId, Reply, Request, example, fits, since
-from holdfast_protocol.checkpoints import RestorePoint, Skipped
+from holdfast_protocol.checkpoints import RestoreDecision
 from holdfast_protocol.states import AttemptOutcome, Doing
 
 Environment = Annotated[
@@ -54,19 +54,17 @@ class OpenAttempt(Request):
     )
 
 
-class AttemptOpened(Reply):
+class AttemptOpened(RestoreDecision):
+    """The new attempt, and the restore point that the service has chosen for it."""
+
     attempt: int
     epoch: int
     run_id: str
-    restore_point: RestorePoint | None
-    skipped: list[Skipped] = Field(description="Newer checkpoints that were skipped, and why.")
-    ever_committed: bool = Field(description="False only if nothing was ever committed in this run.")
     components: list[str] = Field(
         default_factory=list,
         description="The components of the run's first checkpoint, by name: later ones should have them.",
     )
-    note: str = Field(default="", description="A sentence for people, if a store does not answer.")
-    save_interval_seconds: float = Field(description="The recommended time between two saves.")
+    save_interval_seconds: float = Field(description="The time between two saves, until a heartbeat's reply says more.")
     heartbeat_interval_seconds: float
 
 

@@ -27,7 +27,7 @@ from holdfast_protocol.text import is_text, printable
 
 PROTOCOL_HEADER = "Holdfast-Protocol"
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 6
+PROTOCOL_MINOR = 7
 """1: chunks may be stored encoded (codecs.py). A read of a chunk that an older client cannot decode is refused. Saves
 may be pushed late (checkpoints.py); an older client never begins one.
 2: operations: policies, trash, holds, copies in other stores, tiers, audit events. An older client never asks for
@@ -36,6 +36,8 @@ them, and its replies are unchanged.
 4: the fencing token names the launch. An older client is fenced by epoch and number alone.
 5: a manifest has each rank's whole report on its shard (ShardSummary). An older service leaves some of it out.
 6: a begin carries the rank's first offer. An older service answers the begin alone, and the rank offers again.
+7: the choice of a restore point tells what its attempt ran with, and a read brings a chunk list along. An older service
+tells neither: nothing is compared, and the rank asks for the list.
 """
 PROTOCOL_VERSION = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
 

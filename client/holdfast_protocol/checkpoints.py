@@ -35,10 +35,8 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    SerializerFunctionWrapHandler,
     StringConstraints,
     Tag,
-    model_serializer,
     model_validator,
 )
 
@@ -516,9 +514,12 @@ class Skipped(Reply):
 
 class RestoreDecision(Reply):
     restore_point: RestorePoint | None
-    skipped: list[Skipped]
-    ever_committed: bool
+    skipped: list[Skipped] = Field(description="Newer checkpoints that were skipped, and why.")
+    ever_committed: bool = Field(description="False only if nothing was ever committed in this run.")
     note: str = Field(default="", description="A sentence for people, if a store does not answer.")
+    saved_with: dict[str, str] | None = Field(
+        default=None, description="The environment of the attempt that saved the restore point (since 1.7)."
+    )
 
 
 class ReadChunks(Request):
@@ -530,22 +531,20 @@ class ReadChunks(Request):
     lease_id: str | None = Field(default=None, description="Renews this lease; null opens one (rule read-lease).")
     mount_proof: MountProof | None = None
     other_mount_proofs: list[MountProof] = Field(
-        default_factory=list, max_length=4, description="For the stores beside the primary (since 1.2)."
+        default_factory=list,
+        max_length=4,
+        json_schema_extra=since(2),
+        description="For the stores beside the primary.",
     )
     avoid_stores: list[StoreRole] = Field(
         default_factory=list,
         max_length=4,
-        description="Stores that do not answer this reader: used only if no other has the chunk (since 1.2).",
+        json_schema_extra=since(2),
+        description="Stores that do not answer this reader: used only if no other has the chunk.",
     )
-
-    @model_serializer(mode="wrap")
-    def _as_an_older_service_takes_it(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """An older service refuses unknown fields, and needs none with a default value."""
-        document: dict[str, Any] = write(self)
-        return {name: value for name, value in document.items() if name not in _SINCE_MINOR_2 or value}
-
-
-_SINCE_MINOR_2 = ("other_mount_proofs", "avoid_stores")
+    shard: int | None = Field(
+        default=None, ge=0, json_schema_extra=since(7), description="The reply has this rank's chunk list too."
+    )
 
 
 class ReadTicket(Reply):
@@ -575,6 +574,7 @@ class ChunkReads(Reply):
         description="Why no lease keeps the checkpoint from being purged while it is read; null if one does.",
     )
     chunks: list[ReadTicket]
+    shard: ShardChunks | None = Field(default=None, description="As asked for (since 1.7).")
 
 
 class ReportChunk(Request):

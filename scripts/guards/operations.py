@@ -121,7 +121,7 @@ GUARDS = (
     Guard(
         "two-verified-points",
         "points that nobody has read count among those that must stay",
-        "service/holdfast_service/lineage/lineage.py",
+        "service/holdfast_service/lineage/best_and_proven.py",
         "Copy.state.in_(KEPT), Copy.proof.in_(PROVEN))",
         "Copy.state.in_(KEPT))",
         ("tests/service/test_protocol_proven.py",),
@@ -209,7 +209,7 @@ GUARDS = (
     Guard(
         "store-outage-degrades",
         "readers are sent to a store that does not answer, though another has the chunk",
-        "service/holdfast_service/restore/read_tickets.py",
+        "service/holdfast_service/restore/read_checkpoint.py",
         "            not attached.watch.away,\n",
         "            True,\n",
         ("tests/service/replicate/test_reading.py",),

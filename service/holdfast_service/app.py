@@ -66,6 +66,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.training.endpoints.uploads_router,
     holdfast_service.training.endpoints.checkpoints_router,
     holdfast_service.restore.endpoints.router,
+    holdfast_service.restore.endpoints.checkpoints_router,
     holdfast_service.runs.endpoints.service_router,
     holdfast_service.runs.endpoints.projects_router,
     holdfast_service.runs.endpoints.runs_router,

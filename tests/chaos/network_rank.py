@@ -17,7 +17,7 @@ from tests.support.fault_proxy import SLOW_DOWN, CutReply, CutRequest, Delay, Dr
 
 PASSING: tuple[Fault, ...] = (DropReply(), CutRequest(), CutReply(), SLOW_DOWN)
 SAVE = ("begin", "negotiate", "put", "finished", "seal")
-RESTORE = ("shard_chunks", "read_tickets", "get")
+RESTORE = ("read_tickets", "get")
 
 
 def rank_main(rank: int, service_port: int, token: str, run: str) -> list[str]:

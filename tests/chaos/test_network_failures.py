@@ -39,7 +39,7 @@ STORM_SECONDS = 3.0
 
 LASTING: dict[str, Fault] = {"drop reply": DropReply(), "slow down": SLOW_DOWN}
 SAVES = ("begin", "negotiate", "put", "finished", "seal")
-RESTORES = ("newest_attempt", "open", "manifest", "shard_chunks", "read_tickets", "get", "resumed_from")
+RESTORES = ("newest_attempt", "open", "manifest", "read_tickets", "get", "resumed_from")
 
 _seeds = itertools.count(500)
 

@@ -49,9 +49,7 @@ FAULTS: dict[str, Fault] = {
 }
 OF_A_LAUNCH = ("newest_attempt", "open")
 OF_A_SAVE = ("begin", "negotiate", "put", "finished", "seal")
-OF_A_RESTORE = (
-    *("restore_point", "manifest", "shard_chunks", "read_tickets", "get", "report_chunk", "resumed_from", "release"),
-)
+OF_A_RESTORE = (*("restore_point", "manifest", "read_tickets", "get", "report_chunk", "resumed_from", "release"),)
 TO_THE_STORE = ("put", "get")
 
 every_fault = pytest.mark.parametrize("fault", FAULTS)

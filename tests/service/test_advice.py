@@ -66,8 +66,9 @@ def test_what_saves_cost_and_what_ended_the_attempts_make_the_interval(service: 
         train(job, clock, HOUR, 7000 + number)
         clock.advance(600)  # which is no time of training: it was dead by then
     last = Job(service.http(), after=number, world_size=2)
+    assert last.opened["save_interval_seconds"] == 600  # the default, until a heartbeat asks
+    assert last.heartbeat()["save_interval_seconds"] == before["interval_seconds"]  # for a minute it is kept
     found = advice(service)
-    assert last.opened["save_interval_seconds"] == before["interval_seconds"]  # for a minute it is kept
     assert (found["run_interruptions"], found["interruptions_source"]) == (9, "run")
     assert found["run_uptime_seconds"] == pytest.approx(9 * HOUR + 20, abs=20)
     assert found["restart_seconds"] == pytest.approx(600, abs=20)

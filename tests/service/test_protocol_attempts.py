@@ -269,3 +269,17 @@ def test_a_heartbeat_and_a_begin_at_once_do_not_wait_for_each_other(
         assert saving.result().view["state"] == "uploading"
         assert beating.result()["save_interval_seconds"] > 0
     assert job.view()["last_step"] == 101
+
+
+def test_an_opening_tells_what_the_attempt_ran_with_that_saved_the_restore_point(service: RunningService) -> None:
+    http = service.http()
+    assert Job(http).opened["saved_with"] is None
+    second = Job(http, after=1, environment={"torch": "2.13.0"})
+    saved = second.save(7)
+    third = Job(http, after=2, environment={"torch": "9.9.9"})
+    assert (third.opened["restore_point"]["step"], third.opened["saved_with"]) == (7, {"torch": "2.13.0"})
+    third.resumed_from(saved["id"])
+    third.save(8)
+    point = answer(http.get(f"{third.base}/restore-point", params={"before_step": 8}))
+    assert (point["restore_point"]["step"], point["saved_with"]) == (7, {"torch": "2.13.0"})
+    assert answer(http.get(f"{third.base}/restore-point"))["saved_with"] == {"torch": "9.9.9"}

@@ -100,6 +100,15 @@ def test_a_ticket_gives_the_bytes_under_a_lease(service: RunningService, saved: 
         assert lease.expires_at > database_now(session) + timedelta(seconds=ticket["expires_in_seconds"])
 
 
+def test_a_shards_chunk_list_comes_along_with_tickets(service: RunningService, saved: dict[str, Any]) -> None:
+    alone = answer(service.http().get(f"/v1/checkpoints/{saved['id']}/shards/0"))
+    assert alone["chunks"][0]["digest"] == digest_of(CONTENT)
+    assert reads(service, saved["id"], CONTENT, shard=0)["shard"] == alone
+    assert reads(service, saved["id"], CONTENT)["shard"] is None
+    with pytest.raises(Refused, match="There is no rank 1 in a world of 1"):
+        reads(service, saved["id"], CONTENT, shard=1)
+
+
 @pytest.mark.rule("read-lease")
 def test_each_batch_renews_the_lease_and_release_ends_it(
     service: RunningService, saved: dict[str, Any], clock: Clock

@@ -41,7 +41,7 @@ def chunks_of(client: Client, checkpoint_id: str, tensor: str) -> list[tuple[int
     assert point is not None
     with TransferWorkers(1) as workers, CheckpointSource(client, run, point, workers=workers) as source:
         manifest = source.manifest()
-        layout = source.layout(manifest, source.layout_document(manifest))
+        layout = source.layout(manifest, source.first_documents(manifest)[0])
         return [
             (rank, source.chunk_list(manifest, layout, rank)[segment.ordinal])
             for rank, shard in enumerate(layout.shards)

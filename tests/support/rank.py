@@ -52,6 +52,7 @@ class Job:
         world_size: int = 1,
         launch_id: str | None = None,
         create: bool | None = None,
+        environment: dict[str, str] | None = None,
     ) -> None:
         self.http = http
         self.run = run
@@ -62,6 +63,8 @@ class Job:
         body: dict[str, Any] = {"launch_id": self.launch_id, "after": after, "world_size": world_size}
         if create is not None:
             body["create"] = create
+        if environment is not None:
+            body["environment"] = environment
         self.opened = answer(http.post(f"{self.base}/attempts", json=body))
         self.number: int = self.opened["attempt"]
         self.fence = {"epoch": self.opened["epoch"], "attempt": self.number, "launch_id": self.launch_id}

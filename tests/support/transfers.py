@@ -24,6 +24,8 @@ class Service(ScriptedServer):
         self.readable: set[str] = set()
         self.mount = mount
         self.asks_md5 = asks_md5
+        self.lists_chunks = True
+        """False: as a service before 1.7."""
         self.most_at_once = self.now_running = 0
         self._count = threading.Lock()
         super().__init__(self.respond)
@@ -60,6 +62,8 @@ class Service(ScriptedServer):
             return self.negotiate(seen.json)
         if seen.path.endswith("/reads"):
             return self.reads(seen.json)
+        if "/shards/" in seen.path and seen.method == "GET":
+            return as_json(self.shard(seen.path.rpartition("/")[2]))
         if seen.path.endswith("/chunk-reports"):
             digest = seen.json["digest"]
             readable = digest in self.readable
@@ -121,7 +125,11 @@ class Service(ScriptedServer):
             size = len(self.objects[digest])
             ticket = self.ticket(digest, self.proven(body))
             chunks.append({"digest": digest, "bytes": size, "stored_bytes": size, **ticket})
-        return as_json({"lease_id": "lease-1", "lease_expires_in_seconds": 60, "chunks": chunks})
+        listed = self.shard(body["shard"]) if self.lists_chunks and body.get("shard") is not None else None
+        return as_json({"lease_id": "lease-1", "lease_expires_in_seconds": 60, "chunks": chunks, "shard": listed})
+
+    def shard(self, rank) -> dict:
+        return {"rank": int(rank), "digest": f"d{rank}", "chunks": []}
 
     def store(self, seen, digest: str) -> Reply:
         with self._count:

@@ -137,7 +137,7 @@ def save_malformed(run, step, *, change_layout=None, change_index=None):
         point = client.restores.restore_point(name.project, name.run).restore_point
         with TransferWorkers(1) as workers, CheckpointSource(client, name, point, workers=workers) as source:
             manifest = source.manifest()
-            layout, [index] = source.layout_document(manifest), source.indexes(manifest, [0]).values()
+            layout, index = source.first_documents(manifest)
             chunks = source.documents(source.chunk_list(manifest, source.layout(manifest, layout), 0)).values()
             data = [chunk for chunk in chunks if not chunk.startswith(b"\x78\x9c")]
         index = dataclasses.replace(index, saved_as=index.saved_as._replace(step=step + 1))

@@ -387,3 +387,24 @@ def test_a_job_that_ends_just_after_a_save_is_on_the_disk_does_not_call_it_lost(
     assert handle.state is SaveState.SPOOLED
     assert isinstance(handle.committed.exception(timeout=60), errors.SaveSpooled)
     assert spooled(folder)[0] == [0]
+
+
+def leaves_a_save_on_the_node(_rank, run, folder):
+    """Its process is killed when this returns."""
+    ckpt = holdfast.Checkpointer(run, create=True, local=folder)
+    state = {"model": torch.nn.Linear(8, 8)}
+    ckpt.restore(state)
+    hold_uploads(ckpt)
+    return ckpt.save(4, state).local.result(timeout=60)
+
+
+def restores_with_a_tier_on_rank_1(rank, run, folder):
+    with holdfast.Checkpointer(run, local=folder if rank == 1 else None) as ckpt:
+        return ckpt.restore({"model": torch.nn.Linear(8, 8)}), ckpt.stats.committed_late
+
+
+@pytest.mark.rule("late-save-adoption")
+def test_a_save_that_one_ranks_node_has_is_adopted_also_if_rank_0_has_no_local_tier(run, folder):
+    assert run_ranks(leaves_a_save_on_the_node, 1, run, folder) == [True]
+    assert run_ranks(restores_with_a_tier_on_rank_1, 2, run, folder) == [(5, 1)] * 2
+    assert spooled(folder) == ([], [])

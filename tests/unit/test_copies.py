@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from holdfast_protocol.base import body_for
 from holdfast_protocol.checkpoints import ReadChunks
 from holdfast_protocol.copies import CopyPolicy
 from holdfast_protocol.index_documents import Layout, Piece, Segment, ShardLayout, TensorEntry, tiles
 from holdfast_protocol.policies import PolicyError, PolicyKind, read_policy
 from holdfast_protocol.retention import KeepBest
 from holdfast_protocol.states import CheckpointKind, StoreRole
-from holdfast_service.lineage.lineage import best_of
+from holdfast_service.lineage.best_and_proven import best_of
 from holdfast_service.replicate.policy import Facts, wants
 
 
@@ -97,8 +99,10 @@ def test_a_tensor_with_a_hole_is_named_and_a_tie_is_where_its_target_is() -> Non
 
 
 @pytest.mark.rule("protocol-version")
-def test_what_an_older_service_does_not_know_is_sent_only_where_it_says_something() -> None:
-    plain = ReadChunks(digests=["a" * 64])
-    assert "avoid_stores" not in plain.model_dump_json()
-    assert "other_mount_proofs" not in plain.model_dump_json()
-    assert "avoid_stores" in ReadChunks(digests=["a" * 64], avoid_stores=[StoreRole.PRIMARY]).model_dump_json()
+def test_a_read_leaves_out_what_an_older_service_does_not_know() -> None:
+    request = ReadChunks(digests=["a" * 64], avoid_stores=[StoreRole.PRIMARY], shard=3)
+    sent = {minor: set(json.loads(body_for(minor, request))) for minor in (1, 2, 6, 7)}
+    oldest = {"digests", "lease_id", "mount_proof"}
+    assert sent[1] == oldest
+    assert sent[2] == sent[6] == oldest | {"other_mount_proofs", "avoid_stores"}
+    assert sent[7] == sent[6] | {"shard"}

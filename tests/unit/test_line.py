@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_service.lineage.lineage import AttemptNode, Segment, lineage
+from holdfast_service.lineage.restore_choice import AttemptNode, Segment, lineage
 
 CASES = {
     "no attempt": ([], []),

@@ -9,8 +9,7 @@ import pytest
 
 from holdfast_protocol.runs import Best, Latest
 from holdfast_protocol.states import CheckpointState, Health, Tier
-from holdfast_service.lineage.lineage import Line, Segment
-from holdfast_service.lineage.restore_choice import SKIPPED_SHOWN, Candidate, choose, not_restorable
+from holdfast_service.lineage.restore_choice import SKIPPED_SHOWN, Candidate, Line, Segment, choose, not_restorable
 
 LINE = Line([Segment(2, None), Segment(1, 500)])
 

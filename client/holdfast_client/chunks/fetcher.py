@@ -42,7 +42,7 @@ from holdfast_client.errors import (
 )
 from holdfast_client.transport import check_stop
 from holdfast_protocol.base import text_to_keep
-from holdfast_protocol.checkpoints import MAX_CHUNK_BYTES, ReadChunks, ReadTicket, ReportChunk
+from holdfast_protocol.checkpoints import MAX_CHUNK_BYTES, ReadChunks, ReadTicket, ReportChunk, ShardChunks
 from holdfast_protocol.states import StoreRole
 
 Receive = Callable[[str, memoryview], None]
@@ -122,6 +122,10 @@ class TicketSource:
         self._renew_lease_at = 0.0
         self._told_unprotected = False
         self._avoided: list[StoreRole] = []
+        self.shard: int | None = None
+        """The next request asks for this rank's chunk list too."""
+        self.chunk_lists: dict[int, ShardChunks] = {}
+        """Those that came along, by rank. An older service sends none."""
 
     def ask(self, digests: list[str], *, with_mount: bool) -> list[ReadTicket]:
         """A ticket for each, in this order. `with_mount`: it may name a file, if this machine sees the store's own
@@ -135,8 +139,12 @@ class TicketSource:
                 mount_proof=self._client.mount.proof() if with_mount else None,
                 other_mount_proofs=self._client.mount.other_proofs() if with_mount else [],
                 avoid_stores=self._avoided,
+                shard=self.shard,
             ),
         )
+        if reads.shard is not None:
+            self.chunk_lists[reads.shard.rank] = reads.shard
+        self.shard = None
         if reads.unprotected is not None and not self._told_unprotected:
             log.warning("reading %s without a lease: %s", self._checkpoint_id, reads.unprotected)
             self._told_unprotected = True
@@ -396,6 +404,11 @@ class ShardFetcher:
         """Bytes of the chunks that came by a ticket, by the store that gave them."""
         return self._transfers.bytes_from
 
+    def chunk_list(self, rank: int) -> ShardChunks:
+        """The chunks of a shard: as they came along with tickets, else asked for."""
+        came = self._source.chunk_lists.get(rank)
+        return came if came is not None else self._client.checkpoints.shard_chunks(self._checkpoint_id, rank)
+
     def stop(self) -> None:
         """From any thread: the fetch ends with TransferStopped, within a block or a socket's time-out."""
         self._transfers.stop()
@@ -409,6 +422,7 @@ class ShardFetcher:
         *,
         sizes: Mapping[str, int] | None = None,
         most_bytes: int = MAX_CHUNK_BYTES,
+        shard: int | None = None,
     ) -> None:
         """Calls `on_chunk(digest, bytes)` once per distinct digest, on the transfer threads, several at a time, begun
         in the order of `digests`. The view is reused when the call returns: copy what you keep. An error of the
@@ -416,11 +430,13 @@ class ShardFetcher:
 
         `into`: a chunk with a buffer here of exactly its size arrives in it; the buffer is unproven until the callback.
         `host`: its chunks are taken from there, and one process of the host fetches the chunks that it shares.
-        `sizes`: the known bytes of chunks; `most_bytes`: the most that any other chunk may have.
+        `sizes`: the known bytes of chunks; `most_bytes`: the most that any other chunk may have. `shard`: the first
+        tickets bring this rank's chunk list along, for `chunk_list`.
 
         Raises ChunkLost if no copy could be read, IntegrityError if a ticket names another size. When this returns or
         raises, no thread works for it any more.
         """
+        self._source.shard = shard
         FetchSchedule(
             self._client,
             self._checkpoint_id,

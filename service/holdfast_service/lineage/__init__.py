@@ -1,5 +1,5 @@
 """Which checkpoints led to where a run is now, and which of them can be restored.
 
-lineage.py         the line through a run's attempts, the ranking by a metric, what is proven on it
-restore_choice.py  the restore point, and why newer checkpoints were skipped
+restore_choice.py   the line through a run's attempts, the restore point on it, and why newer checkpoints were skipped
+best_and_proven.py  the ranking by a metric, and which checkpoints were read and found good
 """

@@ -1,4 +1,4 @@
-"""Which checkpoint can be restored now, and why not a newer one."""
+"""The lineage of a run: which checkpoints led to where it is now, which of them can be restored, why not a newer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,63 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Attempt, Checkpoint, ChunkListEntry, Copy, Shard
 from holdfast_service.db.tables.records import RebuildDoubt
 from holdfast_service.errors import ProblemError
-from holdfast_service.lineage.lineage import AttemptNode, Line, lineage, rank
+from holdfast_service.lineage.best_and_proven import rank
+
+# The lineage. Attempts form a tree by what they resumed from. `latest` follows one line through it and not the largest
+# step: after a rollback to 500, a poisoned 1000 must never outrank 550 (rule latest-follows-lineage).
+
+
+@dataclass(frozen=True)
+class AttemptNode:
+    """`resumed_from` is the attempt and step of the checkpoint that the ranks loaded; None for a fresh start.
+
+    `cut` is True from the attempt's first commit or explicit rollback on.
+    """
+
+    number: int
+    resumed_from: tuple[int, int] | None
+    cut: bool
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The checkpoints of one attempt up to and with `max_step`; None: all of them."""
+
+    attempt: int
+    max_step: int | None
+
+
+class Line:
+    """Segments from the newest to the oldest; at most one per attempt."""
+
+    def __init__(self, segments: Iterable[Segment]) -> None:
+        self.segments = tuple(segments)
+        self._max_step = {segment.attempt: segment.max_step for segment in self.segments}
+
+    def __contains__(self, point: tuple[int, int]) -> bool:
+        """Whether the checkpoint (attempt, step) lies on the line."""
+        attempt, step = point
+        if attempt not in self._max_step:
+            return False
+        limit = self._max_step[attempt]
+        return limit is None or step <= limit
+
+
+def lineage(attempts: Iterable[AttemptNode]) -> Line:
+    """The line of the newest attempt that has cut. The others leave the line as the older ones made it."""
+    by_number = {attempt.number: attempt for attempt in attempts}
+    newest = max((attempt.number for attempt in by_number.values() if attempt.cut), default=None)
+    segments: list[Segment] = []
+    step: int | None = None
+    while newest is not None and newest in by_number:
+        segments.append(Segment(newest, step))
+        parent = by_number[newest].resumed_from
+        # Parents are older attempts; anything else would be a loop and ends the line.
+        if parent is None or parent[0] >= newest:
+            break
+        newest, step = parent
+    return Line(segments)
+
 
 # What a request's selector means; the wire's grammar is holdfast_protocol.runs.
 
@@ -196,6 +252,17 @@ def choose_restore_point(
         skipped=skipped,
         ever_committed=_ever_committed(session, run_id),
     )
+
+
+def with_environment(session: Session, run_id: str, decision: RestoreDecision) -> RestoreDecision:
+    """The decision, and what the attempt that saved the restore point ran with: a resumed job compares itself to it."""
+    point = decision.restore_point
+    if point is None:
+        return decision
+    saved_with = session.scalar(
+        select(Attempt.environment).where(Attempt.run_id == run_id, Attempt.number == point.attempt)
+    )
+    return decision.model_copy(update={"saved_with": saved_with})
 
 
 def known_to(skipped: Sequence[Skipped], protocol_minor: int) -> list[Skipped]:

@@ -24,7 +24,7 @@ from holdfast_service.copies.predicates import is_in
 from holdfast_service.db.dialect import insert_absent
 from holdfast_service.db.tables.core import COPY_DAMAGED, Checkpoint, ChunkListEntry, Copy, Run, Shard
 from holdfast_service.db.tables.operations import CheckpointCopy, Policy
-from holdfast_service.lineage.lineage import best_of
+from holdfast_service.lineage.best_and_proven import best_of
 from holdfast_service.policies.policies import StoredPolicy, effective_policy
 
 

@@ -1,5 +1,5 @@
-"""Routes of the way back: the restore point, tickets to read, reports of bad chunks. The bytes themselves are read from
-the store, or through `/v1/objects`."""
+"""Routes of the way back: the restore point, what a checkpoint consists of, tickets to read, reports of bad chunks. The
+bytes themselves are read from the store, or through `/v1/objects`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,29 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from holdfast_protocol.base import PROTOCOL_VERSION, minor_of
-from holdfast_protocol.checkpoints import ChunkReads, ChunkVerdict, ReadChunks, ReportChunk, RestoreDecision, Step
+from holdfast_protocol.checkpoints import (
+    ChunkReads,
+    ChunkVerdict,
+    Manifest,
+    ReadChunks,
+    ReportChunk,
+    RestoreDecision,
+    ShardChunks,
+    Step,
+)
 from holdfast_protocol.runs import Best, Latest
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import Context, ServiceContext
-from holdfast_service.lineage.restore_choice import choose_restore_point, known_to, point_of, reach_of, without_doubt
+from holdfast_service.lineage.restore_choice import (
+    choose_restore_point,
+    known_to,
+    point_of,
+    reach_of,
+    with_environment,
+    without_doubt,
+)
 from holdfast_service.records.history import settle_history
-from holdfast_service.restore.read_tickets import read_chunks, release_lease
+from holdfast_service.restore.read_checkpoint import read_chunks, read_manifest, read_shard_chunks, release_lease
 from holdfast_service.restore.report_chunk import report_chunk
 from holdfast_service.runs.views import run_named
 from holdfast_service.web.frame import GuardedRoute
@@ -44,10 +60,11 @@ def find_restore_point(
         decision = choose_restore_point(
             session, found.id, point, before_step=before_step, reach=reach, diverged=diverged
         )
-        return without_doubt(session, project, run, decision)
+        return with_environment(session, found.id, without_doubt(session, project, run, decision))
 
 
 router = APIRouter(route_class=GuardedRoute, tags=["restores"])
+checkpoints_router = APIRouter(route_class=GuardedRoute, tags=["checkpoints"])
 
 
 @router.get(
@@ -71,6 +88,20 @@ def restore_point(
         context, caller, project, run, selector=selector, before_step=before_step, diverged=diverged
     )
     return decision.model_copy(update={"skipped": known_to(decision.skipped, minor_of(spoken))})
+
+
+@checkpoints_router.get(
+    "/v1/checkpoints/{checkpoint_id}/manifest", summary="What a checkpoint consists of, shard by shard"
+)
+def show_manifest(checkpoint_id: str, context: Context, caller: Reader) -> Manifest:
+    return read_manifest(context, caller, checkpoint_id)
+
+
+@checkpoints_router.get(
+    "/v1/checkpoints/{checkpoint_id}/shards/{rank}", summary="The chunks of one shard, in their order"
+)
+def show_shard(checkpoint_id: str, rank: int, context: Context, caller: Reader) -> ShardChunks:
+    return read_shard_chunks(context, caller, checkpoint_id, rank)
 
 
 @router.post("/v1/checkpoints/{checkpoint_id}/reads", summary="Tickets to read chunks, under a lease")

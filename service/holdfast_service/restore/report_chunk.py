@@ -29,7 +29,7 @@ from holdfast_service.copies.read_back import (
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.errors import ProblemError
-from holdfast_service.restore.read_tickets import chunks_of_checkpoint
+from holdfast_service.restore.read_checkpoint import chunks_of_checkpoint
 from holdfast_service.runs.views import checkpoint_by_id, refuse_unless_whole
 from holdfast_service.stores.base import StoreError
 

@@ -11,7 +11,7 @@ from typing import Any
 from holdfast_protocol.digests import canonical_bytes
 from holdfast_protocol.retention import KeepBest, Reason, ReasonKind, RetentionPolicy, parse_span
 from holdfast_protocol.states import CheckpointState, Health
-from holdfast_service.lineage.lineage import PROVEN_POINTS, best_of, finite_value
+from holdfast_service.lineage.best_and_proven import PROVEN_POINTS, best_of, finite_value
 from holdfast_service.policies.policies import StoredPolicy
 
 # What a decision about a checkpoint rests on; `read_facts` fills it from the catalog.

@@ -32,7 +32,7 @@ from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.engine import refuse_if_went_back
 from holdfast_service.db.tables.core import Checkpoint, Project, Run
 from holdfast_service.db.tables.operations import Controller
-from holdfast_service.lineage.lineage import PROVEN_POINTS
+from holdfast_service.lineage.best_and_proven import PROVEN_POINTS
 from holdfast_service.records.history import settle_history
 from holdfast_service.records.writing import remove_record
 from holdfast_service.retention.forget import forget_deleted, forget_old

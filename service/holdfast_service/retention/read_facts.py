@@ -17,7 +17,7 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Attempt, Checkpoint, ReadLease, Run
 from holdfast_service.db.tables.operations import CheckpointCopy
 from holdfast_service.holds.held import hold_reasons, is_held
-from holdfast_service.lineage.lineage import newest_proven
+from holdfast_service.lineage.best_and_proven import newest_proven
 from holdfast_service.lineage.restore_choice import choose_restore_point, line_of_run
 from holdfast_service.retention.plan import Fact, RunFacts, healthy_first
 from holdfast_service.retention.trash import is_pinned

@@ -27,7 +27,7 @@ from holdfast_service.db.engine import refuse_if_went_back
 from holdfast_service.db.tables.core import Checkpoint, ReadLease, Run
 from holdfast_service.errors import ProblemError
 from holdfast_service.holds.held import is_held, pin_in_force
-from holdfast_service.lineage.lineage import PROVEN_POINTS, newest_proven, proven_among
+from holdfast_service.lineage.best_and_proven import PROVEN_POINTS, newest_proven, proven_among
 from holdfast_service.records.history import settle_history
 from holdfast_service.retention.pins import pinned_now, set_pin
 from holdfast_service.retention.plan import Fact

@@ -1,4 +1,4 @@
-"""Routes for looking: projects, runs, checkpoints, manifests and the service itself; and the small edits of people."""
+"""Routes for looking: projects, runs, checkpoints and the service itself; and the small edits of people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Path, Query, Response
 
 from holdfast_protocol.base import Label, Name, Page
-from holdfast_protocol.checkpoints import CheckpointView, EditCheckpoint, Manifest, ShardChunks, Step
+from holdfast_protocol.checkpoints import CheckpointView, EditCheckpoint, Step
 from holdfast_protocol.runs import EditProject, ProjectView, RunView
 from holdfast_protocol.service import ServerInfo
 from holdfast_protocol.states import CheckpointState, Health, RunStatus
@@ -15,7 +15,6 @@ from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.runs import list_runs as runs
 from holdfast_service.runs import projects
-from holdfast_service.runs import views as manifest
 from holdfast_service.runs.list_checkpoints import (
     CheckpointFilter,
     edit_checkpoint,
@@ -150,22 +149,6 @@ def selected(
     response: Response,
 ) -> CheckpointView:
     return tagged(response, select_checkpoint(context, caller, project, run, selector))
-
-
-@checkpoints_router.get(
-    "/checkpoints/{checkpoint_id}/manifest",
-    name="show_manifest",
-    summary="What a checkpoint consists of, shard by shard",
-)
-def read_manifest(checkpoint_id: str, context: Context, caller: Reader) -> Manifest:
-    return manifest.read_manifest(context, caller, checkpoint_id)
-
-
-@checkpoints_router.get(
-    "/checkpoints/{checkpoint_id}/shards/{rank}", name="show_shard", summary="The chunks of one shard, in their order"
-)
-def read_shard(checkpoint_id: str, rank: int, context: Context, caller: Reader) -> ShardChunks:
-    return manifest.read_shard_chunks(context, caller, checkpoint_id, rank)
 
 
 @checkpoints_router.patch(

@@ -22,7 +22,7 @@ from holdfast_service.copies.stored_bytes import stored_bytes_of_checkpoint
 from holdfast_service.db.pages import cut_page, decode_cursor
 from holdfast_service.db.tables.core import Checkpoint, Run
 from holdfast_service.errors import ProblemError, refuse_unless_seen
-from holdfast_service.lineage.lineage import unproven_among
+from holdfast_service.lineage.best_and_proven import unproven_among
 from holdfast_service.lineage.restore_choice import choose_restore_point, line_of_run, point_of
 from holdfast_service.runs.views import (
     checkpoint_by_id,

@@ -37,8 +37,13 @@ from holdfast_service.db.engine import note_change, refuse_if_went_back
 from holdfast_service.db.pages import cut_page, decode_cursor
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError
-from holdfast_service.lineage.lineage import first_components
-from holdfast_service.lineage.restore_choice import Reach, choose_restore_point, reach_of, without_doubt
+from holdfast_service.lineage.restore_choice import (
+    Reach,
+    choose_restore_point,
+    reach_of,
+    with_environment,
+    without_doubt,
+)
 from holdfast_service.records.documents import RecordKind
 from holdfast_service.records.history import settle_history
 from holdfast_service.records.outbox import subject_changed
@@ -47,6 +52,7 @@ from holdfast_service.runs.views import (
     attempt_view,
     ensure_project,
     ensure_run,
+    first_components,
     project_named,
     refuse_if_deleted,
     run_named,
@@ -198,15 +204,13 @@ def open_attempt(
     for checkpoint_id in opened.aborted:
         context.notifier.notify(checkpoint_id)
     return AttemptOpened(
+        **dict(opened.decision),
         attempt=opened.attempt,
         epoch=context.epoch,
         run_id=opened.run_id,
-        restore_point=opened.decision.restore_point,
-        skipped=opened.decision.skipped,
-        ever_committed=opened.decision.ever_committed,
         components=opened.components,
-        note=opened.decision.note,
-        save_interval_seconds=context.save_advice.interval_seconds(opened.run_id),
+        # The advice takes a look at all that the run went through. The first heartbeat comes before any save is due.
+        save_interval_seconds=context.settings.save_interval_seconds,
         heartbeat_interval_seconds=context.settings.heartbeat_interval_seconds,
     )
 
@@ -250,6 +254,7 @@ def _open(
     if run.latest_attempt != known:
         subject_changed(session, RecordKind.RUN, run.id, run.project_id)
         note_change(session, f"attempt {attempt.number} of {project_name}/{run_name} was opened")
+    decision = with_environment(session, run.id, decision)
     return _Opened(attempt.number, run.id, decision, first_components(session, run.id), aborted)
 
 

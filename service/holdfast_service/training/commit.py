@@ -35,8 +35,7 @@ from holdfast_service.db.tables.core import (
     ShardChunk,
 )
 from holdfast_service.errors import ProblemError
-from holdfast_service.lineage.lineage import first_components
-from holdfast_service.runs.views import checkpoint_view, current_checkpoint_view, ranks_not_sealed
+from holdfast_service.runs.views import checkpoint_view, current_checkpoint_view, first_components, ranks_not_sealed
 from holdfast_service.training.abort import abort
 from holdfast_service.training.fencing import (
     Writing,

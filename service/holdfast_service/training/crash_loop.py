@@ -169,7 +169,8 @@ def break_crash_loop(
     other one sees the result. A person's release counts the attempts anew.
     """
     point = decision.restore_point
-    if point is None or attempts == 0:
+    # The last launch saved the point itself: that is progress, and nothing more has to be looked at.
+    if point is None or attempts == 0 or point.attempt == run.latest_attempt - 1:
         return decision
     loop = crash_loop(
         _tried(session, run), point.checkpoint_id, attempts=attempts, released_at=_released_at(session, point)

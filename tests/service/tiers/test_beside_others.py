@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import func, select, update
 
-import holdfast_service.restore.read_tickets
+import holdfast_service.restore.read_checkpoint
 import holdfast_service.tiers.cool
 import holdfast_service.tiers.thaw
 import holdfast_service.training.negotiate
@@ -174,7 +174,7 @@ def test_a_thawed_copy_is_for_readers_and_not_present(cold: Cold, due: Job) -> N
 
 @pytest.mark.rule("read-lease")
 def test_a_reader_that_comes_first_keeps_its_chunks_hot(cold: Cold, due: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = hold_after(monkeypatch, holdfast_service.restore.read_tickets, "choose_copies")
+    gate = hold_after(monkeypatch, holdfast_service.restore.read_checkpoint, "choose_copies")
     # The reader's lease is taken in a transaction that has not ended.
     reading, cooling = overlap(cold.service, gate, lambda: cold.tickets(1, weights(1)), lambda: reconcile(cold.context))
     (ticket,) = reading.result()

@@ -24,6 +24,21 @@ def test_fetching_gives_each_chunk_once_under_one_lease_that_is_given_back(servi
     assert len(service.of("DELETE", "/v1/read-leases/lease-1")) == 1
 
 
+@pytest.mark.parametrize("newer", [True, False])
+def test_a_chunk_list_comes_along_with_the_first_tickets_or_is_asked_for(service, newer):
+    chunks = some_chunks(100)
+    service.objects = dict(chunks)
+    service.lists_chunks = newer
+    with client_of(service) as client, ShardFetcher(client, "ck_1") as fetcher:
+        fetcher.fetch(chunks, lambda *_: None, shard=3)
+        assert fetcher.chunk_list(3).digest == "d3"
+        assert fetcher.chunk_list(4).digest == "d4"
+    asked = [seen.json["shard"] for seen in service.of("POST", "/v1/checkpoints/ck_1/reads")]
+    assert asked == [3, None], "with the first tickets only"
+    alone = [seen.path.rpartition("/")[2] for seen in service.seen if "/shards/" in seen.path]
+    assert alone == (["4"] if newer else ["3", "4"])
+
+
 def test_a_chunk_arrives_in_the_buffer_that_it_is_given_if_it_fits(service):
     chunks = some_chunks(3)
     service.objects = dict(chunks)

@@ -55,9 +55,10 @@ class Contents:
 def read_contents(source: CheckpointSource) -> Contents:
     """Raises IntegrityError if the documents do not belong together."""
     manifest = source.manifest()
-    layout = source.layout(manifest, source.layout_document(manifest))
+    document, first_index = source.first_documents(manifest)
+    layout = source.layout(manifest, document)
     ranks = range(manifest.checkpoint.world_size)
-    indexes = source.indexes(manifest, ranks)
+    indexes = {0: first_index, **source.indexes(manifest, ranks[1:])}
     chunks = {rank: source.chunk_list(manifest, layout, rank) for rank in ranks}
     for rank, index in indexes.items():
         if index.layout_digest != layout.digest:

@@ -183,7 +183,7 @@ class CheckpointSource:
     def chunk_list(self, manifest: Manifest, layout: Layout, rank: int) -> list[str]:
         """The digests of a shard's chunks, by ordinal. Raises IntegrityError unless they make the shard's digest and
         have the layout's sizes."""
-        chunks = self._client.checkpoints.shard_chunks(self.checkpoint_id, rank).chunks
+        chunks = self._fetcher.chunk_list(rank).chunks
         digests = [chunk.digest for chunk in chunks]
         [sealed] = [shard.digest for shard in manifest.shards if shard.rank == rank]
         if shard_digest(digests) != sealed:
@@ -193,20 +193,23 @@ class CheckpointSource:
             raise IntegrityError(f"The chunks of rank {rank} in {self.checkpoint_id} are not those of its layout")
         return digests
 
-    def documents(self, digests: Iterable[str]) -> dict[str, bytes]:
-        """Small chunks, whole, by digest."""
+    def documents(self, digests: Iterable[str], *, shard: int | None = None) -> dict[str, bytes]:
+        """Small chunks, whole, by digest. `shard`: this rank's chunk list is read next, and may come along."""
         found: dict[str, bytes] = {}
         self._fetcher.fetch(
             digests,
             lambda digest, view: found.__setitem__(digest, bytes(view)),
             host=self._local,
             most_bytes=MAX_STORED_DOCUMENT_BYTES,
+            shard=shard,
         )
         return found
 
-    def layout_document(self, manifest: Manifest) -> bytes:
-        [document] = self.documents([manifest.layout_digest]).values()
-        return document
+    def first_documents(self, manifest: Manifest) -> tuple[bytes, ShardIndex]:
+        """The layout's document and rank 0's index, in one fetch. Raises as `indexes` does."""
+        [of_first] = self._index_digests(manifest, {0}).values()
+        documents = self.documents([manifest.layout_digest, of_first], shard=0)
+        return documents[manifest.layout_digest], self._index(0, documents[of_first])
 
     def layout(self, manifest: Manifest, document: bytes) -> Layout:
         """Raises IntegrityError unless it is a layout of this checkpoint: of its ranks, and of no more bytes."""
@@ -225,12 +228,15 @@ class CheckpointSource:
     def indexes(self, manifest: Manifest, ranks: Iterable[int]) -> dict[int, ShardIndex]:
         """The index documents of these stored ranks. Raises IntegrityError unless each was sealed as this rank's, in
         the run and step that the catalog says."""
-        wanted = set(ranks)
-        digests = {s.rank: s.index_digest for s in manifest.shards if s.rank in wanted and s.index_digest is not None}
-        if digests.keys() != wanted:
-            raise IntegrityError(f"{self.checkpoint_id} has no index of rank {min(wanted - digests.keys())}")
-        documents = self.documents(digests.values())
+        digests = self._index_digests(manifest, set(ranks))
+        documents = self.documents(digests.values(), shard=min(digests, default=None))
         return {rank: self._index(rank, documents[digest]) for rank, digest in digests.items()}
+
+    def _index_digests(self, manifest: Manifest, ranks: set[int]) -> dict[int, str]:
+        digests = {s.rank: s.index_digest for s in manifest.shards if s.rank in ranks and s.index_digest is not None}
+        if digests.keys() != ranks:
+            raise IntegrityError(f"{self.checkpoint_id} has no index of rank {min(ranks - digests.keys())}")
+        return digests
 
     def _index(self, rank: int, document: bytes) -> ShardIndex:
         try:

@@ -20,7 +20,6 @@ from holdfast.errors import (
     CheckpointNotFound,
     ChunkGone,
     ConfigurationError,
-    HoldfastError,
     IntegrityError,
     NoRestorePoint,
 )
@@ -49,9 +48,9 @@ if TYPE_CHECKING:
 class CheckpointDocuments:
     """Facts of a checkpoint that every rank needs before it reads tensors; read once and shared between the ranks.
 
-    Rank 0 reads manifest, layout and its index, and sends them to all. The chunk lists and, on another world size, the
-    indexes are divided: each rank reads its share, and the ranks exchange them. So N ranks make N requests, not N times
-    N (rule one-layout-per-plan)."""
+    Rank 0 reads manifest, layout and its index, and sends them to all. Other indexes and the chunk lists are divided:
+    each rank reads its share. The ranks exchange the lists and, on another world size, the indexes. So N ranks make N
+    requests, not N times N (rule one-layout-per-plan)."""
 
     manifest: Manifest
     stored: StoredState
@@ -73,11 +72,19 @@ def read_documents(ranks: Ranks, source: CheckpointSource, *, rank_trees: bool) 
     manifest, layout_bytes, first_index = ranks.from_first(lambda: _read_first(source))
     layout = source.layout(manifest, layout_bytes)
     same_world = layout.world_size == ranks.world_size
-    shares = ranks.together(lambda: _read_share(ranks, source, manifest, layout, indexes=rank_trees and not same_world))
+    mine = range(ranks.rank, layout.world_size, ranks.world_size)
+    own: dict[int, ShardIndex] = {}
+
+    def read_share() -> tuple[dict[int, list[str]], dict[int, ShardIndex]]:
+        # Rank 0's index came with the layout. The indexes before the chunk lists, which may come along with them.
+        others = [rank for rank in mine if rank != 0]
+        read = source.indexes(manifest, others) if rank_trees and others else {}
+        own.update(read)
+        return {rank: source.chunk_list(manifest, layout, rank) for rank in mine}, {} if same_world else read
+
+    shares = ranks.together(read_share)
     chunks = {rank: digests for share in shares for rank, digests in share[0].items()}
-    indexes = {rank: index for share in shares for rank, index in share[1].items()}
-    if rank_trees and same_world:
-        indexes = _own_index(ranks, source, manifest)
+    indexes = own if same_world else {rank: index for share in shares for rank, index in share[1].items()}
     if rank_trees and (ranks.is_first or not same_world):
         indexes[0] = first_index
     for index in (first_index, *indexes.values()):
@@ -97,41 +104,24 @@ def read_documents(ranks: Ranks, source: CheckpointSource, *, rank_trees: bool) 
 
 def _read_first(source: CheckpointSource) -> tuple[Manifest, bytes, ShardIndex]:
     manifest = source.manifest()
-    return manifest, source.layout_document(manifest), source.indexes(manifest, [0])[0]
-
-
-def _read_share(
-    ranks: Ranks, source: CheckpointSource, manifest: Manifest, layout: Layout, *, indexes: bool
-) -> tuple[dict[int, list[str]], dict[int, ShardIndex]]:
-    mine = range(ranks.rank, layout.world_size, ranks.world_size)
-    chunks = {rank: source.chunk_list(manifest, layout, rank) for rank in mine}
-    # The index of rank 0 came with the manifest.
-    others = [rank for rank in mine if rank != 0]
-    return chunks, source.indexes(manifest, others) if indexes and others else {}
-
-
-def _own_index(ranks: Ranks, source: CheckpointSource, manifest: Manifest) -> dict[int, ShardIndex]:
-    own: dict[int, ShardIndex] = {}
-    ranks.together(lambda: None if ranks.is_first else own.update(source.indexes(manifest, [ranks.rank])))
-    return own
+    layout, index = source.first_documents(manifest)
+    return manifest, layout, index
 
 
 log = logging.getLogger("holdfast")
 
 
-def tell_differences(session: Session, written_by: int) -> None:
-    """Logs the differences to the attempt that wrote the restore point, `written_by`. For rank 0. Never raises.
+def tell_differences(session: Session, decision: RestoreDecision, written_by: int) -> None:
+    """Logs the differences to the attempt that wrote the restore point, `written_by`. For rank 0.
 
     Another torch or GPU type may round otherwise; another commit may compute something else. Checkpoints exist to go on
     elsewhere, so nothing is refused for it, but it is never hidden."""
     if written_by == session.opened.attempt:
         return
-    try:
-        wrote = session.brief_client.attempts.get(session.run.project, session.run.run, written_by)
-    except HoldfastError as error:
-        log.info("what attempt %d ran with is not known, so nothing is compared: %s", written_by, error)
+    if decision.saved_with is None:
+        log.info("what attempt %d ran with is not known, so nothing is compared", written_by)
         return
-    for difference in differences(wrote.environment, session.environment):
+    for difference in differences(decision.saved_with, session.environment):
         log.warning("since attempt %d, which saved this, %s", written_by, difference)
 
 
@@ -210,10 +200,10 @@ class Restorer:
             )
         decision = self._decide(at, skip_diverged=skip_diverged)
         if at is not None and decision.restore_point is not None:
-            return self._restore_point(state, decision.restore_point, decision.skipped, rollback=True)
+            return self._restore_point(state, decision, decision.restore_point, rollback=True)
         loaded, decision = self._newest_readable(
             decision,
-            lambda point, skipped: self._restore_point(state, point, skipped, rollback=False),
+            lambda chosen, point: self._restore_point(state, chosen, point, rollback=False),
             skip_diverged=skip_diverged,
         )
         if loaded is not None:
@@ -230,7 +220,7 @@ class Restorer:
         declared = self._declared.without(keep)
         start, decision = self._newest_readable(
             self._before(before_step),
-            lambda point, skipped: self._restore_point(wanted, point, skipped, rollback=True, declared=declared),
+            lambda chosen, point: self._restore_point(wanted, chosen, point, rollback=True, declared=declared),
         )
         if start is None:
             raise self._nothing_left(decision, None)
@@ -240,7 +230,7 @@ class Restorer:
     def _newest_readable(
         self,
         decision: RestoreDecision,
-        load: Callable[[RestorePoint, list[Skipped]], int],
+        load: Callable[[RestoreDecision, RestorePoint], int],
         *,
         skip_diverged: bool = True,
     ) -> tuple[int | None, RestoreDecision]:
@@ -250,7 +240,7 @@ class Restorer:
             log.warning("%s: %s", self._session.run, decision.note)
         while (point := decision.restore_point) is not None:
             try:
-                return load(point, decision.skipped), decision
+                return load(decision, point), decision
             except DAMAGED as error:
                 # All ranks hold the same error, so all of them come here.
                 decision = self._before(point.step, skip_diverged=skip_diverged)
@@ -275,12 +265,7 @@ class Restorer:
         again = self._session.has_opened
         opened = self._session.open()
         if at is None and not again and skip_diverged:
-            return RestoreDecision(
-                restore_point=opened.restore_point,
-                skipped=opened.skipped,
-                ever_committed=opened.ever_committed,
-                note=opened.note,
-            )
+            return opened
         try:
             selector = str(parse_point(at or "latest"))
         except SelectorError as error:
@@ -303,8 +288,8 @@ class Restorer:
     def _restore_point(
         self,
         state: dict[str, Any],
+        decision: RestoreDecision,
         point: RestorePoint,
-        skipped: list[Skipped],
         *,
         rollback: bool,
         declared: Declarations | None = None,
@@ -324,7 +309,7 @@ class Restorer:
         self._ranks.from_first(lambda: self._session.restored_from(point.checkpoint_id, rollback=rollback))
         self._session.has_whole_state()
         if self._ranks.is_first:
-            tell_differences(self._session, point.attempt)
+            tell_differences(self._session, decision, point.attempt)
             log.info(
                 "resumed %s from step %d%s: %s read and verified%s%s in %.1f s%s",
                 self._session.run,
@@ -334,7 +319,7 @@ class Restorer:
                 _from_hosts(sum(each.from_host_bytes for each in read)),
                 _from_others(each.from_stores for each in read),
                 time.monotonic() - began,
-                _newer(skipped),
+                _newer(decision.skipped),
             )
         return point.step + 1
 

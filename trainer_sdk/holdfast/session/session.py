@@ -291,11 +291,4 @@ class Session:
         """Asks again: the service chose the restore point when it opened the attempt, before late saves were
         adopted."""
         decision = self.client.restores.restore_point(self.run.project, self.run.run)
-        return self.opened.model_copy(
-            update={
-                "restore_point": decision.restore_point,
-                "skipped": decision.skipped,
-                "ever_committed": decision.ever_committed,
-                "note": decision.note,
-            }
-        )
+        return self.opened.model_copy(update=dict(decision))

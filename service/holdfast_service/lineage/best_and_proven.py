@@ -1,14 +1,9 @@
-"""The lineage of a run: which checkpoints led to where it is now, what they must contain, which are best and proven.
-
-Attempts form a tree by what they resumed from. `latest` follows one line through it and not the largest step: after a
-rollback to 500, a poisoned 1000 must never outrank 550 (rule latest-follows-lineage).
-"""
+"""Which checkpoints of a run are the best by a metric, and which are proven: read by the store or the service."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import exists, select, text
@@ -16,71 +11,6 @@ from sqlalchemy.orm import Session, aliased
 
 from holdfast_service.copies.predicates import KEPT, PROVEN
 from holdfast_service.db.tables.core import COPY_TO_READ, Checkpoint, ChunkListEntry, Copy, Shard
-
-
-@dataclass(frozen=True)
-class AttemptNode:
-    """`resumed_from` is the attempt and step of the checkpoint that the ranks loaded; None for a fresh start.
-
-    `cut` is True from the attempt's first commit or explicit rollback on.
-    """
-
-    number: int
-    resumed_from: tuple[int, int] | None
-    cut: bool
-
-
-@dataclass(frozen=True)
-class Segment:
-    """The checkpoints of one attempt up to and with `max_step`; None: all of them."""
-
-    attempt: int
-    max_step: int | None
-
-
-class Line:
-    """Segments from the newest to the oldest; at most one per attempt."""
-
-    def __init__(self, segments: Iterable[Segment]) -> None:
-        self.segments = tuple(segments)
-        self._max_step = {segment.attempt: segment.max_step for segment in self.segments}
-
-    def __contains__(self, point: tuple[int, int]) -> bool:
-        """Whether the checkpoint (attempt, step) lies on the line."""
-        attempt, step = point
-        if attempt not in self._max_step:
-            return False
-        limit = self._max_step[attempt]
-        return limit is None or step <= limit
-
-
-def lineage(attempts: Iterable[AttemptNode]) -> Line:
-    """The line of the newest attempt that has cut. The others leave the line as the older ones made it."""
-    by_number = {attempt.number: attempt for attempt in attempts}
-    newest = max((attempt.number for attempt in by_number.values() if attempt.cut), default=None)
-    segments: list[Segment] = []
-    step: int | None = None
-    while newest is not None and newest in by_number:
-        segments.append(Segment(newest, step))
-        parent = by_number[newest].resumed_from
-        # Parents are older attempts; anything else would be a loop and ends the line.
-        if parent is None or parent[0] >= newest:
-            break
-        newest, step = parent
-    return Line(segments)
-
-
-def first_components(session: Session, run_id: str) -> list[str]:
-    """The components that a run declares, by name: those of its first checkpoint that was ever committed, whatever
-    became of it since; none while nothing is committed. Opening an attempt tells them to the trainer, and the commit
-    compares with them."""
-    components = session.scalar(
-        select(Checkpoint.components)
-        .where(Checkpoint.run_id == run_id, Checkpoint.committed_at.is_not(None))
-        .order_by(Checkpoint.step, Checkpoint.id)
-        .limit(1)
-    )
-    return sorted(components or {})
 
 
 class ByMetric(Protocol):

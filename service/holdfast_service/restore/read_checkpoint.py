@@ -1,4 +1,5 @@
-"""Tickets to read a checkpoint's chunks, each for the best copy, under a lease that keeps the checkpoint."""
+"""A checkpoint as a restore reads it: its manifest, the chunks of each shard, and tickets to read these, each for the
+best copy, under a lease that keeps the checkpoint."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy import delete, exists, select, update
+from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import PROTOCOL_MAJOR, PROTOCOL_VERSION
-from holdfast_protocol.checkpoints import ChunkReads, ReadChunks, ReadTicket
+from holdfast_protocol.checkpoints import ChunkReads, ChunkRef, Manifest, ReadChunks, ReadTicket, ShardChunks, ShardView
 from holdfast_protocol.codecs import Codec, codecs_of_minor
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.states import CopyState
+from holdfast_protocol.states import CopyState, ShardState
 from holdfast_service.attached_stores.attached import AttachedStore, ask_stores
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
@@ -25,8 +26,96 @@ from holdfast_service.copies.predicates import PROVEN, is_readable, may_keep, ob
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, ReadLease, Shard
 from holdfast_service.errors import ProblemError
-from holdfast_service.runs.views import checkpoint_by_id, refuse_unless_whole
+from holdfast_service.runs.views import checkpoint_by_id, current_checkpoint_view, refuse_unless_whole
 from holdfast_service.stores.base import MountedStore, StoreError, make_tickets
+
+# What a committed checkpoint consists of: its shards, and the chunks of one shard in their order.
+
+
+def read_manifest(context: ServiceContext, caller: Principal, checkpoint_id: str) -> Manifest:
+    """Raises `checkpoint_not_found`, and what refuse_unless_whole raises."""
+    with context.database.read() as session:
+        project, run, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
+        refuse_unless_whole(checkpoint)
+        return Manifest(
+            checkpoint=current_checkpoint_view(session, project.name, run.name, checkpoint),
+            layout_digest=_layout_digest(session, checkpoint),
+            shards=_shard_views(session, checkpoint),
+        )
+
+
+def read_shard_chunks(context: ServiceContext, caller: Principal, checkpoint_id: str, rank: int) -> ShardChunks:
+    """Raises `checkpoint_not_found`, `invalid_request` for a rank beyond the world, and as read_manifest."""
+    with context.database.read() as session:
+        _, _, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
+        refuse_unless_whole(checkpoint)
+        return _shard_chunks(session, checkpoint, rank)
+
+
+def _shard_chunks(session: Session, checkpoint: Checkpoint, rank: int) -> ShardChunks:
+    shard = session.scalar(select(Shard).where(Shard.checkpoint_id == checkpoint.id, Shard.rank == rank))
+    if shard is None:
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST,
+            f"There is no rank {rank} in a world of {checkpoint.world_size}. Correct the rank.",
+            rank=rank,
+            world_size=checkpoint.world_size,
+        )
+    rows = session.execute(
+        select(Chunk.digest, Chunk.bytes)
+        .join(ChunkListEntry, ChunkListEntry.chunk_id == Chunk.id)
+        .where(ChunkListEntry.chunk_list_id == shard.chunk_list_id)
+        .order_by(ChunkListEntry.ordinal)
+    )
+    chunks = [ChunkRef(digest=digest, bytes=size) for digest, size in rows]
+    assert shard.digest is not None  # sealed, since the checkpoint is whole
+    return ShardChunks(rank=rank, digest=shard.digest, chunks=chunks)
+
+
+def _layout_digest(session: Session, checkpoint: Checkpoint) -> str:
+    """The layout is a chunk of the first rank that has one: rank 0's."""
+    return session.execute(
+        select(Chunk.digest)
+        .join(ChunkListEntry, ChunkListEntry.chunk_id == Chunk.id)
+        .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
+        .where(Shard.checkpoint_id == checkpoint.id, ChunkListEntry.ordinal == Shard.layout_ordinal)
+        .order_by(Shard.rank)
+        .limit(1)
+    ).scalar_one()
+
+
+def _shard_views(session: Session, checkpoint: Checkpoint) -> list[ShardView]:
+    of_checkpoint = select(Shard.chunk_list_id).where(Shard.checkpoint_id == checkpoint.id)
+    counts = (
+        select(ChunkListEntry.chunk_list_id, func.count())
+        .where(ChunkListEntry.chunk_list_id.in_(of_checkpoint))
+        .group_by(ChunkListEntry.chunk_list_id)
+    )
+    chunk_counts = dict(session.execute(counts).all())
+    rows = session.execute(
+        select(Shard, Chunk.digest)
+        .join(
+            ChunkListEntry,
+            (ChunkListEntry.chunk_list_id == Shard.chunk_list_id) & (ChunkListEntry.ordinal == Shard.index_ordinal),
+        )
+        .join(Chunk, Chunk.id == ChunkListEntry.chunk_id)
+        .where(Shard.checkpoint_id == checkpoint.id)
+        .order_by(Shard.rank)
+    )
+    return [
+        ShardView(
+            rank=shard.rank,
+            state=ShardState(shard.state),
+            digest=shard.digest,
+            chunk_count=0 if shard.chunk_list_id is None else chunk_counts.get(shard.chunk_list_id, 0),
+            index_digest=index_digest,
+            **dict(shard.summary),
+        )
+        for shard, index_digest in rows
+    ]
+
+
+# The chunks of a checkpoint: which copy a reader is sent to, by which ticket, under which lease.
 
 _SHOWN_DIGESTS = 20
 
@@ -85,7 +174,6 @@ def choose_copies(
     first.
     """
     stores = {attached.store_id: (place, attached) for place, attached in enumerate(context.stores)}
-    decodable = codecs_of_minor(protocol_minor)
     until = database_now(session) + timedelta(seconds=context.settings.ticket_seconds)
     rows = session.scalars(
         select(Copy)
@@ -98,7 +186,7 @@ def choose_copies(
     encoded: set[int] = set()
     found: dict[int, list[tuple[_Rank, Copy]]] = {}
     for copy in rows:
-        if Codec(copy.codec) not in decodable:
+        if copy.codec != Codec.RAW and Codec(copy.codec) not in codecs_of_minor(protocol_minor):
             encoded.add(copy.chunk_id)
             continue
         place, attached = stores[copy.store_id]
@@ -230,8 +318,9 @@ def read_chunks(
     If the catalog cannot be written (a standby that was not promoted, a full disk) there is no lease, and the reply
     says what that may cost (docs/adr/0045).
 
-    Raises `checkpoint_not_found`, `chunk_not_found`, what refuse_unless_whole raises, and `unsupported_protocol` for a
-    client of an older minor version that could decode no copy of a chunk.
+    Raises `checkpoint_not_found`, `chunk_not_found`, `invalid_request` for a shard that is not there, what
+    refuse_unless_whole raises, and `unsupported_protocol` for a client of an older minor version that could decode no
+    copy of a chunk.
     """
     _note_silent_stores(context, request)
     lease_seconds = context.settings.ticket_seconds + context.settings.read_lease_seconds
@@ -255,6 +344,7 @@ def read_chunks(
         lease_expires_in_seconds=lease_seconds,
         unprotected=unprotected,
         chunks=read_tickets(context, reading.project_id, request, reading.chunks, reading.chosen),
+        shard=reading.shard,
     )
 
 
@@ -263,6 +353,7 @@ class _Reading:
     project_id: str
     chunks: dict[str, Chunk]
     chosen: dict[int, ChosenCopy]
+    shard: ShardChunks | None
 
     @classmethod
     def of(
@@ -287,7 +378,8 @@ class _Reading:
         chosen = choose_copies(
             session, context, checkpoint, list(chunks.values()), request, protocol_minor=protocol_minor
         )
-        return cls(project.id, chunks, chosen)
+        shard = None if request.shard is None else _shard_chunks(session, checkpoint, request.shard)
+        return cls(project.id, chunks, chosen, shard)
 
 
 def _note_silent_stores(context: ServiceContext, request: ReadChunks) -> None:
