@@ -123,7 +123,7 @@ def operation(service: RunningService, number: int, state: str, *, project: bool
         kind="sweep",
         project_id=project_id if project else None,
         arguments={},
-        fingerprint=f"{number}",
+        fingerprint=f"{number:064x}",
         state=state,
         progress={},
         created_at=at,

@@ -17,7 +17,7 @@ from holdfast_service.stores.gcs.identity import GoogleIdentity
 from holdfast_service.stores.gcs.signer import IamSigning, signer_for
 
 _EMAIL = "holdfast+odd@tests.iam.gserviceaccount.com"
-_KEY = ObjectKey("p1", "0" * 64, "0" * 8, version_id="77")
+_KEY = ObjectKey("p1", "0" * 64, "0" * 32, version_id="77")
 
 
 @pytest.fixture(scope="module")

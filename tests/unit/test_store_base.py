@@ -24,8 +24,8 @@ _DIGEST = "ab" * 32
 
 
 def test_the_path_of_a_key():
-    key = ObjectKey("p-1", _DIGEST, "0123456789abcdef")
-    assert key.path == f"p-1/chunks/ab/{_DIGEST}/0123456789abcdef"
+    key = ObjectKey("p-1", _DIGEST, "0123456789abcdef" * 2)
+    assert key.path == f"p-1/chunks/ab/{_DIGEST}/0123456789abcdef0123456789abcdef"
     assert ObjectKey.from_path(key.path) == key
 
 
@@ -45,14 +45,14 @@ def test_a_key_is_refused_or_stays_in_its_place(project_id, digest, generation):
 @pytest.mark.parametrize(
     "parts",
     [
-        ("../p", _DIGEST, "0" * 8),
-        ("", _DIGEST, "0" * 8),
-        ("P", _DIGEST, "0" * 8),
-        ("p\n", _DIGEST, "0" * 8),
-        ("p", _DIGEST.upper(), "0" * 8),
-        ("p", _DIGEST[:-1], "0" * 8),
-        ("p", _DIGEST + "\n", "0" * 8),
-        ("p", _DIGEST, "0" * 7),
+        ("../p", _DIGEST, "0" * 32),
+        ("", _DIGEST, "0" * 32),
+        ("P", _DIGEST, "0" * 32),
+        ("p\n", _DIGEST, "0" * 32),
+        ("p", _DIGEST.upper(), "0" * 32),
+        ("p", _DIGEST[:-1], "0" * 32),
+        ("p", _DIGEST + "\n", "0" * 32),
+        ("p", _DIGEST, "0" * 31),
         ("p", _DIGEST, "../../x"),
         ("p", _DIGEST, "00000000.sha256"),
     ],
@@ -62,7 +62,7 @@ def test_a_bad_part_is_refused(parts):
         ObjectKey(*parts)
 
 
-@pytest.mark.parametrize("path", ["", "a/b", f"p/chunks/cd/{_DIGEST}/00000000", f"p/other/ab/{_DIGEST}/00000000"])
+@pytest.mark.parametrize("path", ["", "a/b", f"p/chunks/cd/{_DIGEST}/{'0' * 32}", f"p/other/ab/{_DIGEST}/{'0' * 32}"])
 def test_a_path_that_is_no_keys_is_refused(path):
     with pytest.raises(ValueError, match="not the path"):
         ObjectKey.from_path(path)

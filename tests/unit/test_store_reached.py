@@ -85,7 +85,7 @@ def test_what_is_wrong_with_the_bucket_has_its_own_sentence(reply, sentence):
     assert len(server.seen) == 1, "to ask again helps nothing"
 
 
-_CHUNK = f"<Key>prefix/p1/chunks/ab/{'ab' * 32}/01234567</Key>"
+_CHUNK = f"<Key>prefix/p1/chunks/ab/{'ab' * 32}/{'0123456789abcdef' * 2}</Key>"
 _DATED = "<LastModified>2026-03-01T00:00:00.000Z</LastModified>"
 
 
@@ -158,7 +158,7 @@ def _google(endpoint):
     return GcsStore(location, GcsCalls(location, identity), signer_for(location, identity))
 
 
-_NAMED = {"name": f"prefix/p1/chunks/ab/{'ab' * 32}/01234567"}
+_NAMED = {"name": f"prefix/p1/chunks/ab/{'ab' * 32}/0123456789abcdef0123456789abcdef"}
 
 
 @pytest.mark.parametrize(
@@ -193,4 +193,4 @@ def test_a_read_from_google_that_ends_early_raises(sent, monkeypatch):
         return as_json({**_NAMED, "size": "10", "generation": "7"})
 
     with scripted(answer) as server, pytest.raises(StoreUnavailable, match=f"sent {sent} bytes of 10"):
-        list(_google(server.url).open_read(ObjectKey("p1", "ab" * 32, "0" * 8)))
+        list(_google(server.url).open_read(ObjectKey("p1", "ab" * 32, "0" * 32)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from sqlalchemy import (
     Dialect,
     Index,
     Integer,
+    LargeBinary,
     TypeDecorator,
     bindparam,
     select,
@@ -51,6 +53,38 @@ class Moment(TypeDecorator[datetime]):
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Hex(TypeDecorator[str]):
+    """So many bytes, which the code writes as lower-case hex: a digest, or what is named by random bytes. The catalog
+    keeps the bytes themselves, half of the text, and their order is that of the text.
+
+    Binding refuses another length and anything but lower-case hex: it would be another name for the same bytes.
+    """
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:
+        if value is None:
+            return None
+        with suppress(ValueError):
+            data = bytes.fromhex(value)
+            if len(data) == self.length and data.hex() == value:
+                return data
+        digits = 2 * self.length
+        raise ValueError(f"{value[:80]!r} must not reach the catalog: it is not {digits} lower-case hex digits")
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> str | None:
+        return None if value is None else bytes(value).hex()
+
+
+# A SHA-256, as `holdfast_protocol.digests` makes it.
+Digest = Hex(32)
 
 
 def partial_index(name: str, *columns: str, where: str, unique: bool = False) -> Index:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import delete, exists, func, or_, select, update
+from sqlalchemy import delete, exists, func, join, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.states import CheckpointKind, CheckpointState, CopyState, Health, Tier
@@ -159,21 +159,28 @@ def _give_time(session: Session, until: datetime) -> int:
 def mark_missing(database: Database) -> None:
     """Every checkpoint that needs a chunk of which no store has a copy is corrupt, and says which."""
     there = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, Copy.state.in_(_THERE))
+    entries = join(Shard, ChunkListEntry, ChunkListEntry.chunk_list_id == Shard.chunk_list_id)
     with database.read() as session:
         lost = session.execute(
-            select(Shard.checkpoint_id, func.count(Chunk.id.distinct()), func.min(Chunk.digest))
-            .join(ChunkListEntry, ChunkListEntry.chunk_list_id == Shard.chunk_list_id)
-            .join(Chunk, Chunk.id == ChunkListEntry.chunk_id)
+            select(Shard.checkpoint_id, func.count(ChunkListEntry.chunk_id.distinct()))
+            .select_from(entries)
             .where(~there)
             .group_by(Shard.checkpoint_id)
             .order_by(Shard.checkpoint_id)
         ).all()
-    for checkpoint_id, count, digest in lost:
+    for checkpoint_id, count in lost:
         with database.transaction() as session:
             refuse_unless_rebuilding(session)
             checkpoint = session.get_one(Checkpoint, checkpoint_id)
             if checkpoint.health == Health.CORRUPT:
                 continue
+            digest = session.scalars(
+                select(Chunk.digest)
+                .select_from(entries.join(Chunk, Chunk.id == ChunkListEntry.chunk_id))
+                .where(Shard.checkpoint_id == checkpoint_id, ~there)
+                .order_by(Chunk.digest)
+                .limit(1)
+            ).one()
             why = f"After the catalog was rebuilt: {count} of its chunks are in no store, the first is {digest}."
             checkpoint.health_reason = corrupt_reason(why, Health(checkpoint.health), checkpoint.health_reason)
             checkpoint.health = Health.CORRUPT

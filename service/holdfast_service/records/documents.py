@@ -28,6 +28,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from holdfast_protocol.base import Digest
 from holdfast_protocol.checkpoints import ShardSummary
 from holdfast_protocol.codecs import Codec
 from holdfast_protocol.digests import DocumentError, canonical_bytes, parse
@@ -230,7 +231,7 @@ class CheckpointFacts(Document):
     step: int
     kind: CheckpointKind
     world_size: int
-    digest: str
+    digest: Digest
     logical_bytes: int
     chunk_bytes: int
     uploaded_bytes: int
@@ -276,7 +277,7 @@ class ShardFacts(ShardSummary, Document):
     """`digest` is that of its chunk list, which stands in a document of its own."""
 
     rank: int
-    digest: str
+    digest: Digest
     index_ordinal: int | None
     layout_ordinal: int | None
     uploaded_bytes: int
@@ -306,7 +307,7 @@ class ListRecord(Document):
     kind: Literal["list"] = "list"
     digest: str
     chunks: list[tuple[str, int]]
-    encoded: list[tuple[int, Codec, int, str]]
+    encoded: list[tuple[int, Codec, int, Digest]]
 
 
 class RemovedRecord(Document):

@@ -29,7 +29,7 @@ from holdfast_protocol.tiers import ClassTerms, StorageClass, ThawSpeed
 
 _PROJECT_ID = re.compile(r"[0-9a-z](?:[0-9a-z-]{0,62}[0-9a-z])?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_GENERATION = re.compile(r"[0-9a-f]{8,64}")
+_GENERATION = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"(?:[0-9a-zA-Z_][0-9a-zA-Z_.-]{0,127}/){0,7}[0-9a-zA-Z_][0-9a-zA-Z_.-]{0,127}")
 
 CHUNKS = "chunks"
@@ -96,7 +96,7 @@ class ObjectKey:
         if not _DIGEST.fullmatch(self.digest):
             raise ValueError("a digest is 64 lower-case hex digits")
         if not _GENERATION.fullmatch(self.generation):
-            raise ValueError("a generation is 8 to 64 lower-case hex digits")
+            raise ValueError("a generation is 32 lower-case hex digits")
 
     @property
     def path(self) -> str:

@@ -21,8 +21,8 @@ from tests.support.damage import flip
 _FULL_SECONDS = (2.0, 5.0)
 _SMALL_FILE_BYTES = 2 * LARGEST_FILE_BYTES
 _KEY_OF_CHUNK = """
-    SELECT copies.project_id, chunks.digest, copies.generation FROM copies JOIN chunks ON chunks.id = copies.chunk_id
-    WHERE chunks.digest = %s AND copies.state NOT IN ('gone', 'bad') ORDER BY copies.id DESC LIMIT 1
+    SELECT copies.project_id, encode(copies.generation, 'hex') FROM copies JOIN chunks ON chunks.id = copies.chunk_id
+    WHERE chunks.digest = decode(%s, 'hex') AND copies.state NOT IN ('gone', 'bad') ORDER BY copies.id DESC LIMIT 1
 """
 
 
@@ -93,7 +93,7 @@ def _put_wrong_bytes(arena: Arena, digest: str) -> None:
     with psycopg.connect(arena.place.database_url.replace("+psycopg", "")) as connection:
         row = connection.execute(_KEY_OF_CHUNK, [digest]).fetchone()
     assert row is not None, "a committed checkpoint has its chunks"
-    project_id, _, generation = row
+    project_id, generation = row
     weed = arena.place.weed
     where = f"/{weed.bucket}/checkpoints/{project_id}/chunks/{digest[:2]}/{digest}/{generation}"
     data = bytearray(weed.signed("GET", where).data)

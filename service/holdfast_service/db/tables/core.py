@@ -34,7 +34,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from holdfast_protocol.checkpoints import ShardSummary
-from holdfast_service.db.dialect import Document, Moment, RowId, partial_index
+from holdfast_service.db.dialect import Digest, Document, Hex, Moment, RowId, partial_index
 from holdfast_service.db.lease import Leased
 
 
@@ -104,7 +104,7 @@ class Token(Table):
     __tablename__ = "tokens"
     id: Mapped[str] = mapped_column(Text, primary_key=True)
     name: Mapped[str] = mapped_column(Text)
-    secret_sha256: Mapped[str] = mapped_column(Text)
+    secret_sha256: Mapped[str] = mapped_column(Digest)
     project_id: Mapped[str | None] = mapped_column(ForeignKey("projects.id"))
     scopes: Mapped[list[str]] = mapped_column(Document)
     created_at: Mapped[datetime] = mapped_column(Moment)
@@ -207,7 +207,7 @@ class Checkpoint(Table):
     # If corrupt: a needed chunk that was not whole at the last check; 0 if the needed chunks are unknown.
     lost_chunk_id: Mapped[int | None] = mapped_column(BigInteger)
     tier: Mapped[str] = mapped_column(Text)
-    digest: Mapped[str | None] = mapped_column(Text)
+    digest: Mapped[str | None] = mapped_column(Digest)
     logical_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     chunk_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     uploaded_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
@@ -282,8 +282,8 @@ class ChunkList(Table):
     __tablename__ = "chunk_lists"
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
-    digest: Mapped[str] = mapped_column(Text)  # shard_digest of the list
-    entries_digest: Mapped[str] = mapped_column(Text)  # of the rows' ids: the digests do not say which sizes
+    digest: Mapped[str] = mapped_column(Digest)  # shard_digest of the list
+    entries_digest: Mapped[str] = mapped_column(Digest)  # of the rows' ids: the digests do not say which sizes
     __table_args__ = (UniqueConstraint("project_id", "entries_digest"),)
 
 
@@ -302,7 +302,7 @@ class Shard(Table):
     checkpoint_id: Mapped[str] = mapped_column(ForeignKey("checkpoints.id"))
     rank: Mapped[int] = mapped_column(Integer)
     state: Mapped[str] = mapped_column(Text)
-    digest: Mapped[str | None] = mapped_column(Text)
+    digest: Mapped[str | None] = mapped_column(Digest)
     chunk_list_id: Mapped[int | None] = mapped_column(ForeignKey("chunk_lists.id"), index=True)
     index_ordinal: Mapped[int | None] = mapped_column(Integer)
     layout_ordinal: Mapped[int | None] = mapped_column(Integer)
@@ -342,7 +342,7 @@ class Chunk(Table):
     __tablename__ = "chunks"
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
-    digest: Mapped[str] = mapped_column(Text)
+    digest: Mapped[str] = mapped_column(Digest)
     bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(Moment)
     # How often one of its copies was found bad: what orders findings and readings of its copies, and no clock does.
@@ -374,11 +374,11 @@ class Copy(Leased, Table):
     attempt_id: Mapped[int] = mapped_column(
         ForeignKey("attempts.id")
     )  # who uploads it; an unproven copy is good for it
-    generation: Mapped[str] = mapped_column(Text, insert_sentinel=True)  # by it many new copies are inserted at once
+    generation: Mapped[str] = mapped_column(Hex(16), insert_sentinel=True)  # by it many new copies are inserted at once
     state: Mapped[str] = mapped_column(Text)
     proof: Mapped[str | None] = mapped_column(Text)
     codec: Mapped[str] = mapped_column(Text)
-    stored_digest: Mapped[str] = mapped_column(Text)
+    stored_digest: Mapped[str] = mapped_column(Digest)
     stored_bytes: Mapped[int] = mapped_column(BigInteger)
     version_id: Mapped[str | None] = mapped_column(Text)
     ticket_expires_at: Mapped[datetime] = mapped_column(Moment)  # no PUT can begin after it (rule late-put-window)

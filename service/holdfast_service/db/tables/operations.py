@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Boolean, Float, ForeignKey, Index, Integer, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from holdfast_service.db.dialect import Document, Moment, RowId, partial_index
+from holdfast_service.db.dialect import Digest, Document, Moment, RowId, partial_index
 from holdfast_service.db.lease import Leased
 from holdfast_service.db.tables.core import Table
 
@@ -124,7 +124,7 @@ class Operation(Leased, Table):
     run_id: Mapped[str | None] = mapped_column(ForeignKey("runs.id"))
     checkpoint_id: Mapped[str | None] = mapped_column(ForeignKey("checkpoints.id"))
     arguments: Mapped[dict[str, Any]] = mapped_column(Document)
-    fingerprint: Mapped[str] = mapped_column(Text)
+    fingerprint: Mapped[str] = mapped_column(Digest)
     state: Mapped[str] = mapped_column(Text)
     progress: Mapped[dict[str, Any]] = mapped_column(Document)
     result: Mapped[dict[str, Any] | None] = mapped_column(Document)
@@ -251,7 +251,7 @@ class IdempotencyKey(Table):
     __tablename__ = "idempotency_keys"
     token_id: Mapped[str] = mapped_column(Text, primary_key=True)
     key: Mapped[str] = mapped_column(Text, primary_key=True)
-    asked: Mapped[str] = mapped_column(Text)  # a digest of the call
+    asked: Mapped[str] = mapped_column(Digest)  # of the call
     made_id: Mapped[str | None] = mapped_column(Text)  # written in the transaction that made it
     created_at: Mapped[datetime] = mapped_column(Moment)
     __table_args__ = (Index("ix_idempotency_keys_created_at", "created_at"),)

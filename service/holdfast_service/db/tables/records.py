@@ -11,7 +11,7 @@ from datetime import datetime
 from sqlalchemy import BigInteger, ForeignKey, Index, Integer, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from holdfast_service.db.dialect import Moment, partial_index
+from holdfast_service.db.dialect import Digest, Moment, partial_index
 from holdfast_service.db.lease import Leased
 from holdfast_service.db.tables.core import Table
 
@@ -80,7 +80,7 @@ class FoundEncoding(Table):
 
     __tablename__ = "found_encodings"
     project_id: Mapped[str] = mapped_column(Text, primary_key=True)
-    digest: Mapped[str] = mapped_column(Text, primary_key=True)
+    digest: Mapped[str] = mapped_column(Digest, primary_key=True)
     stored_bytes: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     codec: Mapped[str] = mapped_column(Text)
-    stored_digest: Mapped[str] = mapped_column(Text)
+    stored_digest: Mapped[str] = mapped_column(Digest)
