@@ -137,6 +137,29 @@ _ROWS = (
 )
 
 
+def test_autovacuum_knows_each_kind_of_table(postgres: PostgresServer) -> None:
+    name = f"migrations_{secrets.token_hex(6)}"
+    database = Database(postgres.create_database(name))
+    upgrade(database)
+    with database.read() as session:
+        rows = session.execute(text("SELECT relname, reloptions FROM pg_class WHERE relkind = 'r'")).all()
+    options = {row.relname: dict(each.split("=") for each in row.reloptions or ()) for row in rows}
+    for table in ("chunks", "copies", "chunk_list_entries", "shards", "checkpoints"):
+        assert float(options[table]["autovacuum_vacuum_scale_factor"]) <= 0.01
+        assert float(options[table]["autovacuum_vacuum_insert_scale_factor"]) <= 0.01
+    for table in ("shard_chunks", "read_leases", "collect_candidates"):
+        assert options[table]["autovacuum_vacuum_scale_factor"] == "0"
+    for table in ("attempts", "runs", "operations", "controllers"):
+        assert int(options[table]["autovacuum_vacuum_threshold"]) <= 500
+    assert options["chunk_list_entries"]["autovacuum_freeze_min_age"] == "0"
+    with exclusive_connection(database) as connection:
+        command.downgrade(alembic_config(connection), "0015")
+        left = connection.execute(text("SELECT relname FROM pg_class WHERE reloptions IS NOT NULL AND relkind = 'r'"))
+        assert left.all() == []
+    database.dispose()
+    postgres.drop_database(name)
+
+
 def test_services_that_start_at_once_migrate_once(database: Database) -> None:
     with ThreadPoolExecutor(4) as starts:
         assert list(starts.map(lambda _: upgrade(database), range(4))) == [None] * 4
