@@ -41,6 +41,8 @@ class Storm:
     """One checkpoint: from the first rank's begin until it was committed."""
 
     ranks: int
+    began_at: float
+    """By this machine's monotonic clock."""
     seconds: float
     client_cpu_seconds: float
     service_cpu_seconds: float
@@ -92,7 +94,7 @@ def storm(cluster: Cluster, ranks: int) -> Storm:
     """Raises RuntimeError if a rank fails or the checkpoint is not committed."""
     with cluster.client() as client, ExitStack() as stack:
         run = RunName(_PROJECT, f"of-{ranks}")
-        begin = _begin(client, run, ranks)
+        begin = begin_for(client, run, ranks)
         processes = [
             stack.enter_context(_ranks(cluster, Orders(run=str(run), begin=begin, first=first, last=last)))
             for first, last in _parts(ranks)
@@ -114,6 +116,7 @@ def storm(cluster: Cluster, ranks: int) -> Storm:
     calls_after.subtract(calls)
     return Storm(
         ranks,
+        began_at=began,
         seconds=ended - began,
         client_cpu_seconds=sum(each.cpu_seconds for each in told),
         service_cpu_seconds=service,
@@ -125,7 +128,7 @@ def storm(cluster: Cluster, ranks: int) -> Storm:
     )
 
 
-def _begin(client: Client, run: RunName, ranks: int) -> BeginCheckpoint:
+def begin_for(client: Client, run: RunName, ranks: int) -> BeginCheckpoint:
     """What each rank begins: a launch's first save after the newest checkpoint, if there is one."""
     launch = uuid.uuid4().hex
     opened = client.attempts.open_next(run, launch, world_size=ranks, host="scale", create=True)
