@@ -32,8 +32,8 @@ HoldfastError
 │   ├── SignatureInvalid
 │   └── TicketExpired
 ├── ServiceUnavailable          try again later
-│   ├── StoreUnavailable  DatabaseUnavailable  CatalogReadOnly  Busy  BodyTooSlow  TooManyFailures
-│   ├── CatalogWentBack
+│   ├── StoreUnavailable  DatabaseUnavailable  CatalogReadOnly  Busy  BodyTooSlow  RateLimited
+│   ├── TooManyFailures  CatalogWentBack
 ├── StoreProblem                an operator must act
 │   ├── StoreFull
 │   └── StoreRefused
@@ -386,6 +386,12 @@ class Busy(ServiceUnavailable):
 
 class BodyTooSlow(ServiceUnavailable):
     code = ProblemCode.BODY_TOO_SLOW
+
+
+class RateLimited(ServiceUnavailable):
+    """The service shares its time between projects. Nothing was done, and it says when to come again."""
+
+    code = ProblemCode.RATE_LIMITED
 
 
 class TooManyFailures(ServiceUnavailable):

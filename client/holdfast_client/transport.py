@@ -43,6 +43,8 @@ from holdfast_protocol.problems import Problem
 
 FIRST_SECONDS = 0.2
 LONGEST_SECONDS = 10.0
+_LATER_THAN_ASKED = 0.5
+"""A pause that the other side asks for is longer by up to this share of it."""
 
 # Not the module's own generator: a training job draws from that one, and a retry must not change its numbers.
 _jitter = random.Random()  # noqa: S311  (spreads load, guards nothing)
@@ -77,13 +79,16 @@ class Backoff:
 
     def pause(self, at_least_seconds: float = 0.0, before: Callable[[], object] | None = None) -> bool:
         """Sleeps before the next try; calls `before` just before the sleep. Returns False, without either, if that try
-        would begin after the deadline."""
+        would begin after the deadline. Those who are told to wait equally long come back one after the other, but none
+        comes after its deadline for that."""
         now = time.monotonic()
         if self._ends is None:
             self._ends = now + self._total_seconds
         seconds = max(at_least_seconds, jittered_seconds(self.tries))
         if now + seconds > self._ends:
             return False
+        spread = at_least_seconds * _jitter.uniform(1, 1 + _LATER_THAN_ASKED)
+        seconds = max(seconds, min(spread, self._ends - now))
         if before is not None:
             before()
         self._sleep(seconds)

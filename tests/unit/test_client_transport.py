@@ -11,6 +11,7 @@ import pytest
 
 from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.errors import HoldfastError
+from holdfast_client.transport import Backoff
 from holdfast_protocol.base import PROTOCOL_VERSION
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.service import CreateToken
@@ -78,6 +79,35 @@ def test_the_error_says_whether_an_earlier_try_may_have_been_carried_out(first, 
         with pytest.raises(errors.AttemptConflict) as caught:
             client.service.info()
     assert caught.value.earlier_try_ambiguous is ambiguous
+
+
+def test_who_is_told_to_come_later_does_so_and_not_with_all_others_at_once():
+    pauses = []
+    for _ in range(50):
+        backoff = Backoff(60, pauses.append)
+        assert backoff.pause(4)
+    assert min(pauses) >= 4
+    assert max(pauses) <= 6
+    assert max(pauses) - min(pauses) > 0.5
+
+
+def test_the_spread_takes_no_try_away_from_the_deadline():
+    pauses = []
+    backoff = Backoff(4.1, pauses.append)
+    assert backoff.pause(4)
+    assert 4 <= pauses[0] <= 4.1
+    assert not Backoff(3, pauses.append).pause(4)
+
+
+def test_a_project_that_is_limited_waits_as_long_as_it_is_told_to():
+    limited = problem("rate_limited", retry_after_seconds=1)
+    limited.headers["Retry-After"] = "1"
+    with scripted(in_turn(limited, problem("attempt_conflict"))) as server, client_of(server.url) as client:
+        began = time.monotonic()
+        with pytest.raises(errors.AttemptConflict) as caught:
+            client.service.info()
+    assert time.monotonic() - began >= 1
+    assert caught.value.earlier_try_ambiguous is False, "a call that was refused for load was not carried out"
 
 
 def test_what_cannot_succeed_later_is_not_tried_again():
