@@ -48,6 +48,7 @@ from holdfast_service.stores.posix.endpoints import SignedStore, object_router
 from holdfast_service.stores.posix.posix_store import PosixStore
 from holdfast_service.stores.posix.signed_urls import key_of_role
 from holdfast_service.usage.metrics import ByteNumbers
+from holdfast_service.web.admission import Admission
 from holdfast_service.web.frame import (
     HostCheck,
     ProtocolHeader,
@@ -158,10 +159,12 @@ def create_app(context: ServiceContext, *, lifespan: Lifespan | None = None) -> 
     app.state.metrics.register(ScrubNumbers(context))
     app.state.metrics.register(RunNumbers(context))
     app.state.metrics.register(ControllerNumbers(context, app.state.loops))
+    of_requests = registry_of_requests(app.state.metrics)
+    app.state.admission = Admission(context.settings, context.load, of_requests)
     install_problem_replies(app)
     # The last one added is the outermost: the frame gives the id that all others use.
     app.add_middleware(ProtocolHeader)
     app.add_middleware(HostCheck, names=context.settings.host_names)
-    app.add_middleware(RequestMeter, registry=registry_of_requests(app.state.metrics))
+    app.add_middleware(RequestMeter, registry=of_requests)
     app.add_middleware(RequestFrame)
     return app

@@ -16,6 +16,7 @@ from holdfast_service.attached_stores.attached import AttachedStore, StoreWatch
 from holdfast_service.db.commit_notifier import CommitNotifier
 from holdfast_service.db.engine import Database
 from holdfast_service.insights.save_interval import SaveAdvice
+from holdfast_service.load import Load
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import Store
 from holdfast_service.stores.read_rate_limit import ReadRateLimit
@@ -32,8 +33,8 @@ class ServiceContext:
     `store` is the primary store, the only one that trainers write to, and `store_id` its row in the catalog. `stores`
     are all that are attached, the primary one first. `read_rate_limit` is shared by all that reads copies back here,
     and `save_advice` by all that is told how often to save.
-    `process_id` names this process to the others. `stopping` is set when it is asked to end: long background work ends
-    after the step in hand.
+    `load` knows whether callers wait. `process_id` names this process to the others. `stopping` is set when it is asked
+    to end: long background work ends after the step in hand.
     """
 
     settings: ServiceSettings
@@ -48,6 +49,7 @@ class ServiceContext:
     stores: tuple[AttachedStore, ...]
     read_rate_limit: ReadRateLimit
     save_advice: SaveAdvice
+    load: Load = field(default_factory=Load)
     process_id: str = field(default_factory=_new_process_id)
     stopping: threading.Event = field(default_factory=threading.Event, repr=False)
 

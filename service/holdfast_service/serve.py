@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import threading
@@ -41,6 +42,8 @@ _log = structlog.get_logger("holdfast.serve")
 # Longer than a trainer pauses between two calls, so that its connections are not closed under it.
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
+_OTHER_OPEN_FILES = 500
+"""For the database, the store, and files on their way through the service."""
 # A process that starts on a busy machine answers its supervisor only when everything is imported. While the supervisor
 # waits for that answer it hears no signal.
 _HANGS_AFTER_SECONDS = 30
@@ -56,6 +59,7 @@ def serve(settings: ServiceSettings, on_ready: Callable[[ServiceContext, str], N
 
     Raises PortInUseError, SettingsError and ProblemError(`database_unavailable`).
     """
+    _allow_connections(settings.most_connections)
     listening = _listen(settings.host, settings.port)
     with contextlib.closing(listening):
         if not settings.serve_controllers:
@@ -67,6 +71,22 @@ def serve(settings: ServiceSettings, on_ready: Callable[[ServiceContext, str], N
             _serve_in_processes(settings, listening, on_ready)
 
 
+def _allow_connections(count: int) -> None:
+    """As many open files as that needs, as far as this process may; those that it starts inherit it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _OTHER_OPEN_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
+def _most_connections(settings: ServiceSettings) -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return settings.most_connections
+    return max(1, min(settings.most_connections, soft - _OTHER_OPEN_FILES))
+
+
 def http_config(app: ASGIApp | Callable[[], ASGIApp], settings: ServiceSettings, **more: Any) -> uvicorn.Config:
     """How uvicorn serves the application, or what `app` makes with `factory=True`."""
     return _Config(app, settings, more)
@@ -76,7 +96,7 @@ class _Config(uvicorn.Config):
     """Can be sent to another process, which loads it there."""
 
     def __init__(self, app: ASGIApp | Callable[[], ASGIApp], settings: ServiceSettings, more: dict[str, Any]) -> None:
-        self._bounds = (settings.header_seconds, settings.most_connections)
+        self._bounds = (settings.header_seconds, _most_connections(settings))
         super().__init__(
             app,
             ws="none",

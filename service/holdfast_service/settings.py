@@ -111,10 +111,34 @@ class ServiceSettings(BaseSettings):
         default=20.0, gt=0, description="A connection that has not sent the head of a request by then is closed."
     )
     most_connections: int = Field(
-        default=1000,
+        default=5000,
         ge=1,
-        description="Connections at a time, of each process. One more takes the place of the one that has been idle "
-        "for the longest.",
+        description="Connections at a time, of each process; fewer if the limit of open files is lower. One more takes "
+        "the place of the one that has been idle for the longest.",
+    )
+    requests_at_once: int = Field(
+        default=8,
+        ge=1,
+        description="Calls that each process works on at once; projects take turns, and one project has all places but "
+        "one at most.",
+    )
+    project_requests: int = Field(
+        default=2000,
+        ge=4,
+        description="Calls of one project that are under way in each process, those that wait for their turn included. "
+        "At half of it begins get 429 and a time to come again, at three quarters negotiations, at all of it every "
+        "call but seals and heartbeats.",
+    )
+    most_requests: int = Field(
+        default=4000,
+        ge=4,
+        description="The same for all projects together, with 503. A project within its fair share of them is not "
+        "refused.",
+    )
+    project_long_polls: int = Field(
+        default=2000,
+        ge=1,
+        description="Calls of one project that wait for a checkpoint's outcome, in each process. One more gets 429.",
     )
     log_format: Literal["auto", "json", "console"] = Field(
         default="auto", description="`json` or `console`; `auto` is JSON unless stderr is a terminal."

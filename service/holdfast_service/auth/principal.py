@@ -321,5 +321,12 @@ def _token_of(request: Request) -> str:
     return token
 
 
+def last_known(request: Request) -> Principal | None:
+    """Who came with this token when it was last good. It says nothing of now: only for whose turn it is. Raises
+    `unauthenticated` for a call without a token."""
+    failed_calls: FailedCalls = request.app.state.failed_calls
+    return failed_calls.last_known(_token_of(request))
+
+
 def require(scope: Scope | None, *, from_memory: bool = False, work_looks: bool = False) -> Any:
     return Depends(RequireScope(scope, from_memory, work_looks))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from holdfast_protocol.attempts import (
@@ -50,6 +50,7 @@ from holdfast_service.training.attempts import (
 )
 from holdfast_service.training.negotiate import begin_and_negotiate, negotiate_chunks
 from holdfast_service.training.seal import seal_shard
+from holdfast_service.web.admission import Permit
 from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import AnyCaller, BusyTrainer, Cursor, Limit, ProtocolSpoken, Trainer, tagged
 
@@ -158,7 +159,9 @@ def begin(
     context: Context,
     caller: BusyTrainer,
 ) -> CheckpointBegun:
-    return begin_and_negotiate(context, caller, project, run, body)
+    begun = begin_and_negotiate(context, caller, project, run, body)
+    context.load.note_checkpoint(begun.id, project)
+    return begun
 
 
 @checkpoints_router.put(
@@ -190,7 +193,9 @@ def abort(
     "/v1/checkpoints/{checkpoint_id}", summary="Read a checkpoint, or wait until it is not uploading any more"
 )
 async def show(
+    *,
     checkpoint_id: str,
+    request: Request,
     response: Response,
     context: Context,
     caller: AnyCaller,
@@ -198,6 +203,9 @@ async def show(
 ) -> CheckpointView:
     view = await run_in_threadpool(read_checkpoint, context, caller, checkpoint_id)
     if wait and view.state == CheckpointState.UPLOADING:
-        await context.notifier.wait(checkpoint_id, wait)
+        permit: Permit = request.state.permit
+        with permit.long_poll():
+            await context.notifier.wait(checkpoint_id, wait)
+        await permit.take()
         view = await run_in_threadpool(read_checkpoint, context, caller, checkpoint_id)
     return tagged(response, view)

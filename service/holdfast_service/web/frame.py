@@ -34,9 +34,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION, Request, speaks_with
 from holdfast_protocol.problems import ProblemCode
-from holdfast_service.auth.principal import RequireScope
+from holdfast_service.auth.principal import RequireScope, last_known
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.posix.signed_urls import OBJECTS_PATH
+from holdfast_service.web.admission import Admission, Permit, class_of
 from holdfast_service.web.problem_reply import internal_problem, problem_response
 
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -342,9 +343,14 @@ _MOST_FAULTS = 1000
 _PARSED_AT_ONCE_BYTES = 64 * 1024
 
 
+CLIENT_HAS_GONE = 499
+"""The status of a call whose client did not wait for its turn: for the log and the metrics alone."""
+
+
 class GuardedRoute(APIRoute):
-    """For `APIRouter(route_class=…)`. A route's one body is its parameter `body`. It first authenticates the caller,
-    then limits how much may be read, then reads what the call says (rule limits-before-work).
+    """For `APIRouter(route_class=…)`. A route's one body is its parameter `body`. It first lets the call in, or refuses
+    it for load (`web/admission.py`), then authenticates the caller, then limits how much may be read, then reads what
+    the call says (rule limits-before-work).
 
     FastAPI reads and parses a body before it asks any dependency, on the event loop: six strangers with 30 MB each held
     a service for a minute. A GuardedRoute authenticates from the headers alone, before the first byte of the body is
@@ -355,12 +361,26 @@ class GuardedRoute(APIRoute):
         handle = super().get_route_handler()
         required = next(required_by(self.dependant), None)
         body = None if self.body_field is None else _Body.of(self)
+        if required is None:
+            return handle
+        kind = class_of(self.methods or (), self.path)
 
         async def guarded(request: HttpRequest) -> Response:
-            if required is not None:
-                known = required.admitted(request)
-                request.state.caller = known or await run_in_threadpool(required.caller_of, request)
-            return await handle(request if body is None else await body.read(request))
+            admission: Admission = request.app.state.admission
+            caller = required.admitted(request)
+            with admission.call(request, kind, caller or last_known(request)) as permit:
+                request.state.permit = permit
+                if caller is None:
+                    await permit.take()
+                    caller = await run_in_threadpool(required.caller_of, request)
+                request.state.caller = caller
+                if body is not None:
+                    permit.give_back()  # none is held while a body comes
+                    request = await body.read(request, permit)
+                await permit.take()
+                if permit.waited_seconds and await request.is_disconnected():
+                    return Response(status_code=CLIENT_HAS_GONE)
+                return await handle(request)
 
         return guarded
 
@@ -397,9 +417,11 @@ class _Body:
         annotation = get_type_hints(route.endpoint, include_extras=True)["body"]
         return cls(TypeAdapter(annotation), max(model.largest_body_bytes for model in _models(annotation)))
 
-    async def read(self, request: HttpRequest) -> _ReadRequest:
-        """Raises RequestValidationError, `body_too_large` and `body_too_slow`."""
+    async def read(self, request: HttpRequest, permit: Permit) -> _ReadRequest:
+        """Takes the permit once the body is here. Raises RequestValidationError, `body_too_large` and
+        `body_too_slow`."""
         body = await self._receive(request)
+        await permit.take()
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
             raise _invalid("the body must be JSON, with Content-Type: application/json")

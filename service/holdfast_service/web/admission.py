@@ -1,0 +1,287 @@
+"""Who is worked on now, who waits and who is refused: each call with a token passes here before it uses a thread.
+
+A process works on a few calls at once. The others wait on the event loop, where they hold no thread and no connection
+of the database, and `web/fair_queue.py` says whose turn it is. A call holds no place while its body arrives, nor while
+it waits for a checkpoint's outcome.
+
+A call belongs to the project of its token. A token that is good for every project is trusted to name one in the path;
+of a checkpoint's id this process knows the project if the checkpoint was begun here. Calls whose token was not seen
+before share one project, so strangers cannot take more turns than one project has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.requests import HTTPConnection
+
+from holdfast_protocol.problems import ProblemCode
+from holdfast_service.auth.principal import Principal
+from holdfast_service.errors import ProblemError
+from holdfast_service.load import Load
+from holdfast_service.settings import ServiceSettings
+from holdfast_service.web.fair_queue import CallClass, FairQueue, Limits, Refusal
+
+_RUN = "/v1/projects/{project}/runs/{run}"
+_CHECKPOINT = "/v1/checkpoints/{checkpoint_id}"
+CLASSES: Mapping[tuple[str, str], CallClass] = {
+    ("PUT", f"{_CHECKPOINT}/shards/{{rank}}"): CallClass.PROMISED,
+    ("POST", f"{_CHECKPOINT}/abort"): CallClass.PROMISED,
+    ("POST", f"{_RUN}/attempts/{{number}}/heartbeat"): CallClass.PROMISED,
+    ("POST", f"{_RUN}/attempts/{{number}}/end"): CallClass.PROMISED,
+    ("POST", f"{_RUN}/attempts"): CallClass.RESTORE,
+    ("PUT", f"{_RUN}/attempts/{{number}}/resumed-from"): CallClass.RESTORE,
+    ("GET", f"{_RUN}/restore-point"): CallClass.RESTORE,
+    ("GET", _CHECKPOINT): CallClass.RESTORE,
+    ("GET", f"{_CHECKPOINT}/manifest"): CallClass.RESTORE,
+    ("GET", f"{_CHECKPOINT}/shards/{{rank}}"): CallClass.RESTORE,
+    ("POST", f"{_CHECKPOINT}/reads"): CallClass.RESTORE,
+    ("POST", f"{_CHECKPOINT}/chunk-reports"): CallClass.RESTORE,
+    ("DELETE", "/v1/read-leases/{lease_id}"): CallClass.RESTORE,
+    ("GET", "/v1/service"): CallClass.RESTORE,
+    ("POST", "/v1/mount-proofs"): CallClass.RESTORE,
+    ("POST", f"{_CHECKPOINT}/shards/{{rank}}/chunks"): CallClass.NEGOTIATE,
+    ("POST", f"{_RUN}/checkpoints"): CallClass.BEGIN,
+}
+"""By method and path; all other calls are of the last class."""
+
+STRANGERS = "(tokens not seen before)"
+_NO_PROJECT = "(no project)"
+_MANY_PROJECTS = "(others)"
+_MOST_LABELS = 100
+_WAIT_BUCKETS_SECONDS = (0.005, 0.02, 0.1, 0.5, 2, 10, 30, 60)
+
+
+def class_of(methods: Collection[str], path: str) -> CallClass:
+    return next((CLASSES[method, path] for method in methods if (method, path) in CLASSES), CallClass.OTHER)
+
+
+def project_of(caller: Principal | None, path: Mapping[str, str], load: Load) -> str:
+    """`caller`: who came with this token when it was last good; None: it was not seen here."""
+    if caller is None:
+        return STRANGERS
+    return (
+        caller.project_name
+        or path.get("project")
+        or load.project_of(path.get("checkpoint_id", ""))
+        or f"{_NO_PROJECT} {caller.token_id}"
+    )
+
+
+@dataclass(eq=False)
+class _Waiter:
+    """`turn` belongs to the event loop that waits. `has_turn` is read and written under the lock."""
+
+    permit: Permit
+    turn: asyncio.Future[None]
+    has_turn: bool = False
+
+
+class Admission:
+    """One per application. Its permits are used on event loops, of which there may be several."""
+
+    def __init__(self, settings: ServiceSettings, load: Load, registry: CollectorRegistry) -> None:
+        self._settings = settings
+        self._load = load
+        self._lock = threading.Lock()
+        self._queue: FairQueue[_Waiter] = FairQueue(
+            Limits(settings.requests_at_once, settings.project_requests, settings.most_requests)
+        )
+        self._long_polls: dict[str, int] = {}
+        self._meter = _Meter(registry)
+
+    @contextmanager
+    def call(self, connection: HTTPConnection, kind: CallClass, caller: Principal | None) -> Iterator[Permit]:
+        """Counts a call until the block is left, which gives its place back. Raises `rate_limited` and `busy`."""
+        project = project_of(caller, connection.path_params, self._load)
+        permit = Permit(self, project, kind)
+        try:
+            with self._lock:
+                refusal = self._queue.let_in(project, kind, time.monotonic())
+            if refusal is not None:
+                raise self._refused(project, refusal)
+            try:
+                yield permit
+            finally:
+                with self._lock:
+                    self._give_back(permit)
+                    self._queue.leave(project)
+        except ProblemError as error:
+            if "limit" in error.context:
+                self._meter.count_refusal(project, kind, error.context["limit"])
+            raise
+
+    async def take(self, permit: Permit) -> None:
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(permit, loop.create_future())
+        with self._lock:
+            self._queue.wait(permit.project, permit.kind, waiter)
+            if self._deal(mine=waiter):
+                permit.held_since = time.monotonic()
+                return
+        began = time.monotonic()
+        with self._meter.waiting(permit.kind):
+            try:
+                await waiter.turn
+            except asyncio.CancelledError:
+                with self._lock:
+                    if waiter.has_turn:
+                        self._end_turn(permit, 0.0)
+                    else:
+                        self._queue.stop_waiting(permit.project, permit.kind, waiter)
+                        self._say_load()
+                raise
+        permit.held_since = time.monotonic()
+        permit.waited_seconds += permit.held_since - began
+
+    def give_back(self, permit: Permit) -> None:
+        with self._lock:
+            self._give_back(permit)
+
+    @contextmanager
+    def long_poll(self, permit: Permit) -> Iterator[None]:
+        """Counted apart from the calls that are let in. Raises `rate_limited`."""
+        project, most = permit.project, self._settings.project_long_polls
+        with self._lock:
+            waits = self._long_polls.get(project, 0)
+            if waits >= most:
+                raise ProblemError(
+                    ProblemCode.RATE_LIMITED,
+                    f"{waits} calls of the project {project!r} wait for an outcome in this process, as many as "
+                    "HOLDFAST_PROJECT_LONG_POLLS allows. Ask without `wait`, or wait with one call a host.",
+                    limit="HOLDFAST_PROJECT_LONG_POLLS",
+                    retry_after_seconds=_LONG_POLL_RETRY_SECONDS,
+                )
+            self._long_polls[project] = waits + 1
+            self._give_back(permit)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._long_polls[project] -= 1
+                if not self._long_polls[project]:
+                    del self._long_polls[project]
+
+    def _give_back(self, permit: Permit) -> None:
+        if permit.held_since is not None:
+            seconds, permit.held_since = time.monotonic() - permit.held_since, None
+            self._end_turn(permit, seconds)
+
+    def _end_turn(self, permit: Permit, seconds: float) -> None:
+        self._queue.give_back(permit.project, permit.kind, seconds)
+        self._deal()
+
+    def _deal(self, mine: _Waiter | None = None) -> bool:
+        """Wakes those whose turn it is. Whether it is that of `mine`, which is awake."""
+        while (waiter := self._queue.take()) is not None:
+            waiter.has_turn = True
+            if waiter is mine:
+                continue
+            try:
+                waiter.turn.get_loop().call_soon_threadsafe(_wake, waiter.turn)
+            except RuntimeError:  # its loop has closed: no request waits there any more
+                self._queue.give_back(waiter.permit.project, waiter.permit.kind, 0.0)
+        self._say_load()
+        return mine is not None and mine.has_turn
+
+    def _say_load(self) -> None:
+        self._load.set_busy(busy=self._queue.training_waits)
+
+    def _refused(self, project: str, refusal: Refusal) -> ProblemError:
+        seconds = refusal.retry_after_seconds
+        if refusal.own:
+            return ProblemError(
+                ProblemCode.RATE_LIMITED,
+                f"Too many calls of the project {project!r} are under way in this process (HOLDFAST_PROJECT_REQUESTS). "
+                f"Try again in {seconds} s.",
+                limit="HOLDFAST_PROJECT_REQUESTS",
+                retry_after_seconds=seconds,
+            )
+        return ProblemError(
+            ProblemCode.BUSY,
+            f"Too many calls are under way in this process (HOLDFAST_MOST_REQUESTS). Try again in {seconds} s.",
+            limit="HOLDFAST_MOST_REQUESTS",
+            retry_after_seconds=seconds,
+        )
+
+
+_LONG_POLL_RETRY_SECONDS = 5
+
+
+def _wake(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)
+
+
+class Permit:
+    """One call's place among those that are worked on, taken and given back."""
+
+    def __init__(self, admission: Admission, project: str, kind: CallClass) -> None:
+        self._admission = admission
+        self.project = project
+        self.kind = kind
+        self.held_since: float | None = None
+        self.waited_seconds = 0.0
+
+    async def take(self) -> None:
+        """Waits for this call's turn; at once if it has the place already."""
+        if self.held_since is None:
+            await self._admission.take(self)
+
+    def give_back(self) -> None:
+        self._admission.give_back(self)
+
+    @contextmanager
+    def long_poll(self) -> Iterator[None]:
+        """Holds no place while the block waits. Raises `rate_limited`; afterwards `take` it again."""
+        with self._admission.long_poll(self):
+            yield
+
+
+class _Meter:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._waiting = Gauge(
+            "holdfast_calls_waiting",
+            "Calls that wait for their turn, by class.",
+            ("class",),
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self._waited = Histogram(
+            "holdfast_call_wait_seconds",
+            "How long calls waited that did not have their turn at once, by class.",
+            ("class",),
+            buckets=_WAIT_BUCKETS_SECONDS,
+            registry=registry,
+        )
+        self._refused = Counter(
+            "holdfast_calls_refused",
+            "Calls that were refused for load, by class, by project and by the setting that limits them.",
+            ("class", "project", "limit"),
+            registry=registry,
+        )
+        self._shown: set[str] = set()
+
+    @contextmanager
+    def waiting(self, kind: CallClass) -> Iterator[None]:
+        label, began = kind.name.lower(), time.monotonic()
+        waiting = self._waiting.labels(label)
+        waiting.inc()
+        try:
+            yield
+        finally:
+            waiting.dec()
+            self._waited.labels(label).observe(time.monotonic() - began)
+
+    def count_refusal(self, project: str, kind: CallClass, limit: str) -> None:
+        """The first hundred projects have a time series of their own."""
+        name = _NO_PROJECT if project.startswith(_NO_PROJECT) else project
+        if len(self._shown) < _MOST_LABELS:
+            self._shown.add(name)
+        self._refused.labels(kind.name.lower(), name if name in self._shown else _MANY_PROJECTS, limit).inc()

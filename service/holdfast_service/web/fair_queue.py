@@ -1,0 +1,180 @@
+"""Whose turn it is: a bounded number of calls is worked on at once, and the projects take turns. Pure: no clock, no
+waiting, no I/O; `web/admission.py` waits.
+
+Among the projects that wait it goes round, one call a turn. Within a project the classes have an order, and what waited
+longest in its class is first. A project never has all places, so that another one's call finds one free at once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import ceil
+from typing import Generic, TypeVar
+
+Caller = TypeVar("Caller")
+
+
+class CallClass(IntEnum):
+    """In the order in which a project's calls are worked on. What is shed first is another matter: `SHARE`."""
+
+    PROMISED = 0
+    """Seals, heartbeats, and what ends something: never refused for load, because work was done for it already."""
+    RESTORE = 1
+    NEGOTIATE = 2
+    BEGIN = 3
+    OTHER = 4
+
+
+SHARE = {
+    CallClass.OTHER: 0.5,
+    CallClass.BEGIN: 0.5,
+    CallClass.NEGOTIATE: 0.75,
+    CallClass.RESTORE: 1.0,
+    CallClass.PROMISED: float("inf"),
+}
+"""A class is refused when so much of a limit is used. Begins go first: nothing was sent for them yet."""
+
+_DEALT_EVERY = 8
+"""Each so manieth turn of a project is dealt to the classes in rotation, so that none of them starves."""
+_RETRY_SECONDS = (1, 60)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`at_once`: calls that are worked on, of all projects. The others count calls that were let in and are not over:
+    those of one project, and of all."""
+
+    at_once: int
+    project_requests: int
+    requests: int
+
+    @property
+    def project_at_once(self) -> int:
+        return max(1, self.at_once - 1)
+
+    @property
+    def other_at_once(self) -> int:
+        """Of the last class, of all projects: a listing may take seconds."""
+        return max(1, self.at_once // 2)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """`own`: the project's own limit is reached, not that of the service."""
+
+    own: bool
+    retry_after_seconds: int
+
+
+@dataclass
+class _Project(Generic[Caller]):
+    let_in: int = 0
+    held: int = 0
+    turn: int = 0
+    comes_again_at: float = 0.0
+    """When the last one that was refused is to come again: each later one comes later."""
+    waiting: dict[CallClass, dict[Caller, None]] = field(default_factory=lambda: {kind: {} for kind in CallClass})
+
+    @property
+    def waits(self) -> int:
+        return sum(map(len, self.waiting.values()))
+
+    def pick(self, *, others: bool) -> CallClass | None:
+        """The class whose turn it is. `others`: the last one may have it too."""
+        can = [kind for kind, callers in self.waiting.items() if callers and (others or kind is not CallClass.OTHER)]
+        if not can:
+            return None
+        self.turn += 1
+        dealt, rest = divmod(self.turn, _DEALT_EVERY)
+        wanted = CallClass(dealt % len(CallClass))
+        return wanted if rest == 0 and wanted in can else can[0]
+
+
+class FairQueue(Generic[Caller]):
+    """A call is let in, takes its turn once or more often, and leaves. Not thread-safe."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._projects: dict[str, _Project[Caller]] = {}
+        self._waiting: OrderedDict[str, None] = OrderedDict()  # the one whose turn was longest ago first
+        self._held_by_others = 0
+        self._call_seconds = 0.02
+        self.let_in_count = 0
+        self.held = 0
+
+    def let_in(self, project: str, kind: CallClass, now: float) -> Refusal | None:
+        """None: it counts from now on, until `leave`."""
+        known = self._projects.get(project)
+        own, every = (0 if known is None else known.let_in), self.let_in_count
+        if known is not None and own >= SHARE[kind] * self._limits.project_requests:
+            return Refusal(own=True, retry_after_seconds=self._comes_again(known, now))
+        # Within its fair share of what is under way nobody is refused for what the others do.
+        if known is not None and every >= SHARE[kind] * self._limits.requests and own * len(self._projects) >= every:
+            return Refusal(own=False, retry_after_seconds=self._comes_again(known, now))
+        self._projects.setdefault(project, _Project()).let_in += 1
+        self.let_in_count += 1
+        return None
+
+    def leave(self, project: str) -> None:
+        known = self._projects[project]
+        known.let_in -= 1
+        self.let_in_count -= 1
+        if not known.let_in:
+            del self._projects[project]
+
+    def wait(self, project: str, kind: CallClass, caller: Caller) -> None:
+        self._projects[project].waiting[kind][caller] = None
+        self._waiting.setdefault(project)
+
+    def stop_waiting(self, project: str, kind: CallClass, caller: Caller) -> None:
+        known = self._projects[project]
+        del known.waiting[kind][caller]
+        if not known.waits:
+            del self._waiting[project]
+
+    def take(self) -> Caller | None:
+        """The caller whose turn it is: it holds a place until `give_back`. None: nobody waits, or nobody may."""
+        if self.held >= self._limits.at_once:
+            return None
+        for project in self._waiting:
+            known = self._projects[project]
+            if known.held >= self._limits.project_at_once:
+                continue
+            kind = known.pick(others=self._held_by_others < self._limits.other_at_once)
+            if kind is None:
+                continue
+            caller = next(iter(known.waiting[kind]))
+            self._waiting.move_to_end(project)
+            self.stop_waiting(project, kind, caller)
+            self._hold(known, kind, 1)
+            return caller
+        return None
+
+    def give_back(self, project: str, kind: CallClass, seconds: float) -> None:
+        """`seconds`: how long the place was held."""
+        self._hold(self._projects[project], kind, -1)
+        self._call_seconds += (seconds - self._call_seconds) / 16
+
+    @property
+    def training_waits(self) -> bool:
+        """Calls wait, and not only those of people."""
+        for project in self._waiting:
+            waiting = self._projects[project].waiting
+            if any(callers for kind, callers in waiting.items() if kind is not CallClass.OTHER):
+                return True
+        return False
+
+    def _hold(self, known: _Project[Caller], kind: CallClass, more: int) -> None:
+        known.held += more
+        self.held += more
+        self._held_by_others += more if kind is CallClass.OTHER else 0
+
+    def _comes_again(self, known: _Project[Caller], now: float) -> int:
+        """When the calls that are let in are over, and those that were refused before have come again. So they come one
+        by one, and not all at once."""
+        call_seconds = self._call_seconds / self._limits.project_at_once
+        known.comes_again_at = max(known.comes_again_at, now + known.let_in * call_seconds) + call_seconds
+        least, most = _RETRY_SECONDS
+        return min(most, max(least, ceil(known.comes_again_at - now)))

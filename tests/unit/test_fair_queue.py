@@ -1,0 +1,215 @@
+"""Whose turn it is, and who is refused: tables, and a simulation with hypothesis."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast_service.web.fair_queue import CallClass, FairQueue, Limits, Refusal
+
+PROMISED, RESTORE, NEGOTIATE, BEGIN, OTHER = CallClass
+WIDE = Limits(at_once=4, project_requests=1000, requests=1000)
+
+
+@dataclass(eq=False)
+class Call:
+    project: str
+    kind: CallClass
+
+
+class Calls:
+    """A queue, and what is worked on."""
+
+    def __init__(self, limits: Limits = WIDE) -> None:
+        self.queue: FairQueue[Call] = FairQueue(limits)
+        self.held: list[Call] = []
+
+    def come(self, project: str, *kinds: CallClass) -> list[Call]:
+        calls = [Call(project, kind) for kind in kinds]
+        for call in calls:
+            assert self.queue.let_in(project, call.kind, 0.0) is None
+            self.queue.wait(project, call.kind, call)
+        return calls
+
+    def deal(self) -> list[Call]:
+        dealt = list(iter(self.queue.take, None))
+        self.held += dealt
+        return dealt
+
+    def end(self, call: Call) -> None:
+        self.held.remove(call)
+        self.queue.give_back(call.project, call.kind, 0.01)
+        self.queue.leave(call.project)
+
+    def in_order(self) -> list[Call]:
+        """One after the other, in the order of their turns."""
+        order = []
+        while dealt := self.deal():
+            for call in dealt:
+                self.end(call)
+            order += dealt
+        return order
+
+
+def one_at_a_time() -> Calls:
+    return Calls(Limits(at_once=1, project_requests=1000, requests=1000))
+
+
+def test_a_projects_seals_go_first_and_its_listings_last() -> None:
+    calls = one_at_a_time()
+    calls.come("a", OTHER, BEGIN, NEGOTIATE, RESTORE, PROMISED)
+    assert [call.kind for call in calls.in_order()] == [PROMISED, RESTORE, NEGOTIATE, BEGIN, OTHER]
+
+
+def test_within_a_class_it_is_the_order_in_which_they_came() -> None:
+    calls = one_at_a_time()
+    came = calls.come("a", *[BEGIN] * 5)
+    assert calls.in_order() == came
+
+
+def test_projects_take_turns_however_many_calls_one_has() -> None:
+    calls = one_at_a_time()
+    calls.come("storm", *[PROMISED] * 100)
+    calls.come("quiet", *[OTHER] * 3)
+    first = [call.project for call in calls.in_order()][:6]
+    assert first == ["storm", "quiet"] * 3
+
+
+def test_one_project_never_has_every_place() -> None:
+    calls = Calls()
+    calls.come("storm", *[PROMISED] * 100)
+    assert len(calls.deal()) == WIDE.at_once - 1
+    calls.come("quiet", RESTORE)
+    assert [call.project for call in calls.deal()] == ["quiet"]
+
+
+def test_listings_of_all_projects_have_half_of_the_places() -> None:
+    calls = Calls()
+    for project in "abcd":
+        calls.come(project, OTHER)
+    assert len(calls.deal()) == WIDE.at_once // 2
+    calls.come("a", RESTORE, RESTORE)
+    assert [call.kind for call in calls.deal()] == [RESTORE, RESTORE]
+
+
+def test_no_class_of_a_project_starves() -> None:
+    calls = one_at_a_time()
+    calls.come("a", NEGOTIATE, BEGIN, OTHER)
+    turns: list[CallClass] = []
+    for _ in range(60):
+        calls.come("a", PROMISED)
+        calls.come("a", RESTORE)
+        (dealt,) = calls.deal()
+        turns.append(dealt.kind)
+        calls.end(dealt)
+    assert {NEGOTIATE, BEGIN, OTHER} <= set(turns)
+    assert Counter(turns)[PROMISED] > 40
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"), [(OTHER, 4), (BEGIN, 4), (NEGOTIATE, 6), (RESTORE, 8), (PROMISED, 50)], ids=lambda each: str(each)
+)
+def test_what_is_shed_first(kind: CallClass, most: int) -> None:
+    """Of a limit of eight; seals and heartbeats are never refused."""
+    queue: FairQueue[Call] = FairQueue(Limits(at_once=2, project_requests=8, requests=1000))
+    let_in = 0
+    while let_in < 50 and queue.let_in("a", kind, 0.0) is None:
+        let_in += 1
+    assert let_in == most
+    assert queue.let_in("b", kind, 0.0) is None, "another project's limit is its own"
+    assert queue.let_in("a", PROMISED, 0.0) is None
+
+
+def test_a_project_within_its_share_is_not_refused_for_the_others() -> None:
+    queue: FairQueue[Call] = FairQueue(Limits(at_once=2, project_requests=1000, requests=10))
+    for _ in range(4):
+        assert queue.let_in("quiet", RESTORE, 0.0) is None
+    for _ in range(6):
+        assert queue.let_in("storm", RESTORE, 0.0) is None
+    assert queue.let_in("storm", RESTORE, 0.0) == Refusal(own=False, retry_after_seconds=1)
+    assert queue.let_in("quiet", RESTORE, 0.0) is None
+    assert queue.let_in("new", BEGIN, 0.0) is None
+    assert queue.let_in("storm", PROMISED, 0.0) is None
+
+
+def test_those_who_are_refused_come_again_one_by_one() -> None:
+    queue: FairQueue[Call] = FairQueue(Limits(at_once=2, project_requests=100, requests=1000))
+    for _ in range(50):
+        queue.let_in("a", BEGIN, 0.0)
+    told = [queue.let_in("a", BEGIN, 0.0) for _ in range(1000)]
+    seconds = [each.retry_after_seconds for each in told if each is not None]
+    assert len(seconds) == 1000
+    assert seconds == sorted(seconds)
+    assert (seconds[0], seconds[-1]) == (2, 21), "50 calls of 20 ms are under way, and a thousand come again"
+    for _ in range(10_000):
+        longest = queue.let_in("a", BEGIN, 0.0)
+    assert longest == Refusal(own=True, retry_after_seconds=60)
+
+
+def test_it_knows_whether_training_waits() -> None:
+    calls = one_at_a_time()
+    calls.come("a", OTHER, OTHER)
+    calls.deal()
+    assert not calls.queue.training_waits
+    calls.come("a", BEGIN)
+    assert calls.queue.training_waits
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["come", "end", "go away"]), st.sampled_from("abc"), st.sampled_from(CallClass)),
+    max_size=200,
+)
+
+
+@given(STEPS, st.integers(1, 5))
+@settings(max_examples=200, deadline=None)
+def test_whatever_happens_places_are_bounded_used_and_given_back(
+    steps: list[tuple[str, str, CallClass]], at_once: int
+) -> None:
+    limits = Limits(at_once=at_once, project_requests=20, requests=40)
+    calls, waiting = Calls(limits), list[Call]()
+    for what, project, kind in steps:
+        if what == "come":
+            if calls.queue.let_in(project, kind, 0.0) is None:
+                waiting.append(Call(project, kind))
+                calls.queue.wait(project, kind, waiting[-1])
+        elif what == "end" and calls.held:
+            calls.end(calls.held[0])
+        elif what == "go away" and waiting:
+            gone = waiting.pop()
+            calls.queue.stop_waiting(gone.project, gone.kind, gone)
+            calls.queue.leave(gone.project)
+        for call in calls.deal():
+            waiting.remove(call)
+        assert len(calls.held) == calls.queue.held <= at_once
+        by_project = Counter(call.project for call in calls.held)
+        assert all(count <= limits.project_at_once for count in by_project.values())
+        others = sum(call.kind is OTHER for call in calls.held)
+        idle = at_once - len(calls.held)
+        for call in waiting if idle else ():
+            blocked = by_project[call.project] == limits.project_at_once
+            assert blocked or (call.kind is OTHER and others == limits.other_at_once), "a place is free for it"
+    while calls.held:
+        calls.end(calls.held[0])
+        for call in calls.deal():
+            waiting.remove(call)
+    assert not waiting
+    assert calls.queue.let_in_count == calls.queue.held == 0
+    assert not calls.queue._projects
+    assert not calls.queue._waiting
+
+
+@given(st.integers(1, 300), st.sampled_from(CallClass))
+@settings(max_examples=50, deadline=None)
+def test_another_projects_call_waits_for_one_call_at_most(storm: int, kind: CallClass) -> None:
+    calls = Calls()
+    calls.come("storm", *[PROMISED] * storm)
+    calls.deal()
+    (late,) = calls.come("quiet", kind)
+    if late not in calls.deal():
+        calls.end(calls.held[0])
+        assert late in calls.deal()
