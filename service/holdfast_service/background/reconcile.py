@@ -45,12 +45,12 @@ def locked_row(session: Session, name: str) -> Controller:
 @dataclass(frozen=True)
 class Begun:
     """`lease_token`: of the controller's lease, None for a pass that needs none. `requested_at`: the request that it
-    answers. `noted_at`: when a pass was last written down."""
+    answers. `noted_lately`: a pass was written down not long ago."""
 
     name: str
     lease_token: str | None
     requested_at: datetime | None
-    noted_at: datetime | None
+    noted_lately: bool
 
 
 def begin_pass(context: ServiceContext, each: ControllerLoop, *, due: bool) -> Begun | None:
@@ -71,7 +71,7 @@ def begin_pass(context: ServiceContext, each: ControllerLoop, *, due: bool) -> B
     if not due:
         return None
     if not each.sole:
-        return Begun(each.name, None, None, row.ended_at)
+        return Begun(each.name, None, None, _noted_lately(row, now))
     interval = timedelta(seconds=each.interval_seconds)
     # What began later than a pass from now did so by a clock that was ahead: to wait for it might stop work for a day.
     earliest, latest = now - interval, now + interval
@@ -103,11 +103,11 @@ def _take_lease(
     with context.database.transaction() as session:
         seconds = context.settings.lease_seconds
         token = lease.claim(session, Controller, *wanted, seconds=seconds, began_at=now)
-    return None if token is None else Begun(name, token, row.run_requested_at, row.ended_at)
+    return None if token is None else Begun(name, token, row.run_requested_at, noted_lately=False)
 
 
 # Passes without work are many, and each would be a write of the database.
-_IDLE_NOTED_EVERY = timedelta(seconds=30)
+_IDLE_NOTED_EVERY = timedelta(minutes=5)
 _MOST_LETTERS = 2000
 _MOST_ITEMS = 20
 _UNSYNCHRONIZED = {"synchronize_session": False}
@@ -116,7 +116,7 @@ _UNSYNCHRONIZED = {"synchronize_session": False}
 def report_pass(context: ServiceContext, begun: Begun, report: ReconcileReport, seconds: float) -> None:
     """Writes down what a pass did, on the controller's row and on that of this process, and gives its lease back. A
     pass that found nothing leaves the report of the last one that did."""
-    if report.idle and begun.lease_token is None and _noted_lately(context, begun):
+    if report.idle and begun.noted_lately:
         return
     with context.database.transaction() as session:
         values: dict[str, Any] = {"ended_at": database_now(session)}
@@ -154,11 +154,8 @@ def _shown(value: Any) -> Any:
     return value if value is None or isinstance(value, int) else text_to_keep(str(value), _MOST_LETTERS)
 
 
-def _noted_lately(context: ServiceContext, begun: Begun) -> bool:
-    if begun.noted_at is None:
-        return False
-    with context.database.read() as session:
-        return database_now(session) - begun.noted_at < _IDLE_NOTED_EVERY
+def _noted_lately(row: Controller, now: datetime) -> bool:
+    return row.ended_at is not None and now - row.ended_at < _IDLE_NOTED_EVERY
 
 
 def _give_lease_back(session: Session, begun: Begun, token: str) -> None:

@@ -19,6 +19,7 @@ import holdfast_service.collect.on_demand
 import holdfast_service.replicate.drill
 import holdfast_service.scrub.on_demand
 from holdfast_service.attached_stores import controller as attached_stores
+from holdfast_service.background.cadence import LONGEST_PAUSES, Changes, Pause
 from holdfast_service.background.reconcile import run_pass
 from holdfast_service.collect import controller as collect
 from holdfast_service.context import ServiceContext
@@ -62,6 +63,11 @@ def loops_of(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
     return (*(loop for room in _ROOMS for loop in room.loops(settings)), *operations.loops(settings, OPERATION_KINDS))
 
 
+_LONGEST_YIELD_SECONDS = 20.0
+"""A pass waits so long for calls of training jobs. Nothing is due more exactly than that, and leases are renewed
+meanwhile."""
+
+
 class Background:
     """Start once, stop once. A process that leaves the controllers to others still looks after itself."""
 
@@ -71,6 +77,7 @@ class Background:
         self._context = context
         self._presence = Presence(context, kind)
         self._history = HistoryKeeper(context)
+        self._changes = Changes(context, context.settings.controller_interval_seconds)
         self._threads = [
             threading.Thread(target=self._run, args=(each,), name=f"holdfast-{each.name}", daemon=True)
             for each in loops
@@ -82,6 +89,7 @@ class Background:
         """Raises ProblemError if the database is unavailable."""
         self._presence.enter()
         self._history.start()
+        self._changes.start()
         for thread in self._threads:
             thread.start()
 
@@ -96,17 +104,26 @@ class Background:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self, each: ControllerLoop) -> None:
-        stopping = self._context.stopping
-        # Passes are further apart, but a person may want one now. When a sole pass is due the catalog says.
-        look_every = min(each.interval_seconds, self._context.settings.controller_interval_seconds)
+        look_seconds = self._context.settings.controller_interval_seconds
+        # When a sole pass is due the catalog says.
+        interval = min(each.interval_seconds, look_seconds) if each.sole else each.interval_seconds
+        pause = Pause(interval, LONGEST_PAUSES * look_seconds)
         due_at = float("-inf")
-        while not stopping.is_set():
+        while not self._context.stopping.is_set():
+            due, known = time.monotonic() >= due_at, self._changes.count
+            if not each.own:
+                self._context.load.yield_to_callers(_LONGEST_YIELD_SECONDS, self._context.stopping)
             try:
-                due = each.sole or time.monotonic() >= due_at
-                if run_pass(self._context, each, due=due, keeping=self._presence.keeping) is not None:
-                    due_at = time.monotonic() + each.interval_seconds
+                report = run_pass(self._context, each, due=due, keeping=self._presence.keeping)
             except ProblemError as error:  # the database is unavailable
                 _log.warning("pass_failed", controller=each.name, error=error.detail)
+                due_at = time.monotonic() + look_seconds
             except Exception:
                 _log.exception("pass_failed", controller=each.name)
-            stopping.wait(look_every)
+                due_at = time.monotonic() + look_seconds
+            else:
+                if report is not None or due:
+                    due_at = time.monotonic() + pause.next(idle=report is None or report.idle)
+                if report is not None and not report.idle:
+                    self._changes.note()
+            due_at = self._changes.wait(each.name, pause, due_at, known)
