@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 
 from holdfast_protocol.states import StoreRole
 from holdfast_service.attached_stores.attached import AttachedStore, StoreWatch
+from holdfast_service.copies.in_flight import TicketsInFlight
 from holdfast_service.db.commit_notifier import CommitNotifier
 from holdfast_service.db.engine import Database
 from holdfast_service.insights.save_interval import SaveAdvice
@@ -33,8 +34,8 @@ class ServiceContext:
     `store` is the primary store, the only one that trainers write to, and `store_id` its row in the catalog. `stores`
     are all that are attached, the primary one first. `read_rate_limit` is shared by all that reads copies back here,
     and `save_advice` by all that is told how often to save.
-    `load` knows whether callers wait. `process_id` names this process to the others. `stopping` is set when it is asked
-    to end: long background work ends after the step in hand.
+    `tickets` bounds those in flight, and `load` knows whether callers wait. `process_id` names this process to the
+    others. `stopping` is set when it is asked to end: long background work ends after the step in hand.
     """
 
     settings: ServiceSettings
@@ -49,6 +50,7 @@ class ServiceContext:
     stores: tuple[AttachedStore, ...]
     read_rate_limit: ReadRateLimit
     save_advice: SaveAdvice
+    tickets: TicketsInFlight = field(default_factory=TicketsInFlight)
     load: Load = field(default_factory=Load)
     process_id: str = field(default_factory=_new_process_id)
     stopping: threading.Event = field(default_factory=threading.Event, repr=False)

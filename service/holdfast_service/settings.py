@@ -140,6 +140,12 @@ class ServiceSettings(BaseSettings):
         ge=1,
         description="Calls of one project that wait for a checkpoint's outcome, in each process. One more gets 429.",
     )
+    project_tickets: int = Field(
+        default=1_000_000,
+        ge=1,
+        description="Chunks of one project that are being sent, in all processes together, more or less. Beyond it "
+        "negotiations get 429 until some have arrived.",
+    )
     log_format: Literal["auto", "json", "console"] = Field(
         default="auto", description="`json` or `console`; `auto` is JSON unless stderr is a terminal."
     )

@@ -288,8 +288,8 @@ def reserve(
     *,
     first: bool = False,
 ) -> Reservation:
-    """`first`: it is probably the rank's first call. Raises `checkpoint_aborted`, `shard_sealed`, `quota_exceeded` and
-    `invalid_request`. Repeatable."""
+    """`first`: it is probably the rank's first call. Raises `checkpoint_aborted`, `shard_sealed`, `quota_exceeded`,
+    `rate_limited` and `invalid_request`. Repeatable."""
     refuse_unless_uploading(writing.checkpoint)
     new = new_shard(session, writing.checkpoint, rank) if first else None
     shard = new or open_shard(session, writing, rank)
@@ -311,6 +311,8 @@ def reserve(
         )
         for offer in offers
     }
+    sent_anew = sum(answer is Answer.SEND_ANEW for answer, _ in decisions.values())
+    context.tickets.hand_out(session, writing.project, sent_anew, context.settings.project_tickets)
     expires_at = now + timedelta(seconds=context.settings.ticket_seconds)
     longest_upload = timedelta(seconds=context.settings.longest_upload_seconds)
     bound = context.store.capabilities is not None and context.store.capabilities.binds_tickets
