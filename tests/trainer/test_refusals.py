@@ -195,6 +195,22 @@ def test_what_the_service_would_not_take_raises_before_the_vote_and_the_next_sav
             assert ckpt.save(1, {}).committed.result(timeout=60).step == 1, "the staging memory is free"
 
 
+def test_a_save_that_no_thread_would_upload_raises(run):
+    with holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore({})
+        ckpt.save(0, {}).committed.result(timeout=60)
+        child = os.fork()
+        if child == 0:
+            try:
+                ckpt.save(1, {})
+            except errors.ConfigurationError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with pytest.raises(errors.ConfigurationError, match="too late"):
+        ckpt.save(1, {})
+
+
 def test_save_waits_for_the_earlier_save_instead_of_declining(run):
     state = {"big": {"t": torch.randn(2_000_000)}}
     with holdfast.Checkpointer(run) as ckpt:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from holdfast.compose import Parts, compose
 from holdfast.dcp.own_saves import OwnSaves
 from holdfast.distributed.step_agreement import Ask
-from holdfast.errors import HoldfastError, Preempted
+from holdfast.errors import ConfigurationError, HoldfastError, Preempted
 from holdfast.health.diverged import HealthRule
 from holdfast.layout.plan import ChunkSizes
 from holdfast.progress import Progress, speak_up
@@ -360,6 +360,11 @@ class Checkpointer:
         due: Due | None = None,
     ) -> SaveHandle:
         """`due`: why step() saves; None if the script asks for it."""
+        if self._closed or os.getpid() != self._process_id:
+            raise ConfigurationError(
+                "This save comes too late: its Checkpointer is closed, or was made by the process that this one was "
+                "forked from. No thread would upload it. Save before close() or the end of the `with` block."
+            )
         try:
             handle = self.parts.saver.save(step, state, metrics, kind, wait=due is not Due.BY_INTERVAL)
             self.parts.schedule.saved(metrics, handle, due)
