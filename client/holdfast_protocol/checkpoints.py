@@ -543,7 +543,7 @@ class ReadChunks(Request):
         description="Stores that do not answer this reader: used only if no other has the chunk.",
     )
     shard: int | None = Field(
-        default=None, ge=0, json_schema_extra=since(7), description="The reply has this rank's chunk list too."
+        default=None, ge=0, le=100_000, json_schema_extra=since(7), description="This rank's chunk list comes along."
     )
 
 
