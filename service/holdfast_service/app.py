@@ -5,11 +5,13 @@ Nothing here decides anything. A route's file is `<room>/endpoints.py`; who may 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
+from functools import cache
 from typing import Any, TypeAlias
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 from starlette.routing import BaseRoute
 
@@ -121,7 +123,23 @@ _ROUTES = _routes_of(ROUTERS)
 
 class _Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        return finished(super().openapi())
+        """Made once: FastAPI keeps its own, which is finished in place."""
+        if self.openapi_schema is None:
+            self.openapi_schema = finished(super().openapi())
+        return self.openapi_schema
+
+    def setup(self) -> None:
+        """The document's text is made once, too: to write a quarter of a megabyte holds up every other request."""
+
+        @cache
+        def document() -> bytes:
+            return json.dumps(self.openapi(), separators=(",", ":")).encode()
+
+        async def reply(_request: Request) -> Response:
+            return Response(document(), media_type="application/json")
+
+        self.add_route("/openapi.json", reply, include_in_schema=False)
+        super().setup()
 
 
 def _application(routes: list[BaseRoute], lifespan: Lifespan | None = None) -> _Application:
