@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from holdfast_service.db.engine import Database
 from holdfast_service.db.migrate import exclusive_connection
 from holdfast_service.db.tables import Table
+from holdfast_service.db.triggers import create_triggers, drop_triggers
 from holdfast_service.settings import ServiceSettings
 
 
@@ -17,7 +18,9 @@ def run(connection: Connection) -> None:
     # As a batch, because SQLite alters a table by copying it.
     context.configure(connection=connection, target_metadata=Table.metadata, render_as_batch=True)
     with context.begin_transaction():
+        drop_triggers(connection)
         context.run_migrations()
+        create_triggers(connection)
 
 
 handed_in = context.config.attributes.get("connection")

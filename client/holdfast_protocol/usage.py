@@ -48,6 +48,11 @@ class UsageView(Reply):
     project: str
     run: str | None
     at: datetime
+    counted_until: datetime | None = Field(
+        default=None,
+        description="Changes of what bytes are kept for are in these figures until then; all copies are in "
+        "`stored_bytes` as of `at`. null: the catalog was upgraded, and what is kept for what is still being counted.",
+    )
     logical_bytes: int = Field(description="Bytes of the committed checkpoints' states in the trainer.")
     deduplicated_bytes: int = Field(
         description="Bytes that these checkpoints did not send, because the store had them."

@@ -18,11 +18,13 @@ from holdfast_service.usage import metrics as byte_numbers
 from tests.support.interleave import refused
 from tests.support.rank import Job, Refused, answer, digest_of
 from tests.support.service import RunningService
+from tests.support.tallies import take_up
 
 PARTS = ("committed_bytes", "arriving_bytes", "trashed_bytes", "pending_collection_bytes")
 
 
 def usage(service: RunningService, what: str, *, token: str = "") -> dict[str, Any]:
+    take_up(service)
     project, _, run = what.partition("/")
     path = f"/v1/projects/{project}" + (f"/runs/{run}" if run else "")
     return answer(service.http(token=token).get(f"{path}/usage"))  # type: ignore[no-any-return]
@@ -177,6 +179,7 @@ def test_orphans_are_those_of_the_last_sweep_and_stand_beside(service: RunningSe
 @pytest.mark.usefixtures("scene")
 def test_prometheus_is_told_the_same_figures(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(byte_numbers, "CACHE_SECONDS", 0.0)
+    take_up(service)
     seen = {
         sample.labels["kind"]: sample.value
         for family in text_string_to_metric_families(service.http().get("/metrics").text)

@@ -48,12 +48,17 @@ def show_controller(
 def controller_views(
     session: Session, context: ServiceContext, loops: Sequence[ControllerLoop]
 ) -> list[ControllerView]:
-    return [controller_view(session, context, each) for each in loops]
+    rows = {row.name: row for row in session.scalars(select(Controller))}
+    return [_view(session, context, each, rows.get(each.name)) for each in loops]
 
 
 def controller_view(session: Session, context: ServiceContext, each: ControllerLoop) -> ControllerView:
-    now = database_now(session)
     row = session.scalar(select(Controller).where(Controller.name == each.name))
+    return _view(session, context, each, row)
+
+
+def _view(session: Session, context: ServiceContext, each: ControllerLoop, row: Controller | None) -> ControllerView:
+    now = database_now(session)
     backlog = each.backlog(session, context) if each.backlog is not None else None
     return ControllerView(
         name=each.name,

@@ -16,12 +16,12 @@ from holdfast_protocol.service import ControllerView
 from holdfast_service.background.controllers import controller_views
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
-from holdfast_service.work.report import ControllerLoop
+from holdfast_service.work.report import MOST_COUNTED, ControllerLoop
 
 CACHE_SECONDS = 10.0
 
 _GAUGES: tuple[tuple[str, str, Callable[[ControllerView], float | None]], ...] = (
-    ("due", "Rows that wait for the controller.", lambda view: view.due),
+    ("due", f"Rows that wait for the controller, counted up to {MOST_COUNTED}.", lambda view: view.due),
     ("leased", "Rows that a process works on.", lambda view: view.leased),
     ("lag_seconds", "How long the oldest row waits for the controller.", lambda view: view.lag_seconds),
     ("paused", "1 if an operator has paused the controller.", lambda view: float(view.paused_at is not None)),

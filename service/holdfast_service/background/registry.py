@@ -34,6 +34,7 @@ from holdfast_service.replicate import controller as replicate
 from holdfast_service.retention import controller as retention
 from holdfast_service.scrub import controller as scrub
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.tallies import controller as tallies
 from holdfast_service.tiers import controller as tiers
 from holdfast_service.webhooks import controller as webhooks
 from holdfast_service.work.processes import Presence, ProcessKind
@@ -55,7 +56,7 @@ OPERATION_KINDS: dict[str, Handler] = {
 }
 
 
-_ROOMS = (liveness, attached_stores, records, scrub, holds, replicate, retention, webhooks, tiers, collect)
+_ROOMS = (liveness, attached_stores, records, scrub, holds, replicate, retention, webhooks, tiers, collect, tallies)
 
 
 def loops_of(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:

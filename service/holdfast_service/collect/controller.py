@@ -25,7 +25,7 @@ from holdfast_service.db.tables.operations import CollectCandidate
 from holdfast_service.records.history import keep_history
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import MountedStore, StoreError
-from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
+from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport, counted
 
 _BATCHES_PER_ROUND = 100
 # Garbage is no hurry, and looking for it reads more of the catalog than anything else.
@@ -86,13 +86,13 @@ def collect(
 def backlog(session: Session, context: ServiceContext) -> Backlog:
     """Chunks to look at, and copies that are marked."""
     now = database_now(session)
-    candidates, oldest = session.execute(
-        select(func.count(), func.min(CollectCandidate.due_at)).where(CollectCandidate.due_at <= now)
-    ).one()
+    due_now = CollectCandidate.due_at <= now
+    candidates = counted(session, select(CollectCandidate.chunk_id).where(due_now))
+    oldest = session.scalar(select(func.min(CollectCandidate.due_at)).where(due_now))
     deleting = (Copy.store_id.in_(context.store_ids), Copy.state == CopyState.DELETING)
     leased = session.scalar(select(func.count()).where(*deleting, Copy.leased_until > now)) or 0
-    due = session.scalar(select(func.count()).where(*deleting, is_free(Copy.leased_until, now)))
-    return Backlog(due=int(candidates) + int(due or 0), leased=int(leased), oldest_due_at=oldest)
+    due = counted(session, select(Copy.id).where(*deleting, is_free(Copy.leased_until, now)))
+    return Backlog(due=candidates + due, leased=int(leased), oldest_due_at=oldest)
 
 
 def _sweep_incoming(context: ServiceContext, attached: AttachedStore, deleted: Deleted) -> None:

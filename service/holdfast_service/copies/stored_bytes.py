@@ -1,5 +1,4 @@
-"""What checkpoints hold and what their copies take in the stores. The rows themselves are counted: no counter that
-could drift.
+"""What a run or a checkpoint takes in the stores, counted from its rows.
 
 logical        what the states of the committed checkpoints are, as the trainer sees them
 stored         what the copies of their chunks take in the stores
@@ -8,47 +7,20 @@ deduplicated   what these checkpoints did not send, because it was there
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple
 
 from sqlalchemy import CTE, ColumnElement, and_, case, func, literal, select, union_all
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CheckpointState, CopyState, Tier
-from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import KEPT
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Run, Shard, ShardChunk
+from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Shard, ShardChunk
 from holdfast_service.db.tables.operations import Hold
 from holdfast_service.holds.held import in_force, pin_in_force
-
-
-class CommittedBytes(NamedTuple):
-    logical: int = 0
-    deduplicated: int = 0
-
-
-def stored_bytes(session: Session, project_ids: Collection[str], *, store_id: int | None = None) -> dict[str, int]:
-    """By project id; everything that may be in the stores, uploads that are under way among it. `store_id`: in that one
-    only."""
-    statement = (
-        select(Copy.project_id, func.sum(Copy.stored_bytes))
-        .where(Copy.project_id.in_(project_ids), Copy.state != CopyState.GONE)
-        .group_by(Copy.project_id)
-    )
-    if store_id is not None:
-        statement = statement.where(Copy.store_id == store_id)
-    found = {project_id: int(total) for project_id, total in session.execute(statement)}
-    return {project_id: found.get(project_id, 0) for project_id in project_ids}
-
-
-def bytes_against_quota(session: Session, context: ServiceContext, project_ids: Collection[str]) -> dict[str, int]:
-    """By project id: bytes in the primary store, which jobs write to. Copies elsewhere do not count, whether this
-    process has that store attached or not: a replication policy must not stop the jobs' saves."""
-    return stored_bytes(session, project_ids, store_id=context.store_id)
 
 
 def stored_bytes_of_run(session: Session, run_id: str) -> int:
@@ -80,18 +52,6 @@ def stored_bytes_of_checkpoint(session: Session, checkpoint_id: str) -> int:
     return int(session.scalar(select(func.sum(smallest.c.stored))) or 0)
 
 
-def committed_bytes(session: Session, project_ids: Collection[str]) -> dict[str, CommittedBytes]:
-    """By project id; of the checkpoints that are committed now."""
-    rows = session.execute(
-        select(Run.project_id, func.sum(Checkpoint.logical_bytes), func.sum(Checkpoint.deduplicated_bytes))
-        .join(Checkpoint, Checkpoint.run_id == Run.id)
-        .where(Run.project_id.in_(project_ids), Checkpoint.state == CheckpointState.COMMITTED)
-        .group_by(Run.project_id)
-    )
-    found = {project_id: CommittedBytes(int(logical), int(kept)) for project_id, logical, kept in rows}
-    return {project_id: found.get(project_id, CommittedBytes()) for project_id in project_ids}
-
-
 _IN_TRASH = (CheckpointState.TRASHED, CheckpointState.DELETING)
 _NEEDING = (CheckpointState.UPLOADING, CheckpointState.COMMITTED, *_IN_TRASH)
 
@@ -118,20 +78,20 @@ class CountedBytes:
     held_bytes: int
 
 
-def count_bytes(session: Session, *, project_id: str | None = None, run_id: str | None = None) -> list[CountedBytes]:
-    """For one project, or all; with `run_id` only the chunks that this run's checkpoints use, even if other runs use
-    them too. Every copy of a project is counted once, by what keeps it:
+def count_bytes(session: Session, run_id: str) -> list[CountedBytes]:
+    """Of the chunks that this run's checkpoints use, even if other runs use them too. Every copy is counted once, by
+    what keeps it:
 
     committed            a committed checkpoint needs its chunk
     arriving             it is being uploaded or copied, or only an upload under way relies on it
     trashed              only checkpoints in the trash need it: what purging them would free
-    pending collection   nothing needs it any more, or it is marked: what the collector will free
+    pending collection   it is marked: what the collector will free
 
     These four add up to everything that may be in the stores. `pinned` and `held` are parts of `committed` and
-    `trashed`, and overlap each other. It reads every reference (10 million take Postgres some seconds): callers ask
-    seldom or keep the answer.
+    `trashed`, and overlap each other. It reads every reference of the run. What a whole project has is not counted but
+    kept: `tallies/sums.py`.
     """
-    users = _users(database_now(session), project_id, run_id)
+    users = _users(database_now(session), run_id)
     kept_for = _kept_for(users)
     tier = case(
         (Copy.state == CopyState.COLD, Tier.COLD.value),
@@ -152,12 +112,10 @@ def count_bytes(session: Session, *, project_id: str | None = None, run_id: str 
             func.sum(case((and_(needed, users.c.pinned == 1), Copy.stored_bytes), else_=0)),
             func.sum(case((and_(needed, users.c.held == 1), Copy.stored_bytes), else_=0)),
         )
-        .join(users, users.c.chunk_id == Copy.chunk_id, isouter=run_id is None)
+        .join(users, users.c.chunk_id == Copy.chunk_id)
         .where(Copy.state != CopyState.GONE)
         .group_by(Copy.project_id, Copy.store_id, Copy.storage_class, tier, kept_for)
     )
-    if project_id is not None:
-        query = query.where(Copy.project_id == project_id)
     return list(_counted(session, query))
 
 
@@ -179,7 +137,7 @@ def _kept_for(users: CTE) -> ColumnElement[str]:
     )
 
 
-def _users(now: datetime, project_id: str | None, run_id: str | None) -> CTE:
+def _users(now: datetime, run_id: str) -> CTE:
     """By chunk, which kinds of checkpoints use it. Lists first: many shards of a long run have the same one."""
     held = select(Hold.checkpoint_id).where(in_force(now))
     lists = (
@@ -195,7 +153,7 @@ def _users(now: datetime, project_id: str | None, run_id: str | None) -> CTE:
         .where(
             Shard.chunk_list_id.is_not(None),
             Checkpoint.state.in_(_NEEDING),
-            *_of(Checkpoint.run_id, project_id, run_id),
+            Checkpoint.run_id == run_id,
         )
         .group_by(Shard.chunk_list_id)
         .subquery()
@@ -208,20 +166,12 @@ def _users(now: datetime, project_id: str | None, run_id: str | None) -> CTE:
         select(ShardChunk.chunk_id, *(literal(int(flag == "uploading")).label(flag) for flag in flags))
         .join(Shard, Shard.id == ShardChunk.shard_id)
         .join(Checkpoint, Checkpoint.id == Shard.checkpoint_id)
-        .where(Checkpoint.state == CheckpointState.UPLOADING, *_of(Checkpoint.run_id, project_id, run_id))
+        .where(Checkpoint.state == CheckpointState.UPLOADING, Checkpoint.run_id == run_id)
     )
     uses = union_all(sealed, negotiated).subquery()
     grouped = select(uses.c.chunk_id, *(func.max(uses.c[flag]).label(flag) for flag in flags)).group_by(uses.c.chunk_id)
     # Else Postgres lets each of its workers count all references for itself, to join its part of the copies.
     return grouped.cte("users").prefix_with("MATERIALIZED", dialect="postgresql")
-
-
-def _of(column: InstrumentedAttribute[str], project_id: str | None, run_id: str | None) -> list[ColumnElement[bool]]:
-    if run_id is not None:
-        return [column == run_id]
-    if project_id is not None:
-        return [column.in_(select(Run.id).where(Run.project_id == project_id))]
-    return []
 
 
 def _any(condition: ColumnElement[bool]) -> ColumnElement[int]:

@@ -97,10 +97,13 @@ class Database:
             yield session
 
     @contextmanager
-    def read(self, *, in_transaction: bool = True) -> Iterator[Session]:
+    def read(self, *, in_transaction: bool = True, snapshot: bool = False) -> Iterator[Session]:
         """A session that only reads; nothing is written at its end, and SQLite writers are not kept waiting. Without a
-        transaction Postgres is spared two round trips, and rows that are fetched bit by bit cannot be read."""
+        transaction Postgres is spared two round trips, and rows that are fetched bit by bit cannot be read. With
+        `snapshot` all statements see what the first one saw, as they do on SQLite."""
         options = {} if in_transaction or not self.is_postgres else {"isolation_level": "AUTOCOMMIT"}
+        if snapshot and self.is_postgres:
+            options = {"isolation_level": "REPEATABLE READ"}
         with self._problems(), self._noticing(), self._sessions() as session:
             session.connection(execution_options={"holdfast_read_only": True, **options})
             yield session

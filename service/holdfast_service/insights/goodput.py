@@ -226,17 +226,38 @@ def _total(spent: Sequence[AttemptGoodput], since: datetime | None, until: datet
     )
 
 
+_OF_ATTEMPT = (
+    Attempt.run_id,
+    Attempt.number,
+    Attempt.opened_at,
+    Attempt.outcome,
+    Attempt.ended_at,
+    Attempt.refused_at,
+    Attempt.rolled_back_at,
+    Attempt.heartbeat_at,
+    Attempt.first_step,
+    Attempt.first_step_at,
+    Attempt.last_step,
+    Attempt.progressed_at,
+    Attempt.steps_run,
+    Attempt.steps_per_second,
+    Attempt.restore_seconds,
+    Attempt.save_blocked_seconds,
+    Attempt.resumed_from_id,
+)
+
+
 def attempt_histories(session: Session, run_ids: Collection[str]) -> dict[str, list[AttemptHistory]]:
     """What `goodput_of` asks of attempts, for some runs at once: by run, the oldest attempt first; a run without
     attempts is not in it."""
     rows = session.execute(
-        select(Attempt, Checkpoint.attempt_number, Checkpoint.step)
+        select(*_OF_ATTEMPT, Checkpoint.attempt_number.label("resumed_attempt"), Checkpoint.step.label("resumed_step"))
         .outerjoin(Checkpoint, Checkpoint.id == Attempt.resumed_from_id)
         .where(Attempt.run_id.in_(run_ids))
         .order_by(Attempt.run_id, Attempt.number)
     )
     histories: dict[str, list[AttemptHistory]] = defaultdict(list)
-    for attempt, resumed_attempt, resumed_step in rows:
+    for attempt in rows:
         histories[attempt.run_id].append(
             AttemptHistory(
                 number=attempt.number,
@@ -253,8 +274,8 @@ def attempt_histories(session: Session, run_ids: Collection[str]) -> dict[str, l
                 steps_per_second=attempt.steps_per_second,
                 restore_seconds=attempt.restore_seconds or 0.0,
                 save_blocked_seconds=attempt.save_blocked_seconds or 0.0,
-                resumed_from=None if resumed_step is None else (resumed_attempt, resumed_step),
-                resumed_from_forgotten=attempt.resumed_from_id is not None and resumed_step is None,
+                resumed_from=None if attempt.resumed_step is None else (attempt.resumed_attempt, attempt.resumed_step),
+                resumed_from_forgotten=attempt.resumed_from_id is not None and attempt.resumed_step is None,
             )
         )
     return dict(histories)

@@ -1,6 +1,7 @@
 """How runs fare, for `/metrics`: true for all processes together, so take `max` and not `sum`.
 
-By project and not by run, for runs come without number. Read at most once in CACHE_SECONDS, however many scrapers come.
+By project and not by run, for runs come without number; the goodput of the newest ones alone, for it looks at every
+attempt of a run. Read at most once in CACHE_SECONDS, however many scrapers come.
 """
 
 from __future__ import annotations
@@ -23,12 +24,10 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Attempt, Project, Run
 from holdfast_service.errors import ProblemError
 from holdfast_service.insights.goodput import attempt_histories, goodput_of
-from holdfast_service.runs.views import project_label, run_status
+from holdfast_service.runs.views import MOST_RUNS_TOLD, project_label, run_status
 
 CACHE_SECONDS = 30.0
 _RECENT = timedelta(days=1)
-_MOST_RUNS = 500
-"""The newest runs alone count into the goodput: a scrape must stay short."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class RunNumbers(Collector):
         goodput = GaugeMetricFamily(
             "holdfast_goodput",
             "The share of their time that went into steps that they still have, of the runs that have an attempt open "
-            "or had one in the last day.",
+            f"or had one in the last day: of the {MOST_RUNS_TOLD} that were opened last.",
             labels=("project",),
         )
         lost = GaugeMetricFamily("holdfast_steps_lost", "Steps that these runs have run and lost.", labels=("project",))
@@ -124,7 +123,7 @@ def _read(session: Session) -> _Numbers:
         .join(Attempt, newest)
         .where(recent)
         .order_by(Attempt.opened_at.desc())
-        .limit(_MOST_RUNS)
+        .limit(MOST_RUNS_TOLD)
     ).all()
     productive: dict[str, float] = {}
     wall: dict[str, float] = {}

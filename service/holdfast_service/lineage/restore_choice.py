@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, exists, select
+from sqlalchemy import Select, exists, select, true
 from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.checkpoints import RestoreDecision, RestorePoint, Skipped, SkippedReason
@@ -18,8 +18,8 @@ from holdfast_service.attached_stores.attached import ask_stores
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.cold import cold_problem, how_to_thaw, selector_of
 from holdfast_service.copies.predicates import is_readable
-from holdfast_service.db.dialect import database_now
-from holdfast_service.db.tables.core import Attempt, Checkpoint, ChunkListEntry, Copy, Shard
+from holdfast_service.db.dialect import database_now, dialect_of
+from holdfast_service.db.tables.core import Attempt, Checkpoint, ChunkListEntry, Copy, Run, Shard
 from holdfast_service.db.tables.records import RebuildDoubt
 from holdfast_service.errors import ProblemError
 from holdfast_service.lineage.best_and_proven import rank
@@ -386,18 +386,87 @@ def _named(
     )
 
 
+def newest_restore_points(session: Session, run_ids: Collection[str]) -> dict[str, RestorePoint]:
+    """`latest` of each run that has one: two statements for all of them, and more only for a run of whose newest
+    checkpoints none will do."""
+    lines = _lines_of_runs(session, run_ids)
+    points: dict[str, RestorePoint] = {}
+    for run_id, newest in _newest_of_runs(session, run_ids).items():
+        chosen, _ = choose((_candidate(session, row) for row in newest), lines[run_id], Latest())
+        if chosen is not None:
+            points[run_id] = _restore_point(chosen)
+        elif len(newest) == _TRIED_FIRST:
+            found = choose_restore_point(session, run_id, Latest()).restore_point
+            points |= {} if found is None else {run_id: found}
+    return points
+
+
+_TRIED_FIRST = 4
+
+
+def _newest_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, list[Any]]:
+    """By run id, its newest checkpoints in the order of `_candidates`, those fields that a choice without a reason
+    needs."""
+    fields = (
+        Checkpoint.id,
+        Checkpoint.attempt_number,
+        Checkpoint.step,
+        Checkpoint.world_size,
+        Checkpoint.state,
+        Checkpoint.health,
+        Checkpoint.tier,
+        Checkpoint.readable_until,
+        Checkpoint.digest,
+        Checkpoint.logical_bytes,
+        Checkpoint.committed_at,
+        Checkpoint.detached,
+    )
+    order = (Checkpoint.step.desc(), Checkpoint.attempt_number.desc(), Checkpoint.detached, Checkpoint.id)
+    newest = select(*fields).order_by(*order).limit(_TRIED_FIRST)
+    if dialect_of(session) == "sqlite":  # which has no LATERAL, and no way to it either
+        return {run_id: list(session.execute(newest.where(Checkpoint.run_id == run_id))) for run_id in run_ids}
+    of_run = newest.where(Checkpoint.run_id == Run.id).correlate(Run).lateral("newest")
+    found: dict[str, list[Any]] = {run_id: [] for run_id in run_ids}
+    for row in session.execute(select(Run.id.label("run_id"), of_run).join(of_run, true()).where(Run.id.in_(run_ids))):
+        found[row.run_id].append(row)
+    for rows in found.values():
+        rows.sort(key=lambda row: (-row.step, -row.attempt_number, row.detached, row.id))
+    return found
+
+
+def _candidate(session: Session, row: Any) -> Candidate:
+    return Candidate(
+        checkpoint_id=row.id,
+        attempt=row.attempt_number,
+        step=row.step,
+        world_size=row.world_size,
+        state=CheckpointState(row.state),
+        health=Health(row.health),
+        tier=_tier(session, row),
+        digest=row.digest,
+        logical_bytes=row.logical_bytes,
+        committed_at=row.committed_at,
+        detached=row.detached,
+    )
+
+
 def line_of_run(session: Session, run_id: str) -> Line:
     """The run's lineage as it is now."""
+    return _lines_of_runs(session, [run_id])[run_id]
+
+
+def _lines_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, Line]:
     parent = aliased(Checkpoint)
     rows = session.execute(
-        select(Attempt.number, Attempt.cut_at, parent.attempt_number, parent.step)
+        select(Attempt.run_id, Attempt.number, Attempt.cut_at, parent.attempt_number, parent.step)
         .outerjoin(parent, parent.id == Attempt.resumed_from_id)
-        .where(Attempt.run_id == run_id)
+        .where(Attempt.run_id.in_(run_ids))
     )
-    return lineage(
-        AttemptNode(number, None if step is None else (parent_attempt, step), cut_at is not None)
-        for number, cut_at, parent_attempt, step in rows
-    )
+    nodes: dict[str, list[AttemptNode]] = {run_id: [] for run_id in run_ids}
+    for run_id, number, cut_at, parent_attempt, step in rows:
+        resumed_from = None if step is None else (parent_attempt, step)
+        nodes[run_id].append(AttemptNode(number, resumed_from, cut_at is not None))
+    return {run_id: lineage(attempts) for run_id, attempts in nodes.items()}
 
 
 def _candidates(
@@ -414,19 +483,9 @@ def _candidates(
     rows = session.scalars(statement, execution_options={"yield_per": _ROWS_PER_FETCH})
     try:
         for row in rows:
-            yield Candidate(
-                checkpoint_id=row.id,
-                attempt=row.attempt_number,
-                step=row.step,
-                world_size=row.world_size,
-                state=CheckpointState(row.state),
-                health=Health(row.health),
-                tier=_tier(session, row),
+            yield replace(
+                _candidate(session, row),
                 thaw=_thaw(session, row),
-                digest=row.digest,
-                logical_bytes=row.logical_bytes,
-                committed_at=row.committed_at,
-                detached=row.detached,
                 abort_reason=row.abort_reason,
                 health_reason=row.health_reason,
                 metrics=row.metrics,
@@ -436,7 +495,7 @@ def _candidates(
         rows.close()
 
 
-def _tier(session: Session, row: Checkpoint) -> Tier:
+def _tier(session: Session, row: Any) -> Tier:
     """What is thawed is hot until its end, also where no controller is there to write that down."""
     over = row.readable_until is not None and row.readable_until <= database_now(session)
     return Tier.COLD if row.tier == Tier.HOT and over else Tier(row.tier)

@@ -29,7 +29,7 @@ from holdfast_service.records.writing import (
 )
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreError
-from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
+from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport, counted
 
 
 def any_behind(session: Session) -> bool:
@@ -73,8 +73,8 @@ def due_subjects(session: Session, stores: Sequence[AttachedStore], limit: int) 
 
 def backlog(session: Session, context: ServiceContext) -> Backlog:
     """`oldest_due_at`: the commit of the oldest checkpoint that has no record at all."""
-    subjects = session.scalar(select(func.count()).select_from(RecordSubject).where(text(SUBJECT_TO_RECORD))) or 0
-    checkpoints = session.scalar(select(func.count()).select_from(Checkpoint).where(text(TO_RECORD))) or 0
+    subjects = counted(session, select(RecordSubject.subject_id).where(text(SUBJECT_TO_RECORD)))
+    checkpoints = counted(session, select(Checkpoint.id).where(text(TO_RECORD)))
     leased = session.scalar(
         select(func.count()).where(
             WrittenRecord.leased_until > database_now(session), WrittenRecord.removed_at.is_(None)

@@ -21,16 +21,15 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 import structlog
-from sqlalchemy import ColumnElement, and_, func, or_, select, true, update
+from sqlalchemy import ColumnElement, and_, func, or_, select, text, true, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.context import ServiceContext
-from holdfast_service.copies.stored_bytes import bytes_against_quota
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.engine import refuse_if_went_back
-from holdfast_service.db.tables.core import Checkpoint, Project, Run
+from holdfast_service.db.tables.core import GOING, Checkpoint, Project, Run
 from holdfast_service.db.tables.operations import Controller
 from holdfast_service.lineage.best_and_proven import PROVEN_POINTS
 from holdfast_service.records.history import settle_history
@@ -40,7 +39,8 @@ from holdfast_service.retention.trash import is_spare, lock_points, must_stay, p
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreError
 from holdfast_service.stores.posix.posix_store import PosixStore
-from holdfast_service.work.report import Backlog, ReconcileReport
+from holdfast_service.tallies.sums import bytes_against_quota
+from holdfast_service.work.report import MOST_COUNTED, Backlog, ReconcileReport
 
 
 @dataclass(frozen=True)
@@ -149,10 +149,12 @@ def reconcile(context: ServiceContext) -> PurgeReport:
 def backlog(session: Session, context: ServiceContext) -> Backlog:
     pressure = pressure_now(session, context)
     may_go = _may_go(session, pressure, _short_runs(session, pressure))
-    waiting = or_(may_go, Checkpoint.state == CheckpointState.DELETING)
-    due, oldest = session.execute(
-        select(func.count(), func.min(Checkpoint.purge_at)).join(Run, Run.id == Checkpoint.run_id).where(waiting)
-    ).one()
+    due, oldest = 0, None
+    for waiting in (may_go, text(GOING)):
+        rows = select(Checkpoint.purge_at).join(Run, Run.id == Checkpoint.run_id).where(waiting)
+        some = rows.order_by(Checkpoint.purge_at).limit(MOST_COUNTED).subquery()
+        count, since = session.execute(select(func.count(), func.min(some.c.purge_at))).one()
+        due, oldest = due + count, min((each for each in (oldest, since) if each is not None), default=None)
     return Backlog(due=due, oldest_due_at=oldest)
 
 
@@ -222,7 +224,7 @@ def _going(session: Session) -> list[_Going]:
     rows = session.execute(
         select(Checkpoint.id, Run.id.label("run_id"), Run.project_id)
         .join(Run, Run.id == Checkpoint.run_id)
-        .where(Checkpoint.state == CheckpointState.DELETING)
+        .where(text(GOING))
         .order_by(Checkpoint.id)
         .limit(_MOST)
     )

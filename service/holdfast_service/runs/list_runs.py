@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, func, select, tuple_
+from sqlalchemy import ColumnElement, select, tuple_
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page
-from holdfast_protocol.runs import Latest, RunView
+from holdfast_protocol.runs import RunView
 from holdfast_protocol.states import CheckpointState, RunStatus
 from holdfast_service.audit.record import Actor
 from holdfast_service.auth.principal import Principal
@@ -16,8 +16,9 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.copies.stored_bytes import stored_bytes_of_run
 from holdfast_service.db.pages import cut_page, decode_cursor, moment_from_text, moment_to_text
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
-from holdfast_service.lineage.restore_choice import choose_restore_point
+from holdfast_service.lineage.restore_choice import newest_restore_points
 from holdfast_service.runs.views import ensure_run, in_trash, project_named, run_named, run_status, status_detail
+from holdfast_service.tallies.sums import sums_of_runs
 
 _CURSOR = "runs"
 
@@ -70,31 +71,27 @@ def _newest() -> ColumnElement[bool]:
 
 
 def _run_views(session: Session, project: Project, runs: Sequence[Run]) -> list[RunView]:
-    committed = (
-        select(
-            Checkpoint.run_id,
-            func.count(),
-            func.max(Checkpoint.step),
-            func.sum(Checkpoint.logical_bytes),
-            func.sum(Checkpoint.deduplicated_bytes),
-        )
-        .where(Checkpoint.run_id.in_([run.id for run in runs]), Checkpoint.state == CheckpointState.COMMITTED)
-        .group_by(Checkpoint.run_id)
+    """The same few statements for however many runs, and whatever they have."""
+    ids = [run.id for run in runs]
+    sums = sums_of_runs(session, project.id, ids)
+    newest_step = (
+        select(Checkpoint.step)
+        .where(Checkpoint.run_id == Run.id, Checkpoint.state == CheckpointState.COMMITTED)
+        .order_by(Checkpoint.step.desc())
+        .limit(1)
+        .correlate(Run)
+        .scalar_subquery()
     )
-    counted = {run_id: figures for run_id, *figures in session.execute(committed)}
     newest = {
-        run_id: (status, attempt)
-        for run_id, status, attempt in session.execute(
-            select(Run.id, run_status(), Attempt)
-            .outerjoin(Attempt, _newest())
-            .where(Run.id.in_([run.id for run in runs]))
+        run_id: (status, step, attempt)
+        for run_id, status, step, attempt in session.execute(
+            select(Run.id, run_status(), newest_step, Attempt).outerjoin(Attempt, _newest()).where(Run.id.in_(ids))
         )
     }
+    points = newest_restore_points(session, [run.id for run in runs if newest[run.id][1] is not None])
     views = []
     for run in runs:
-        status, attempt = newest[run.id]
-        count, newest_step, logical, deduplicated = counted.get(run.id, (0, None, 0, 0))
-        decision = choose_restore_point(session, run.id, Latest()) if count else None
+        status, step, attempt = newest[run.id]
         views.append(
             RunView(
                 id=run.id,
@@ -106,12 +103,12 @@ def _run_views(session: Session, project: Project, runs: Sequence[Run]) -> list[
                 status_detail=status_detail(attempt),
                 last_step=None if attempt is None else attempt.last_step,
                 last_heard_at=None if attempt is None else attempt.heartbeat_at or attempt.opened_at,
-                committed_checkpoints=count,
-                newest_step=newest_step,
-                logical_bytes=int(logical),
-                deduplicated_bytes=int(deduplicated),
+                committed_checkpoints=sums[run.id].committed,
+                newest_step=step,
+                logical_bytes=sums[run.id].logical_bytes,
+                deduplicated_bytes=sums[run.id].deduplicated_bytes,
                 in_trash=in_trash(run),
-                restore_point=decision.restore_point if decision else None,
+                restore_point=points.get(run.id),
             )
         )
     return views

@@ -14,33 +14,34 @@ from datetime import datetime
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.runs import Latest
-from holdfast_protocol.states import CheckpointState
-from holdfast_service.copies.stored_bytes import CommittedBytes, committed_bytes, stored_bytes
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.engine import Database
-from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
+from holdfast_service.db.tables.core import Project
 from holdfast_service.db.tables.operations import ForgottenTotal
 from holdfast_service.errors import ProblemError
-from holdfast_service.lineage.restore_choice import choose_restore_point
+from holdfast_service.lineage.restore_choice import newest_restore_points
+from holdfast_service.runs.views import MOST_RUNS_TOLD, live_runs
+from holdfast_service.tallies.sums import Sums, stored_bytes, sums_of_projects
 
 CACHE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class _ProjectNumbers:
+    """`forgotten`: what the checkpoints were whose rows are gone."""
+
     name: str
-    committed: int
-    aborted: int
-    uploading: int
-    needed_bytes: int
-    uploaded_bytes: int
-    deduplicated_bytes: int
     stored_bytes: int
-    held: CommittedBytes
+    sums: Sums
+    forgotten: ForgottenTotal | None
+
+    def ever(self, name: str) -> int:
+        """Of all checkpoints that there ever were: a column of ForgottenTotal."""
+        gone = 0 if self.forgotten is None else getattr(self.forgotten, name)
+        return int(gone + getattr(self.sums, f"ever_{name}"))
 
 
 @dataclass(frozen=True)
@@ -103,18 +104,19 @@ def _families(numbers: _Numbers) -> Iterator[Metric]:
         labels=("project",),
     )
     for project in numbers.projects:
-        ended.add_metric([project.name, "committed"], project.committed)
-        ended.add_metric([project.name, "aborted"], project.aborted)
-        moved.add_metric([project.name, "negotiated"], project.needed_bytes)
-        moved.add_metric([project.name, "uploaded"], project.uploaded_bytes)
-        moved.add_metric([project.name, "deduplicated"], project.deduplicated_bytes)
-        uploading.add_metric([project.name], project.uploading)
+        ended.add_metric([project.name, "committed"], project.ever("committed"))
+        ended.add_metric([project.name, "aborted"], project.ever("aborted"))
+        moved.add_metric([project.name, "negotiated"], project.ever("chunk_bytes"))
+        moved.add_metric([project.name, "uploaded"], project.ever("uploaded_bytes"))
+        moved.add_metric([project.name, "deduplicated"], project.ever("deduplicated_bytes"))
+        uploading.add_metric([project.name], project.sums.uploading)
         stored.add_metric([project.name], project.stored_bytes)
-        logical.add_metric([project.name], project.held.logical)
-        deduplicated.add_metric([project.name], project.held.deduplicated)
+        logical.add_metric([project.name], project.sums.logical_bytes)
+        deduplicated.add_metric([project.name], project.sums.deduplicated_bytes)
     age = GaugeMetricFamily(
         "holdfast_restore_point_age_seconds",
-        "Age of the newest restore point of each run whose newest attempt has not ended.",
+        f"Age of the newest restore point of each run whose newest attempt has not ended: of the {MOST_RUNS_TOLD} that "
+        "were opened last.",
         labels=("project", "run"),
     )
     for (project_name, run_name), seconds in numbers.restore_point_age_seconds.items():
@@ -125,55 +127,22 @@ def _families(numbers: _Numbers) -> Iterator[Metric]:
 def _read(session: Session) -> _Numbers:
     names = dict(session.execute(select(Project.id, Project.name).where(Project.purged_at.is_(None))).all())
     sizes = stored_bytes(session, names)
-    held = committed_bytes(session, names)
-    counted = session.execute(
-        select(
-            Run.project_id,
-            func.count(Checkpoint.committed_at),
-            func.count(Checkpoint.aborted_at),
-            func.count().filter(Checkpoint.state == CheckpointState.UPLOADING),
-            func.sum(Checkpoint.chunk_bytes).filter(Checkpoint.committed_at.is_not(None)),
-            func.sum(Checkpoint.uploaded_bytes).filter(Checkpoint.committed_at.is_not(None)),
-            func.sum(Checkpoint.deduplicated_bytes).filter(Checkpoint.committed_at.is_not(None)),
-        )
-        .join(Checkpoint, Checkpoint.run_id == Run.id)
-        .group_by(Run.project_id)
+    sums = sums_of_projects(session, names)
+    # Rows that are gone were counted with these, in the transaction that took them away.
+    forgotten = {gone.project_id: gone for gone in session.scalars(select(ForgottenTotal))}
+    projects = tuple(
+        _ProjectNumbers(name, sizes[project_id], sums[project_id], forgotten.get(project_id))
+        for project_id, name in sorted(names.items(), key=lambda item: item[1])
     )
-    by_project = {project_id: [int(value or 0) for value in values] for project_id, *values in counted}
-    for gone in session.scalars(select(ForgottenTotal)):
-        theirs = (gone.committed, gone.aborted, 0, gone.chunk_bytes, gone.uploaded_bytes, gone.deduplicated_bytes)
-        here = by_project.get(gone.project_id, [0] * len(theirs))
-        by_project[gone.project_id] = [there + still for there, still in zip(theirs, here, strict=True)]
-    projects = []
-    for project_id, name in sorted(names.items(), key=lambda item: item[1]):
-        committed, aborted, uploading, needed, uploaded, deduplicated = by_project.get(project_id, [0] * 6)
-        projects.append(
-            _ProjectNumbers(
-                name=name,
-                committed=committed,
-                aborted=aborted,
-                uploading=uploading,
-                needed_bytes=needed,
-                uploaded_bytes=uploaded,
-                deduplicated_bytes=deduplicated,
-                stored_bytes=sizes[project_id],
-                held=held[project_id],
-            )
-        )
-    return _Numbers(tuple(projects), _ages(session, database_now(session)))
+    return _Numbers(projects, _ages(session, database_now(session)))
 
 
 def _ages(session: Session, now: datetime) -> dict[tuple[str, str], float]:
     """Only of runs that are being trained: how far back they would fall now. The others need no alarm."""
-    active = session.execute(
-        select(Run.id, Project.name, Run.name)
-        .join(Project, Project.id == Run.project_id)
-        .join(Attempt, (Attempt.run_id == Run.id) & (Attempt.number == Run.latest_attempt))
-        .where(Attempt.ended_at.is_(None))
-    ).all()
-    ages = {}
-    for run_id, project_name, run_name in active:
-        point = choose_restore_point(session, run_id, Latest()).restore_point
-        if point is not None:
-            ages[project_name, run_name] = max(0.0, (now - point.committed_at).total_seconds())
-    return ages
+    active = session.execute(live_runs()).all()
+    points = newest_restore_points(session, [run_id for run_id, *_ in active])
+    return {
+        (project_name, run_name): max(0.0, (now - points[run_id].committed_at).total_seconds())
+        for run_id, project_name, run_name in active
+        if run_id in points
+    }

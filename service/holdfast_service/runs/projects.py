@@ -12,12 +12,12 @@ from holdfast_protocol.runs import EditProject, ProjectView
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
-from holdfast_service.copies.stored_bytes import committed_bytes, stored_bytes
 from holdfast_service.db.tables.core import Project, Run
 from holdfast_service.errors import refuse_unless_seen
 from holdfast_service.records.documents import RecordKind
 from holdfast_service.records.outbox import subject_changed
 from holdfast_service.runs.views import ensure_project, in_trash, page_of_projects, project_named
+from holdfast_service.tallies.sums import stored_bytes, sums_of_projects
 
 _CURSOR = "projects"
 
@@ -46,7 +46,7 @@ def etag_of(project: Project) -> str:
 def project_views(session: Session, projects: Sequence[Project]) -> list[ProjectView]:
     ids = [project.id for project in projects]
     sizes = stored_bytes(session, ids)
-    committed = committed_bytes(session, ids)
+    committed = sums_of_projects(session, ids)
     living = Run.deleted_at.is_(None)
     counts = select(Run.project_id, func.count()).where(Run.project_id.in_(ids), living).group_by(Run.project_id)
     runs = dict(session.execute(counts).all())
@@ -58,8 +58,8 @@ def project_views(session: Session, projects: Sequence[Project]) -> list[Project
             quota_bytes=project.quota_bytes,
             etag=etag_of(project),
             stored_bytes=sizes[project.id],
-            logical_bytes=committed[project.id].logical,
-            deduplicated_bytes=committed[project.id].deduplicated,
+            logical_bytes=committed[project.id].logical_bytes,
+            deduplicated_bytes=committed[project.id].deduplicated_bytes,
             runs=runs.get(project.id, 0),
             in_trash=in_trash(project),
         )

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import ColumnElement, case, exists, or_, select
+from sqlalchemy import ColumnElement, Select, case, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.attempts import AttemptView, NoticeView
@@ -284,6 +284,22 @@ def in_trash(found: Project | Run) -> InTrash | None:
         deleted_by=found.deleted_by,
         reason=found.delete_reason,
         purge_at=found.purge_at,
+    )
+
+
+MOST_RUNS_TOLD = 100
+"""So many runs have metrics of their own: a scrape stays short, and Prometheus has no label for each run for ever."""
+
+
+def live_runs() -> Select[str, str, str]:
+    """Id, project and name of the runs whose newest attempt has not ended: the MOST_RUNS_TOLD that were opened last."""
+    return (
+        select(Run.id, Project.name, Run.name)
+        .join(Project, Project.id == Run.project_id)
+        .join(Attempt, (Attempt.run_id == Run.id) & (Attempt.number == Run.latest_attempt))
+        .where(Attempt.ended_at.is_(None))
+        .order_by(Attempt.opened_at.desc(), Run.id)
+        .limit(MOST_RUNS_TOLD)
     )
 
 

@@ -38,13 +38,13 @@ from holdfast_protocol.text import counted
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import PROVEN, object_key, usable_by
-from holdfast_service.copies.stored_bytes import bytes_against_quota
 from holdfast_service.copies.verify_upload import Finding, Upload, verify_uploads
 from holdfast_service.db.dialect import clock, database_now, insert_new
 from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy, Project, Shard, ShardChunk
 from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import current_checkpoint_view
 from holdfast_service.stores.base import Capabilities, MountedStore, StoreError, make_tickets
+from holdfast_service.tallies.sums import bytes_against_quota
 from holdfast_service.training.begin import begin_checkpoint, begin_in, has_begun
 from holdfast_service.training.fencing import (
     Writing,

@@ -1,9 +1,5 @@
 """`holdfast_bytes`: what is in the stores, and for what it is kept; true for all processes together, as the catalog's
-other numbers are.
-
-Every reference of the catalog is looked at, which takes seconds where there are millions. So it is read in a thread of
-its own, at most once in CACHE_SECONDS however many scrapers come, and a scrape that would have to wait for long shows
-what was read last.
+other numbers are: take `max` and not `sum`. The sums are kept (`tallies/`): a scrape reads a few rows for each project.
 """
 
 from __future__ import annotations
@@ -13,24 +9,22 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-import structlog
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.stores import StoreSweep
 from holdfast_service.context import ServiceContext
-from holdfast_service.copies.stored_bytes import count_bytes
+from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Project
 from holdfast_service.db.tables.operations import StoreMaintenance
+from holdfast_service.db.tables.tallies import TallyComparison
 from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import project_label
+from holdfast_service.tallies.sums import counted_bytes, counted_until
 
-CACHE_SECONDS = 300.0
-_PATIENCE_SECONDS = 2.0
-
-_log = structlog.get_logger("holdfast.metrics")
+CACHE_SECONDS = 10.0
 
 
 class ByteNumbers(Collector):
@@ -39,49 +33,60 @@ class ByteNumbers(Collector):
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
         self._lock = threading.Lock()
-        self._reading: threading.Thread | None = None
         self._read_at = float("-inf")
         self._bytes: Counter[tuple[str, str, str]] = Counter()  # by project, kind and store
+        self._lag_seconds: float | None = None
+        self._drifted: int | None = None
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not read the catalog."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        self._read_if_old()
+        with self._lock:
+            if time.monotonic() - self._read_at >= CACHE_SECONDS:
+                self._read()
+            size, lag, drifted = self._bytes, self._lag_seconds, self._drifted
         family = GaugeMetricFamily(
             "holdfast_bytes",
             "Bytes in the stores. committed, arriving, trashed and pending_collection add up to all copies; pinned and "
             "held are parts of committed and trashed; orphaned stands beside them, as the last sweep found it.",
             labels=("project", "kind", "store"),
         )
-        for labels, size in sorted(self._bytes.items()):
-            family.add_metric(labels, size)
+        for labels, value in sorted(size.items()):
+            family.add_metric(labels, value)
         yield family
-
-    def _read_if_old(self) -> None:
-        with self._lock:
-            if self._reading is None and time.monotonic() - self._read_at >= CACHE_SECONDS:
-                self._reading = threading.Thread(target=self._read, name="holdfast-byte-numbers", daemon=True)
-                self._reading.start()
-            reading = self._reading
-        if reading is not None:
-            reading.join(_PATIENCE_SECONDS)
+        since = GaugeMetricFamily(
+            "holdfast_tally_lag_seconds",
+            "How long ago the oldest change was that is not in holdfast_bytes by kind. After an upgrade there is no "
+            "value until all copies are counted.",
+        )
+        if lag is not None:
+            since.add_metric([], lag)
+        yield since
+        drift = CounterMetricFamily(
+            "holdfast_tally_drift",
+            "Sums and copies that were found to be counted wrongly, and were put right, since the catalog was made. "
+            "It must stay 0.",
+        )
+        if drifted is not None:
+            drift.add_metric([], drifted)
+        yield drift
 
     def _read(self) -> None:
         try:
             with self._context.database.read() as session:
                 self._bytes = _count(session, self._context)
-        except ProblemError as error:
-            _log.warning("bytes_not_counted", error=error.detail)
-            self._bytes = Counter()
-        finally:
-            with self._lock:
-                self._reading, self._read_at = None, time.monotonic()
+                until = counted_until(session)
+                self._lag_seconds = None if until is None else max(0.0, (database_now(session) - until).total_seconds())
+                self._drifted = int(session.scalar(select(func.sum(TallyComparison.drifted))) or 0)
+        except ProblemError:  # the process's own metrics must still be shown
+            self._bytes, self._lag_seconds, self._drifted = Counter(), None, None
+        self._read_at = time.monotonic()
 
 
 def _count(session: Session, context: ServiceContext) -> Counter[tuple[str, str, str]]:
-    counted = count_bytes(session)
+    counted = counted_bytes(session)
     # After them, so that no project is missing that was made meanwhile.
     names = dict(session.execute(select(Project.id, Project.name)).all())
     roles = {attached.store_id: attached.role.value for attached in context.stores}

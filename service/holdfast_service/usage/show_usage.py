@@ -1,26 +1,28 @@
-"""The figures of projects and runs, each by itself (`copies/stored_bytes.py` says which add up)."""
+"""The figures of projects and runs, each by itself (`copies/stored_bytes.py` says which add up). Those of projects are
+kept (`tallies/`); those of one run are counted from its rows."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page
-from holdfast_protocol.states import CheckpointState, StoreRole
+from holdfast_protocol.states import StoreRole
 from holdfast_protocol.stores import StoreSweep
 from holdfast_protocol.usage import StoreBytes, UsageView
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
-from holdfast_service.copies.stored_bytes import CommittedBytes, CountedBytes, KeptFor, committed_bytes, count_bytes
+from holdfast_service.copies.stored_bytes import CountedBytes, KeptFor, count_bytes
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.tables.core import Checkpoint, Project, Run, Store
+from holdfast_service.db.tables.core import Project, Run, Store
 from holdfast_service.db.tables.operations import StoreMaintenance
 from holdfast_service.runs.views import page_of_projects, project_named, run_named
+from holdfast_service.tallies.sums import Sums, counted_bytes, counted_until, sums_of_projects, sums_of_runs
 
 _CURSOR = "usage"
 
@@ -35,33 +37,37 @@ def list_usage(context: ServiceContext, caller: Principal, *, cursor: str | None
     """The usage of projects, by name."""
     with context.database.read() as session:
         rows, next_cursor = page_of_projects(session, caller, _CURSOR, cursor, limit, deleted=None)
-        return Page(items=[_of_project(session, context, project) for project in rows], next_cursor=next_cursor)
+        return Page(items=_of_projects(session, context, rows), next_cursor=next_cursor)
 
 
 def show_usage(context: ServiceContext, caller: Principal, project: str, run: str | None = None) -> UsageView:
     """Raises `forbidden`, `project_not_found` and `run_not_found`."""
     with context.database.read() as session:
         if run is None:
-            return _of_project(session, context, project_named(session, caller, project, deleted=True))
+            return _of_projects(session, context, [project_named(session, caller, project, deleted=True)])[0]
         owner, found = run_named(session, caller, project, run, deleted=True)
         return _of_run(session, context, owner, found)
 
 
-def _of_project(session: Session, context: ServiceContext, project: Project) -> UsageView:
-    counted = count_bytes(session, project_id=project.id)
-    committed = committed_bytes(session, [project.id])[project.id]
-    return _view(session, context, project.name, None, counted, committed, _orphans(session, project.name))
+def _of_projects(session: Session, context: ServiceContext, projects: Sequence[Project]) -> list[UsageView]:
+    ids = [project.id for project in projects]
+    # Before the bytes: what is taken up in between is in them.
+    until = counted_until(session)
+    committed = sums_of_projects(session, ids)
+    counted: defaultdict[str, list[CountedBytes]] = defaultdict(list)
+    for each in counted_bytes(session, ids):
+        counted[each.project_id].append(each)
+    return [
+        _view(session, context, project.name, None, counted[project.id], committed[project.id], until)
+        for project in projects
+    ]
 
 
 def _of_run(session: Session, context: ServiceContext, project: Project, run: Run) -> UsageView:
-    counted = count_bytes(session, project_id=project.id, run_id=run.id)
-    logical, deduplicated = session.execute(
-        select(func.sum(Checkpoint.logical_bytes), func.sum(Checkpoint.deduplicated_bytes)).where(
-            Checkpoint.run_id == run.id, Checkpoint.state == CheckpointState.COMMITTED
-        )
-    ).one()
-    committed = CommittedBytes(int(logical or 0), int(deduplicated or 0))
-    return _view(session, context, project.name, run.name, counted, committed, None)
+    """Counted, and as of now: what a run uses, others may use too."""
+    counted = count_bytes(session, run.id)
+    committed = sums_of_runs(session, project.id, [run.id])[run.id]
+    return _view(session, context, project.name, run.name, counted, committed, database_now(session))
 
 
 def _view(  # noqa: PLR0917 (the parts of one reply)
@@ -70,16 +76,18 @@ def _view(  # noqa: PLR0917 (the parts of one reply)
     project: str,
     run: str | None,
     counted: list[CountedBytes],
-    committed: CommittedBytes,
-    orphans: _Orphans | None,
+    committed: Sums,
+    until: datetime | None,
 ) -> UsageView:
+    orphans = _orphans(session, project) if run is None else None
     stores = list(_by_store(session, context, counted))
     return UsageView(
         project=project,
         run=run,
         at=database_now(session),
-        logical_bytes=committed.logical,
-        deduplicated_bytes=committed.deduplicated,
+        counted_until=until,
+        logical_bytes=committed.logical_bytes,
+        deduplicated_bytes=committed.deduplicated_bytes,
         stored_bytes=sum(one.stored_bytes for one in stores),
         committed_bytes=sum(one.committed_bytes for one in stores),
         arriving_bytes=sum(one.arriving_bytes for one in stores),

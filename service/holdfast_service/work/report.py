@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from holdfast_service.context import ServiceContext
@@ -37,10 +39,19 @@ class ReconcileReport:
         return self == type(self)()
 
 
+MOST_COUNTED = 10_000
+"""So many rows that wait are counted, and no more: to say how many there are must not take longer than to do them."""
+
+
+def counted(session: Session, waiting: Select[Any]) -> int:
+    """How many rows a query finds, up to MOST_COUNTED."""
+    return int(session.scalar(select(func.count()).select_from(waiting.limit(MOST_COUNTED).subquery())) or 0)
+
+
 @dataclass(frozen=True)
 class Backlog:
-    """`due`: rows that wait to be worked on; `leased`: that a process works on; `oldest_due_at`: since when the oldest
-    one waits, None if none does."""
+    """`due`: rows that wait to be worked on, where there can be many up to MOST_COUNTED; `leased`: that a process works
+    on; `oldest_due_at`: since when the oldest one waits, None if none does."""
 
     due: int
     leased: int = 0

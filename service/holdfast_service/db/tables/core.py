@@ -8,9 +8,10 @@
 
 What operators and controllers keep (policies, holds, operations, events) stands in `operations.py`.
 
-There are no reference counters (hot rows, drift): a caller that asks whether a chunk is needed reads the references,
-`shard_chunks` (negotiated under an open shard) and `chunk_list_entries` (sealed). Enumerations are kept as text; what
-a checkpoint may become stands in `training.commit`. Lock order everywhere: run, checkpoint, chunks by digest.
+There are no reference counters, which would be hot rows: a caller that asks whether a chunk is needed reads the
+references, `shard_chunks` (negotiated under an open shard) and `chunk_list_entries` (sealed). Sums are in `tallies.py`.
+Enumerations are kept as text; what a checkpoint may become stands in `training.commit`.
+Lock order everywhere: run, checkpoint, chunks by digest.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    SmallInteger,
     Text,
     UniqueConstraint,
     false,
@@ -182,6 +184,9 @@ FORGOTTEN = "forgotten_at IS NOT NULL"
 # Whose commit record beside the data is older than the row. A query that says exactly this can use the partial index.
 TO_RECORD = "recorded_version < version AND state IN ('committed', 'trashed')"
 
+# Whose purge has begun. A query that says exactly this can use the partial index.
+GOING = "checkpoints.state = 'deleting'"
+
 # Whose chunks may have to be moved, and for whom chunks are kept readable, likewise.
 TO_COOL = "tier_wanted IS NOT NULL AND state = 'committed'"
 THAWED = "thawed_until IS NOT NULL"
@@ -268,6 +273,7 @@ class Checkpoint(Table):
         partial_index("ix_checkpoints_corrupt", "id", where="health = 'corrupt'"),
         partial_index("ix_checkpoints_uploading_deadline", "deadline_at", where="state = 'uploading'"),
         partial_index("ix_checkpoints_trashed_purge", "purge_at", where="state = 'trashed'"),
+        partial_index("ix_checkpoints_going", "id", where="state = 'deleting'"),
         partial_index("ix_checkpoints_to_cool", "tier_checked_at", "id", where=TO_COOL),
         partial_index("ix_checkpoints_thawed", "id", where=THAWED),
         partial_index("ix_checkpoints_to_record", "id", where=TO_RECORD),
@@ -387,6 +393,8 @@ class Copy(Leased, Table):
     created_at: Mapped[datetime] = mapped_column(Moment)
     verified_at: Mapped[datetime | None] = mapped_column(Moment)
     storage_class: Mapped[str | None] = mapped_column(Text)  # null: the bucket's default, or a filesystem
+    # As what its bytes are in the sums (a `Counted` of tallies.py); only `tallies/recount.py` changes it.
+    counted: Mapped[int] = mapped_column(SmallInteger, default=0, server_default="0")
     thaw_requested_at: Mapped[datetime | None] = mapped_column(Moment)
     readable_until: Mapped[datetime | None] = mapped_column(Moment)  # a thawed copy is cold again afterwards
     # A CopyLock, what the store was told of a hold (Object Lock); null: nothing. What may be locked is not deleted.

@@ -1,0 +1,67 @@
+"""The controller `tally`: adds up what has changed, finds out what bytes are kept for, and compares the sums with the
+rows, a slice in each pass. One process at a time does it, which spares work: two at once are harmless."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from holdfast_service.context import ServiceContext
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.tallies import RecountMark
+from holdfast_service.settings import ServiceSettings
+from holdfast_service.tallies.compare import Compared, compare
+from holdfast_service.tallies.fold import fold
+from holdfast_service.tallies.recount import Recounted, take_up_marks
+from holdfast_service.work.report import MOST_COUNTED, Backlog, ControllerLoop, ReconcileReport
+
+NAME = "tally"
+_SLICES_TO_FILL = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TallyReport(ReconcileReport):
+    """`done`: changes that were taken up. `moved`: copies that are counted as something else now. `drifted` must be 0:
+    sums that were not those of the rows, and are put right."""
+
+    moved: int = 0
+    filled: int = 0
+    drifted: int = 0
+
+
+def reconcile(context: ServiceContext, *, whole: bool = False) -> TallyReport:
+    """`whole`: with a whole comparison, now."""
+    recounted, compared = Recounted(), Compared()
+    done = fold(context)
+    if take_up_marks(context, recounted):
+        # What is marked would be compared for nothing.
+        for _ in range(_SLICES_TO_FILL):
+            before = compared.filled
+            compare(context, compared, whole=whole)
+            if compared.filled == before:
+                break
+    done += fold(context)
+    return TallyReport(
+        done=done + recounted.marks,
+        failed=compared.drifted,
+        error=f"{compared.drifted} sums had drifted, and are put right. Report it." if compared.drifted else None,
+        moved=recounted.copies,
+        filled=compared.filled,
+        drifted=compared.drifted,
+    )
+
+
+def backlog(session: Session, _context: ServiceContext) -> Backlog:
+    """Changes that wait to be taken up."""
+    now = database_now(session)
+    due = RecountMark.due_at <= now
+    some = select(RecountMark.due_at).where(due).order_by(RecountMark.due_at).limit(MOST_COUNTED).subquery()
+    count, oldest = session.execute(select(func.count(), func.min(some.c.due_at))).one()
+    return Backlog(due=int(count), oldest_due_at=oldest)
+
+
+def loops(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
+    """The controllers of this room."""
+    return (ControllerLoop(NAME, settings.controller_interval_seconds, reconcile, backlog, sole=True),)
