@@ -16,6 +16,7 @@ class Wrong(StrEnum):
     LOST_WORK = "more than one interval lost"
     END = "ends that nobody made"
     ACCOUNT = "told otherwise by REST"
+    SUMS = "sums that are not those of the rows"
 
 
 @dataclass(frozen=True)

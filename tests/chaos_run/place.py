@@ -15,6 +15,7 @@ from pydantic import SecretStr
 
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
+from holdfast_service.settings import ServiceSettings
 from tests.chaos_run.clock import VARIABLE, DatabaseClock
 from tests.support.fault_proxy import FaultProxy
 from tests.support.ports import free_ports
@@ -109,6 +110,12 @@ class Place:
         for way in (*self._ways, self.to_store):
             way.accept()
             way.heal()
+
+    def service_settings(self) -> ServiceSettings:
+        """The service's own, for whoever opens catalog and store beside it. Keys come from the environment."""
+        os.environ.update(self.weed.environment)
+        prefix = "HOLDFAST_"
+        return ServiceSettings(**{name.removeprefix(prefix).lower(): value for name, value in self.settings.items()})
 
     def close(self) -> None:
         self.client.close()

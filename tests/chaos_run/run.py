@@ -14,6 +14,7 @@ from pathlib import Path
 
 from holdfast_protocol.policies import PolicyKind
 from holdfast_protocol.runs import EditProject
+from holdfast_service.service import close_service, open_service
 from tests.chaos_run.accounts import judge_account
 from tests.chaos_run.catalog import judge_catalog, read_back
 from tests.chaos_run.chaos import Happened, let_things_fail
@@ -24,6 +25,7 @@ from tests.chaos_run.judge import judge_job, undisturbed
 from tests.chaos_run.place import PROJECT, new_place
 from tests.chaos_run.resized import resize
 from tests.chaos_run.trainer import SAVE_EVERY
+from tests.support.tallies import drifted_at_last
 
 _END_SECONDS = 240
 _KEPT_CHECKPOINTS = 30
@@ -100,6 +102,12 @@ def _judge(arena: Arena, happened: list[Happened], plan: Plan, verdict: Verdict)
         print(f"  every checkpoint is restored; so far {len(verdict.findings)} findings", flush=True)
         for restored, job in zip(threads.map(partial(read_back, arena), jobs), jobs, strict=True):
             judge_catalog(arena, job, happened, references[job.name], restored, verdict)
+    context = open_service(arena.place.service_settings())
+    try:
+        for drift in drifted_at_last(context):
+            verdict.found(Wrong.SUMS, "", drift)
+    finally:
+        close_service(context)
 
 
 @contextlib.contextmanager

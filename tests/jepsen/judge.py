@@ -21,6 +21,7 @@ from tests.jepsen.journal import Wrong
 from tests.jepsen.model import Kept, Model, Verdict
 from tests.soak.compare import read_shards
 from tests.soak.quiet import Quiet
+from tests.support.tallies import drifted_at_last
 
 _READERS = 2
 _LOOK_AGAIN_SECONDS = 2.0
@@ -76,7 +77,7 @@ class Judge:
             if sweep.error is not None:
                 return [*found, *orphans, f"a sweep failed: {sweep.error}"]
             time.sleep(_LOOK_AGAIN_SECONDS)
-        return [*found, *orphans, *self._quiet.swept()]
+        return [*found, *orphans, *self._quiet.swept(), *drifted_at_last(self._context)]
 
     def _open_attempts(self) -> list[str]:
         with self._context.database.read() as session:

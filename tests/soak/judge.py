@@ -14,6 +14,7 @@ from holdfast_service.db.tables.core import Checkpoint
 from tests.soak.compare import DifferentError, compare
 from tests.soak.ledger import Ledger
 from tests.soak.quiet import KEPT, Quiet
+from tests.support.tallies import drifted_at_last
 
 
 class Judge:
@@ -38,7 +39,7 @@ class Judge:
             self.facts[f"controller {controller.name}: failed, and tried again"] = controller.failed
             if controller.error is not None:
                 self.notes.append(f"the last failure of {controller.name}: {controller.error}")
-        return [*self._unreadable(), *self._quiet.leaked(), *self._quiet.swept()]
+        return [*self._unreadable(), *self._quiet.leaked(), *self._quiet.swept(), *drifted_at_last(self._context)]
 
     def _unreadable(self) -> list[str]:
         with self._context.database.read() as session:
