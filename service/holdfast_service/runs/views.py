@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import ColumnElement, Select, case, exists, func, or_, select
+from sqlalchemy import ColumnElement, Select, case, exists, or_, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.attempts import AttemptView, NoticeView
