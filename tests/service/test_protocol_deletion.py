@@ -31,6 +31,7 @@ from tests.support.rank import Job, answer
 from tests.support.rebuilt import check_all, claim_all, read_all, rebuilt_service, record_all
 from tests.support.retention import HOUR, RUN, pin, prune, purge, states, undelete
 from tests.support.service import RunningService, running_service
+from tests.support.tallies import check_sums
 
 pytestmark = pytest.mark.rule("deleted-run-trash")
 PROJECT = "/v1/projects/demo"
@@ -250,7 +251,9 @@ def test_what_others_share_stays_and_all_else_goes_and_the_name_is_free(service:
     kept = other.save(7, content=data)
     counted = numbers_of(service)
     delete(service)
+    check_sums(service)
     purge_all(service, clock)
+    check_sums(service)
     assert read_all(service.http(), kept["id"], [data, b"index " + data])
     assert listed(service) == ["other"]
     assert listed(service, deleted=True) == []

@@ -32,6 +32,7 @@ from tests.support.rank import Job, Refused, answer, digest_of
 from tests.support.rebuilt import check_all, claim_all, read_all, rebuild_into, rebuilt_service, record_all
 from tests.support.retention import HOUR, pin, prune, purge, put_policy, states
 from tests.support.service import RunningService, running_service
+from tests.support.tallies import check_sums
 from tests.support.wrong_sizes import save_with_wrong_size
 
 
@@ -118,6 +119,7 @@ def test_trash_pins_holds_and_policies_are_back_and_what_was_purged_is_not(
         assert report.whole, report.lines()
         assert (report.removed, report.orphans, report.holds) == (1, 0, 1)
         assert states(again) == {step: state for step, state in states(service).items() if step != 1}
+        check_sums(again)
         http = again.http()
         with again.context.database.read() as session:
             pinned = session.get_one(Checkpoint, ids[2])

@@ -30,6 +30,15 @@ def drifted(service: RunningService) -> int:
     return _drifted(service.context.database)
 
 
+def check_sums(service: RunningService) -> None:
+    """All is taken up, nothing has drifted, and a count by hand gives the same."""
+    take_up(service)
+    assert kept(service) == true(service)
+    take_up(service, whole=True)
+    assert drifted(service) == 0
+    assert kept(service) == true(service)
+
+
 def drifted_at_last(context: ServiceContext) -> list[str]:
     """After a trial: the sums must be those of the rows, and have been so all the time."""
     reconcile(context, whole=True)

@@ -87,6 +87,7 @@ def _show_one(one: UsageView) -> None:
             ("  arriving", as_bytes(one.arriving_bytes)),
             ("  trashed", as_bytes(one.trashed_bytes)),
             ("  pending collection", as_bytes(one.pending_collection_bytes)),
+            ("  as of", as_time(one.counted_until) if one.counted_until else "the copies are still being counted"),
             ("pinned", f"{as_bytes(one.pinned_bytes)} of committed and trashed"),
             ("held", f"{as_bytes(one.held_bytes)} of committed and trashed"),
             *([] if one.run else [("orphaned", f"{orphaned}, beside what is stored")]),

@@ -13,17 +13,18 @@ from dataclasses import dataclass
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.states import OperationState, StoreRole
+from holdfast_protocol.states import CheckpointState, OperationState, StoreRole
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.tables.core import Project, Run
-from holdfast_service.db.tables.operations import Operation
+from holdfast_service.db.tables.core import Checkpoint, Project, Run
+from holdfast_service.db.tables.operations import TO_COPY, CheckpointCopy, Operation
 from holdfast_service.errors import ProblemError
 from holdfast_service.replicate.drill import KIND
 from holdfast_service.replicate.lag import lag_of
+from holdfast_service.runs.views import MOST_RUNS_TOLD, live_runs
 
 CACHE_SECONDS = 10.0
 
@@ -43,7 +44,8 @@ class _Numbers:
 _NAMES = (
     (
         "holdfast_copy_lag_seconds",
-        "For how long a state has been committed that the second store lacks.",
+        "For how long a state has been committed that the second store lacks: of the "
+        f"{MOST_RUNS_TOLD} live runs that were opened last, and as many that wait for a copy.",
         "lag_seconds",
     ),
     ("holdfast_copy_lag_bytes", "What is still to be copied to the second store.", "lag_bytes"),
@@ -75,8 +77,8 @@ class CopyNumbers(Collector):
                     self._numbers = _Numbers({}, {}, {}, {})
                 self._read_at = time.monotonic()
             numbers = self._numbers
-        for name, text, field in _NAMES:
-            gauge = GaugeMetricFamily(name, text, labels=("project", "run"))
+        for name, told, field in _NAMES:
+            gauge = GaugeMetricFamily(name, told, labels=("project", "run"))
             for labels, value in getattr(numbers, field).items():
                 gauge.add_metric(labels, value)
             yield gauge
@@ -84,7 +86,7 @@ class CopyNumbers(Collector):
 
 def _read(session: Session, context: ServiceContext) -> _Numbers:
     second = context.attached(StoreRole.SECOND)
-    lags = {} if second is None else lag_of(session, second.store_id)
+    lags = {} if second is None else lag_of(session, second.store_id, _told_of(session, second.store_id))
     now = database_now(session)
     drills = _last_drills(session)
     rows = session.execute(
@@ -105,13 +107,27 @@ def _read(session: Session, context: ServiceContext) -> _Numbers:
     )
 
 
+def _told_of(session: Session, store_id: int) -> set[str]:
+    """The live runs, and as many of those that wait for a copy: of a run that is over and copied there is nothing to
+    tell."""
+    waiting = (
+        select(Checkpoint.run_id)
+        .join(CheckpointCopy, CheckpointCopy.checkpoint_id == Checkpoint.id)
+        .where(CheckpointCopy.store_id == store_id, text(f"({TO_COPY})"), Checkpoint.state == CheckpointState.COMMITTED)
+        .distinct()
+        .limit(MOST_RUNS_TOLD)
+    )
+    return {run_id for run_id, *_ in session.execute(live_runs())} | set(session.scalars(waiting))
+
+
 def _last_drills(session: Session) -> dict[str, Operation]:
-    """By run id, the one that ended last; those that were cancelled say nothing."""
+    """By run id, the one that ended last, of the MOST_RUNS_TOLD newest; those that were cancelled say nothing."""
     place = func.row_number().over(partition_by=Operation.run_id, order_by=Operation.ended_at.desc())
     ranked = (
         select(Operation.id, place.label("place"))
         .where(Operation.kind == KIND, Operation.state.in_((OperationState.DONE, OperationState.FAILED)))
         .subquery()
     )
-    rows = session.scalars(select(Operation).join(ranked, ranked.c.id == Operation.id).where(ranked.c.place == 1))
+    newest = select(Operation).join(ranked, ranked.c.id == Operation.id).where(ranked.c.place == 1)
+    rows = session.scalars(newest.order_by(Operation.ended_at.desc()).limit(MOST_RUNS_TOLD))
     return {row.run_id: row for row in rows if row.run_id is not None}

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import structlog
@@ -35,7 +35,7 @@ from holdfast_service.tallies.fold import add_to_checkpoint_tallies
 from holdfast_service.tallies.recount import add_deltas, recount
 from holdfast_service.tallies.sums import SUMMED, sums_of_runs
 
-BATCH = 2000
+BATCH = 1000
 _COPIES_IN_A_SUM = 20_000
 _RUNS = 20
 _UNSYNCHRONIZED = {"synchronize_session": False}
@@ -62,14 +62,23 @@ def compare(context: ServiceContext, compared: Compared, *, whole: bool = False)
                 break
 
 
+KINDS = frozenset({"copies", "checkpoints"})
+
+
+def resting_kinds(session: Session, now: datetime) -> set[str]:
+    """Whose last comparison is over, and whose next is not due."""
+    over = (TallyComparison.position.is_(None), TallyComparison.ended_at.is_not(None))
+    return set(session.scalars(select(TallyComparison.kind).where(*over, TallyComparison.began_at > now - EVERY)))
+
+
 def _begin(context: ServiceContext, kind: str, *, now_due: bool) -> TallyComparison | None:
     """None if none is due."""
     with context.database.read() as session:
         now = database_now(session)
         row = session.get(TallyComparison, kind)
+        resting = kind in resting_kinds(session, now)
     if row is not None and row.position is not None:
         return row
-    resting = row is not None and row.ended_at is not None and row.began_at is not None and now < row.began_at + EVERY
     if resting and not now_due:
         return None
     with context.database.transaction() as session:

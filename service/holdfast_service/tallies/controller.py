@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.tables.tallies import RecountMark
+from holdfast_service.db.tables.tallies import ByteDelta, CheckpointDelta, RecountMark
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.tallies.compare import Compared, compare
+from holdfast_service.tallies.compare import KINDS, Compared, compare, resting_kinds
 from holdfast_service.tallies.fold import fold
 from holdfast_service.tallies.recount import Recounted, take_up_marks
 from holdfast_service.work.report import MOST_COUNTED, Backlog, ControllerLoop, ReconcileReport
@@ -33,6 +33,8 @@ class TallyReport(ReconcileReport):
 
 def reconcile(context: ServiceContext, *, whole: bool = False) -> TallyReport:
     """`whole`: with a whole comparison, now."""
+    if not whole and _nothing_to_do(context):
+        return TallyReport()
     recounted, compared = Recounted(), Compared()
     done = fold(context)
     if take_up_marks(context, recounted):
@@ -51,6 +53,15 @@ def reconcile(context: ServiceContext, *, whole: bool = False) -> TallyReport:
         filled=compared.filled,
         drifted=compared.drifted,
     )
+
+
+def _nothing_to_do(context: ServiceContext) -> bool:
+    """Mostly so, and cheap to ask: a service that is idle should cost nothing."""
+    with context.database.read() as session:
+        now = database_now(session)
+        deltas = or_(exists(select(ByteDelta.id)), exists(select(CheckpointDelta.id)))
+        marked = exists().where(RecountMark.due_at <= now)
+        return not session.scalar(select(or_(deltas, marked))) and resting_kinds(session, now) >= KINDS
 
 
 def backlog(session: Session, _context: ServiceContext) -> Backlog:
