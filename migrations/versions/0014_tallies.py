@@ -101,6 +101,14 @@ def upgrade() -> None:
     )
     going = sa.text("state = 'deleting'")
     op.create_index("ix_checkpoints_going", "checkpoints", ["id"], sqlite_where=going, postgresql_where=going)
+    leased = sa.text("leased_until IS NOT NULL")
+    op.create_index(
+        "ix_written_records_leased",
+        "written_records",
+        ["leased_until"],
+        sqlite_where=leased,
+        postgresql_where=leased,
+    )
     op.add_column("copies", sa.Column("counted", sa.SmallInteger(), server_default="0", nullable=False))
     _fill()
 
@@ -132,6 +140,7 @@ def _fill() -> None:
 
 
 def downgrade() -> None:
+    op.drop_index("ix_written_records_leased", "written_records")
     op.drop_index("ix_checkpoints_going", "checkpoints")
     with op.batch_alter_table("copies") as copies:
         copies.drop_column("counted")

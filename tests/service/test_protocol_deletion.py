@@ -284,7 +284,8 @@ def findings(service: RunningService) -> list[CheckFinding]:
 def numbers_of(service: RunningService) -> tuple[int, ...]:
     with service.context.database.read() as session:
         (demo,) = numbers(session).projects
-    return demo.committed, demo.aborted, demo.needed_bytes, demo.uploaded_bytes, demo.deduplicated_bytes
+    ever = ("committed", "aborted", "chunk_bytes", "uploaded_bytes", "deduplicated_bytes")
+    return tuple(demo.ever(name) for name in ever)
 
 
 @ON_SQLITE

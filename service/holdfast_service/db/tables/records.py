@@ -49,7 +49,10 @@ class WrittenRecord(Leased, Table):
     version: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     name: Mapped[str | None] = mapped_column(Text)
     removed_at: Mapped[datetime | None] = mapped_column(Moment)
-    __table_args__ = (Index("ix_written_records_store_id_kind", "store_id", "kind"),)
+    __table_args__ = (
+        Index("ix_written_records_store_id_kind", "store_id", "kind"),
+        partial_index("ix_written_records_leased", "leased_until", where="leased_until IS NOT NULL"),
+    )
 
 
 class HistoryMark(Table):
