@@ -7,6 +7,7 @@ hangs, and passes SIGTERM on.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import multiprocessing
 import os
@@ -42,6 +43,7 @@ _log = structlog.get_logger("holdfast.serve")
 # Longer than a trainer pauses between two calls, so that its connections are not closed under it.
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
+_ENDS_WITHIN_SECONDS = 0.5
 _OTHER_OPEN_FILES = 500
 """For the database, the store, and files on their way through the service."""
 # A process that starts on a busy machine answers its supervisor only when everything is imported. While the supervisor
@@ -114,12 +116,20 @@ class _Config(uvicorn.Config):
         super().load()
 
 
+class _Server(uvicorn.Server):
+    """uvicorn's asks ten times a second whether it is to end, which is most of what an idle service does."""
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            await asyncio.sleep(_ENDS_WITHIN_SECONDS)
+
+
 def _serve_here(
     settings: ServiceSettings, listening: socket.socket, on_ready: Callable[[ServiceContext, str], None]
 ) -> None:
     context = open_service(settings)
     background = Background(context, loops_of(settings), "serve", controllers=settings.serve_controllers)
-    server = uvicorn.Server(http_config(create_app(context), settings))
+    server = _Server(http_config(create_app(context), settings))
     # uvicorn drains and then raises the signal once more, for its caller: a service that was asked to end and
     # did so has not failed.
     for number in (signal.SIGTERM, signal.SIGINT):

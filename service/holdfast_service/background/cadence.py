@@ -1,8 +1,8 @@
 """When a controller's thread looks again: soon while there is work, seldom while there is none.
 
-Each pass that finds nothing doubles the pause before the next one, up to LONGEST_PAUSES pauses. What becomes due by
-time alone is found so much later. What people and jobs change is not: one thread of each process asks every
-`look_seconds` whether an acknowledged change was made since, by any process, and whether a person wants a pass.
+Each pass that finds nothing doubles the pause before the next one, up to the controller's `longest_pauses`. What
+becomes due by time alone is found so much later. What people and jobs change is not: one thread of each process asks
+every `look_seconds` whether an acknowledged change was made since, by any process, and whether a person wants a pass.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.db.tables.operations import Controller
 from holdfast_service.db.tables.records import HistoryMark
 from holdfast_service.errors import ProblemError
-
-LONGEST_PAUSES = 12
 
 _WANTED = select(func.aggregate_strings(Controller.name, ",")).where(Controller.run_requested_at.is_not(None))
 # Each acknowledged change moves a mark of its process (`db/engine.py`).

@@ -19,7 +19,7 @@ import holdfast_service.collect.on_demand
 import holdfast_service.replicate.drill
 import holdfast_service.scrub.on_demand
 from holdfast_service.attached_stores import controller as attached_stores
-from holdfast_service.background.cadence import LONGEST_PAUSES, Changes, Pause
+from holdfast_service.background.cadence import Changes, Pause
 from holdfast_service.background.reconcile import run_pass
 from holdfast_service.collect import controller as collect
 from holdfast_service.context import ServiceContext
@@ -64,6 +64,7 @@ def loops_of(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
     return (*(loop for room in _ROOMS for loop in room.loops(settings)), *operations.loops(settings, OPERATION_KINDS))
 
 
+_HELPERS_LOOK_LATER = 4
 _LONGEST_YIELD_SECONDS = 20.0
 """A pass waits so long for calls of training jobs. Nothing is due more exactly than that, and leases are renewed
 meanwhile."""
@@ -80,10 +81,10 @@ class Background:
         self._history = HistoryKeeper(context)
         self._changes = Changes(context, context.settings.controller_interval_seconds)
         self._threads = [
-            threading.Thread(target=self._run, args=(each,), name=f"holdfast-{each.name}", daemon=True)
+            threading.Thread(target=self._run, args=(each, thread > 0), name=f"holdfast-{each.name}", daemon=True)
             for each in loops
             if controllers or each.own
-            for _ in range(each.threads)
+            for thread in range(each.threads)
         ]
 
     def start(self) -> None:
@@ -104,11 +105,13 @@ class Background:
         self._presence.leave()
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _run(self, each: ControllerLoop) -> None:
+    def _run(self, each: ControllerLoop, helps: bool) -> None:
+        """`helps`: another thread looks after the same rows, so this one looks seldom unless something changed."""
         look_seconds = self._context.settings.controller_interval_seconds
         # When a sole pass is due the catalog says.
         interval = min(each.interval_seconds, look_seconds) if each.sole else each.interval_seconds
-        pause = Pause(interval, LONGEST_PAUSES * look_seconds)
+        longest = each.longest_pauses * look_seconds * (_HELPERS_LOOK_LATER if helps else 1)
+        pause = Pause(interval, longest)
         due_at = float("-inf")
         while not self._context.stopping.is_set():
             due, known = time.monotonic() >= due_at, self._changes.count

@@ -11,6 +11,6 @@ def loops(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
     """The controllers of this room."""
     interval = settings.controller_interval_seconds
     return (
-        ControllerLoop("reap", interval, abandoned_uploads.reconcile, abandoned_uploads.backlog),
+        ControllerLoop("reap", interval, abandoned_uploads.reconcile, abandoned_uploads.backlog, longest_pauses=3),
         ControllerLoop("liveness", interval, stalled_attempts.reconcile, stalled_attempts.backlog),
     )

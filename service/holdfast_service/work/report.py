@@ -66,6 +66,9 @@ class ControllerLoop:
     under way in one process at a time, which holds the controller's lease: that spares work, and is no guard, for a
     process that hangs may go on when its lease is over. An `own` pass looks after its own process: every one does it,
     and it cannot be paused.
+
+    A pass that finds nothing doubles the pause before the next one, up to `longest_pauses` pauses (ADR 0058). For a
+    controller that takes a long pause between its passes for a time in which nobody served, they are few.
     """
 
     name: str
@@ -75,3 +78,4 @@ class ControllerLoop:
     sole: bool = False
     own: bool = False
     threads: int = 1
+    longest_pauses: int = 12
