@@ -81,8 +81,8 @@ GUARDS = (
         "limits-before-work",
         "a stranger's body is read before the token",
         "service/holdfast_service/web/frame.py",
-        "            if required is not None:",
-        "            if False:",
+        "                if caller is None:",
+        "                if False:",
         ("tests/service/test_request_limits.py",),
     ),
     Guard(
