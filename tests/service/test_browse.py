@@ -264,7 +264,7 @@ def test_the_restore_point_can_be_asked_for_below_a_step(http: httpx.Client) -> 
         return answer(http.get(f"{job.base}/restore-point", params=params))
 
     assert ask(before_step=300)["restore_point"]["step"] == 200
-    nothing = {"restore_point": None, "skipped": [], "ever_committed": True, "note": ""}
+    nothing = {"restore_point": None, "skipped": [], "ever_committed": True, "note": "", "saved_with": None}
     assert ask(before_step=100) == nothing
     assert ask(selector="200")["restore_point"]["step"] == 200
     with pytest.raises(Refused) as refused:
