@@ -31,7 +31,7 @@ from tests.support.rank import Job, answer
 from tests.support.rebuilt import check_all, claim_all, read_all, rebuilt_service, record_all
 from tests.support.retention import HOUR, RUN, pin, prune, purge, states, undelete
 from tests.support.service import RunningService, running_service
-from tests.support.tallies import check_sums
+from tests.support.tallies import check_sums, take_up
 
 pytestmark = pytest.mark.rule("deleted-run-trash")
 PROJECT = "/v1/projects/demo"
@@ -42,8 +42,7 @@ ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def saved(service: RunningService, run: str = "demo/gpt", steps: tuple[int, ...] = (1, 2, 3), **job: Any) -> Job:
     """A run whose only attempt has ended."""
     job_of = Job(service.http(), run, **job)
-    for step in steps:
-        job_of.save(step)
+    list(map(job_of.save, steps))
     job_of.end()
     return job_of
 
@@ -75,13 +74,13 @@ def purge_all(service: RunningService, clock: Clock) -> None:
     """The time in the trash is over, and everything of it goes: data, records, rows."""
     clock.advance(73 * HOUR)
     purge(service)
-    settings = service.context.settings
-    clock.advance(settings.ticket_seconds + settings.longest_upload_seconds + 25 * HOUR)
+    clock.let_tickets_expire(service.context.settings)
+    clock.advance(25 * HOUR)
     collect(service.context)
-    record_all(service.context)
-    purge(service)
-    record_all(service.context)
-    purge(service)
+    for _ in range(2):
+        record_all(service.context)
+        purge(service)
+    check_sums(service)
 
 
 @ON_SQLITE
@@ -251,9 +250,7 @@ def test_what_others_share_stays_and_all_else_goes_and_the_name_is_free(service:
     kept = other.save(7, content=data)
     counted = numbers_of(service)
     delete(service)
-    check_sums(service)
     purge_all(service, clock)
-    check_sums(service)
     assert read_all(service.http(), kept["id"], [data, b"index " + data])
     assert listed(service) == ["other"]
     assert listed(service, deleted=True) == []
@@ -284,8 +281,7 @@ def findings(service: RunningService) -> list[CheckFinding]:
 def numbers_of(service: RunningService) -> tuple[int, ...]:
     with service.context.database.read() as session:
         (demo,) = numbers(session).projects
-    ever = ("committed", "aborted", "chunk_bytes", "uploaded_bytes", "deduplicated_bytes")
-    return tuple(demo.ever(name) for name in ever)
+    return tuple(map(demo.ever, ("committed", "aborted", "chunk_bytes", "uploaded_bytes", "deduplicated_bytes")))
 
 
 @ON_SQLITE
@@ -401,6 +397,7 @@ def test_an_operator_sees_what_is_left_of_a_deleted_project(service: RunningServ
     for _ in range(3):
         purge(service)
         record_all(service.context)
+    take_up(service)
     (operation,) = answer(http.get("/v1/operations"))["items"]
     assert operation["run"].startswith("gpt~")
     (used,) = answer(http.get("/v1/usage"))["items"]
