@@ -99,8 +99,6 @@ def upgrade() -> None:
         sa.Column("ended_at", Moment()),
         sa.Column("drifted", sa.BigInteger(), server_default="0", nullable=False),
     )
-    going = sa.text("state = 'deleting'")
-    op.create_index("ix_checkpoints_going", "checkpoints", ["id"], sqlite_where=going, postgresql_where=going)
     leased = sa.text("leased_until IS NOT NULL")
     op.create_index(
         "ix_written_records_leased",
@@ -141,7 +139,6 @@ def _fill() -> None:
 
 def downgrade() -> None:
     op.drop_index("ix_written_records_leased", "written_records")
-    op.drop_index("ix_checkpoints_going", "checkpoints")
     with op.batch_alter_table("copies") as copies:
         copies.drop_column("counted")
     for table in (

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import structlog
-from sqlalchemy import ColumnElement, select, update
+from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
@@ -81,17 +81,32 @@ BATCH = 1000
 _EXPECTED = (CopyState.VERIFIED, CopyState.COLD)
 
 
+class SeenCopies:
+    """The copies of a store whose objects were listed: a bit for each row up to the newest one at the beginning."""
+
+    def __init__(self, newest: int) -> None:
+        self._bits = bytearray(newest // 8 + 1)
+
+    def add(self, copy_id: int) -> None:
+        if copy_id // 8 < len(self._bits):
+            self._bits[copy_id // 8] |= 1 << copy_id % 8
+
+    def __contains__(self, copy_id: int) -> bool:
+        return copy_id // 8 < len(self._bits) and bool(self._bits[copy_id // 8] & 1 << copy_id % 8)
+
+
 @dataclass
 class Inventory:
     there: Amount = field(default_factory=Amount)
     orphans: list[StoredObject] = field(default_factory=list)
-    seen: set[int] = field(default_factory=set, repr=False)
-    """The first half of each generation: 64 random bits tell a project's objects apart, and are small enough to keep
-    for millions."""
 
 
 def take_inventory(
-    context: ServiceContext, attached: AttachedStore, project_id: str, on_listed: Callable[[int], object]
+    context: ServiceContext,
+    attached: AttachedStore,
+    project_id: str,
+    seen: SeenCopies,
+    on_listed: Callable[[int], object],
 ) -> Inventory:
     """Raises StoreError: a listing that is not whole proves nothing."""
     inventory = Inventory()
@@ -100,20 +115,21 @@ def take_inventory(
         inventory.there = Amount(
             inventory.there.objects + len(batch), inventory.there.bytes + sum(each.bytes for each in batch)
         )
-        inventory.seen.update(_short(each.key.generation) for each in batch)
-        inventory.orphans += unknown_of(context, attached.store_id, batch)
+        inventory.orphans += unknown_of(context, attached.store_id, batch, seen)
         on_listed(len(batch))
     return inventory
 
 
-def unknown_of(context: ServiceContext, store_id: int, objects: Sequence[StoredObject]) -> list[StoredObject]:
-    """Those of the objects, of one project, that have no row at this moment. A row that says `gone` is none: what is
-    there nevertheless came later than everybody could expect."""
+def unknown_of(
+    context: ServiceContext, store_id: int, objects: Sequence[StoredObject], seen: SeenCopies | None = None
+) -> list[StoredObject]:
+    """Those of the objects, of one project, that have no row at this moment; the rows of the others are `seen`. A row
+    that says `gone` is none: what is there nevertheless came later than everybody could expect."""
     if not objects:
         return []
     with context.database.read() as session:
         rows = session.execute(
-            select(Chunk.digest, Copy.generation)
+            select(Copy.id, Chunk.digest, Copy.generation)
             .join(Copy, Copy.chunk_id == Chunk.id)
             .where(
                 Chunk.project_id == objects[0].key.project_id,
@@ -122,22 +138,28 @@ def unknown_of(context: ServiceContext, store_id: int, objects: Sequence[StoredO
                 Copy.state != CopyState.GONE,
             )
         )
-        known = {(row.digest, row.generation) for row in rows}
-    return [each for each in objects if (each.key.digest, each.key.generation) not in known]
+        known = {(row.digest, row.generation): row.id for row in rows}
+    unknown = []
+    for each in objects:
+        copy_id = known.get((each.key.digest, each.key.generation))
+        if copy_id is None:
+            unknown.append(each)
+        elif seen is not None:
+            seen.add(copy_id)
+    return unknown
 
 
 def find_missing(
-    context: ServiceContext, attached: AttachedStore, project_id: str, inventory: Inventory, began_at: datetime
-) -> Iterator[list[int]]:
-    """Ids of copies whose object the store does not have, batch by batch. Raises StoreError."""
+    context: ServiceContext, attached: AttachedStore, seen: SeenCopies, began_at: datetime
+) -> Iterator[dict[int, str]]:
+    """Copies whose object the store does not have, batch by batch: their ids, and the projects of these. One walk over
+    the store's rows for all projects. Raises StoreError."""
     after = 0
     while True:
         with context.database.read() as session:
-            rows = session.execute(
-                select(Copy, Chunk.digest)
-                .join(Chunk, Chunk.id == Copy.chunk_id)
+            ids = session.scalars(
+                select(Copy.id)
                 .where(
-                    Copy.project_id == project_id,
                     Copy.store_id == attached.store_id,
                     Copy.state.in_(_EXPECTED),
                     Copy.verified_at < began_at,
@@ -146,17 +168,24 @@ def find_missing(
                 .order_by(Copy.id)
                 .limit(BATCH)
             ).all()
-        if not rows:
+            unseen = [copy_id for copy_id in ids if copy_id not in seen]
+            rows = session.execute(
+                select(Copy, Chunk.digest).join(Chunk, Chunk.id == Copy.chunk_id).where(Copy.id.in_(unseen))
+            ).all()
+        yield {
+            row.Copy.id: row.Copy.project_id
+            for row in rows
+            if _is_missing(attached, object_key(row.Copy.project_id, row.digest, row.Copy))
+        }
+        if len(ids) < BATCH:
             return
-        after = rows[-1].Copy.id
-        unseen = [row for row in rows if _short(row.Copy.generation) not in inventory.seen]
-        yield [row.Copy.id for row in unseen if _is_missing(attached, object_key(project_id, row.digest, row.Copy))]
+        after = ids[-1]
 
 
-def make_suspect(context: ServiceContext, copy_ids: Sequence[int]) -> int:
-    """Hands them over to those who read copies again and mark what is lost. How many."""
+def make_suspect(context: ServiceContext, copy_ids: Sequence[int]) -> set[int]:
+    """Hands them over to those who read copies again and mark what is lost. Which of them."""
     if not copy_ids:
-        return 0
+        return set()
     with context.database.transaction() as session:
         changed = session.scalars(
             update(Copy)
@@ -165,7 +194,7 @@ def make_suspect(context: ServiceContext, copy_ids: Sequence[int]) -> int:
             .returning(Copy.id),
             execution_options={"synchronize_session": False},
         )
-        return len(changed.all())
+        return set(changed)
 
 
 def _is_missing(attached: AttachedStore, key: ObjectKey) -> bool:
@@ -174,10 +203,6 @@ def _is_missing(attached: AttachedStore, key: ObjectKey) -> bool:
     except ObjectMissing:
         return True
     return False
-
-
-def _short(generation: str) -> int:
-    return int(generation[:16], 16)
 
 
 # One sweep of a store at a time: a second one would list it for nothing. It is no guard of what is deleted; two that
@@ -292,38 +317,30 @@ def _look(
     with context.database.read() as session:
         projects = session.execute(select(Project.id, Project.name).order_by(Project.id)).all()
         began_at = database_now(session)
+        # Later than that moment: what was verified before it is not newer.
+        newest = session.scalar(select(func.max(Copy.id)).where(Copy.store_id == attached.store_id)) or 0
     settings = context.settings
     # What came after this is young for certain.
     oldest = attached.store.clock() - timedelta(seconds=settings.ticket_seconds + settings.longest_upload_seconds)
     findings, there, stops = _Findings(), Amount(), []
+    seen = SeenCopies(newest)
     for project_id, name in projects:
-        inventory = take_inventory(context, attached, project_id, on_listed)
+        inventory = take_inventory(context, attached, project_id, seen, on_listed)
         due = [each for each in inventory.orphans if each.modified_at < oldest]
         findings.due += due
         there = Amount(there.objects + inventory.there.objects, there.bytes + inventory.there.bytes)
         stops.append(why_stop(f"the project {name}", inventory.there, _amount(due), settings.sweep_most_percent))
-        missing = _missing(context, attached, project_id, inventory, began_at, dry_run=dry_run)
-        findings.projects[project_id] = _project(name, inventory, missing)
+        findings.projects[project_id] = _project(name, inventory)
+    for missing in find_missing(context, attached, seen, began_at):
+        changed = set(missing) if dry_run else make_suspect(context, list(missing))
+        for project_id, copies in Counter(missing[copy_id] for copy_id in changed).items():
+            found = findings.projects[project_id]
+            findings.projects[project_id] = found.model_copy(update={"missing": found.missing + copies})
         on_listed(0)
     whole = f"the {attached.role.value} store"
     stops.append(why_stop(whole, there, _amount(findings.due), settings.sweep_most_percent))
     findings.stopped = next((stop for stop in reversed(stops) if stop is not None), None)
     return findings
-
-
-def _missing(
-    context: ServiceContext,
-    attached: AttachedStore,
-    project_id: str,
-    inventory: Inventory,
-    began_at: datetime,
-    *,
-    dry_run: bool,
-) -> int:
-    found = 0
-    for copy_ids in find_missing(context, attached, project_id, inventory, began_at):
-        found += len(copy_ids) if dry_run else make_suspect(context, copy_ids)
-    return found
 
 
 def _why_older(attached: AttachedStore, findings: _Findings) -> str | None:
@@ -409,7 +426,7 @@ def _amount(objects: Sequence[StoredObject]) -> Amount:
     return Amount(len(objects), sum(each.bytes for each in objects))
 
 
-def _project(name: str, inventory: Inventory, missing: int) -> ProjectSweep:
+def _project(name: str, inventory: Inventory) -> ProjectSweep:
     orphans = _amount(inventory.orphans)
     return ProjectSweep(
         project=name,
@@ -419,7 +436,7 @@ def _project(name: str, inventory: Inventory, missing: int) -> ProjectSweep:
         orphan_bytes=orphans.bytes,
         deleted=0,
         deleted_bytes=0,
-        missing=missing,
+        missing=0,
     )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import structlog
-from sqlalchemy import ColumnElement, Select, delete, select, update
+from sqlalchemy import ColumnElement, Select, delete, select, text, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CheckpointState, StoreRole
@@ -25,7 +25,7 @@ from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.context import ServiceContext
 from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now, insert_absent
-from holdfast_service.db.tables.core import Checkpoint, ChunkList, Run, Shard
+from holdfast_service.db.tables.core import GOING, Checkpoint, ChunkList, Run, Shard
 from holdfast_service.db.tables.records import RecordSubject, WrittenRecord
 from holdfast_service.records.content import checkpoint_record, list_record, manifest_record, project_record, run_record
 from holdfast_service.records.documents import (
@@ -215,7 +215,6 @@ def _renew(context: ServiceContext, task: RecordTask, name: str) -> None:
 
 # Far longer than a writer's lease: a suspended writer with a half-sent request is long cut off.
 _REMOVED_FOR = timedelta(days=1)
-_GOING = (CheckpointState.DELETING, CheckpointState.DELETED)
 _ROWS = 200
 
 
@@ -257,7 +256,7 @@ def remove_due_records(context: ServiceContext, attached: AttachedStore) -> int:
     removed = 0
     while True:
         with context.database.read() as session:
-            query = _written_in(attached).where(WrittenRecord.removed_at.is_(None), Checkpoint.state.in_(_GOING))
+            query = _written_in(attached).where(WrittenRecord.removed_at.is_(None), text(GOING))
             due = session.execute(query).all()
         for project_id, checkpoint_id in due:
             _remove(context, attached, checkpoint_subject(project_id, checkpoint_id))
@@ -270,7 +269,9 @@ def forget_removed(context: ServiceContext, attached: AttachedStore) -> int:
     """Takes away what says `removed`, a day later; how many. Raises StoreError."""
     with context.database.read() as session:
         query = _written_in(attached).where(
-            WrittenRecord.removed_at < database_now(session) - _REMOVED_FOR, Checkpoint.state == CheckpointState.DELETED
+            WrittenRecord.removed_at < database_now(session) - _REMOVED_FOR,
+            text(GOING),
+            Checkpoint.state == CheckpointState.DELETED,
         )
         over = session.execute(query).all()
     for project_id, checkpoint_id in over:

@@ -8,9 +8,9 @@ expire something is made again under the run's lock, and applied there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import ColumnElement, exists, func, or_, select
+from sqlalchemy import ColumnElement, exists, func, literal, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.policies import PolicyError, PolicyKind
@@ -19,7 +19,7 @@ from holdfast_protocol.states import CheckpointState
 from holdfast_service.audit.record import Actor
 from holdfast_service.context import ServiceContext
 from holdfast_service.db import lease
-from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.dialect import Moment, database_now, insert_absent
 from holdfast_service.db.tables.core import Checkpoint, Run
 from holdfast_service.db.tables.operations import Policy, RetentionMark
 from holdfast_service.policies.policies import effective_policies, effective_policy
@@ -35,6 +35,7 @@ from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileRepor
 
 NAME = "retention"
 _LOOK_AGAIN = timedelta(hours=1)
+_BEFORE_ALL = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ def _due(session: Session) -> list[str]:
     committed = exists().where(
         Checkpoint.run_id == Run.id,
         Checkpoint.state == CheckpointState.COMMITTED,
-        or_(RetentionMark.newest_at.is_(None), Checkpoint.committed_at > RetentionMark.newest_at),
+        Checkpoint.committed_at > func.coalesce(RetentionMark.newest_at, literal(_BEFORE_ALL, Moment)),
     )
     has_policy = exists().where(
         Policy.kind == PolicyKind.RETENTION, Policy.project_id == Run.project_id, Policy.run_id.in_(("", Run.id))

@@ -184,8 +184,8 @@ FORGOTTEN = "forgotten_at IS NOT NULL"
 # Whose commit record beside the data is older than the row. A query that says exactly this can use the partial index.
 TO_RECORD = "recorded_version < version AND state IN ('committed', 'trashed')"
 
-# Whose purge has begun. A query that says exactly this can use the partial index.
-GOING = "checkpoints.state = 'deleting'"
+# Whose bytes go or are gone, until the row goes too.
+GOING = "state IN ('deleting', 'deleted')"
 
 # Whose chunks may have to be moved, and for whom chunks are kept readable, likewise.
 TO_COOL = "tier_wanted IS NOT NULL AND state = 'committed'"
@@ -273,7 +273,9 @@ class Checkpoint(Table):
         partial_index("ix_checkpoints_corrupt", "id", where="health = 'corrupt'"),
         partial_index("ix_checkpoints_uploading_deadline", "deadline_at", where="state = 'uploading'"),
         partial_index("ix_checkpoints_trashed_purge", "purge_at", where="state = 'trashed'"),
-        partial_index("ix_checkpoints_going", "id", where="state = 'deleting'"),
+        # What a run has committed since a moment, and its newest commit.
+        partial_index("ix_checkpoints_committed", "run_id", "committed_at", where="committed_at IS NOT NULL"),
+        partial_index("ix_checkpoints_going", "state", "id", where=GOING),
         partial_index("ix_checkpoints_to_cool", "tier_checked_at", "id", where=TO_COOL),
         partial_index("ix_checkpoints_thawed", "id", where=THAWED),
         partial_index("ix_checkpoints_to_record", "id", where=TO_RECORD),

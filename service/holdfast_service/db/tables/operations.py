@@ -209,7 +209,9 @@ class StoreMaintenance(Leased, Table):
     __tablename__ = "store_maintenance"
     store_id: Mapped[int] = mapped_column(ForeignKey("stores.id"), primary_key=True)
     scan_began_at: Mapped[datetime | None] = mapped_column(Moment)
-    scanned_copy_id: Mapped[int | None] = mapped_column(BigInteger)  # the last copy looked at; null: the look is over
+    # The table that the scan is in, and the last id of it that was looked at; null: the scan is over.
+    scanning: Mapped[str | None] = mapped_column(Text)
+    scanned_id: Mapped[int | None] = mapped_column(BigInteger)
     swept_at: Mapped[datetime | None] = mapped_column(Moment)
     sweep: Mapped[dict[str, Any] | None] = mapped_column(Document)  # a StoreSweep of the protocol
 

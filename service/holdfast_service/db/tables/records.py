@@ -51,6 +51,7 @@ class WrittenRecord(Leased, Table):
     removed_at: Mapped[datetime | None] = mapped_column(Moment)
     __table_args__ = (
         Index("ix_written_records_store_id_kind", "store_id", "kind"),
+        partial_index("ix_written_records_removed", "store_id", "removed_at", where="removed_at IS NOT NULL"),
         partial_index("ix_written_records_leased", "leased_until", where="leased_until IS NOT NULL"),
     )
 
