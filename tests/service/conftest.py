@@ -78,14 +78,10 @@ def s3_service(
 
 
 class Clock:
-    """The catalog's clock, as far ahead of the database's as the test has moved it; or one that stands."""
+    """The catalog's clock, as far ahead of the database's as the test has moved it."""
 
     def __init__(self) -> None:
         self.ahead = timedelta()
-        self.stands_at: datetime | None = None
-
-    def read(self, real: datetime) -> datetime:
-        return (self.stands_at or real) + self.ahead
 
     def advance(self, seconds: float) -> None:
         self.ahead += timedelta(seconds=seconds)
@@ -122,5 +118,5 @@ def cold(
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     real: Callable[..., datetime] = holdfast_service.db.dialect._read_clock
     moved = Clock()
-    monkeypatch.setattr(holdfast_service.db.dialect, "_read_clock", lambda *read: moved.read(real(*read)))
+    monkeypatch.setattr(holdfast_service.db.dialect, "_read_clock", lambda *read: real(*read) + moved.ahead)
     return moved

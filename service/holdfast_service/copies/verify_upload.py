@@ -8,6 +8,7 @@ conditional update: doing it twice, or beside another process, is fine.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from holdfast_service.stores.base import (
 )
 
 _AT_ONCE = 16
+_ASKED_HERE = 4
 
 
 class Finding(StrEnum):
@@ -71,7 +73,8 @@ def verify_uploads(database: Database, store: Store, uploads: Sequence[Upload]) 
 
 def ask_for_all(store: Store, uploads: Sequence[Upload]) -> list[Verdict]:
     """The same, and not settled yet."""
-    if len(uploads) <= 1:
+    here = _ASKED_HERE if isinstance(store, MountedStore) else 1
+    if len(uploads) <= here:  # to start threads takes longer
         return [ask_store(store, upload) for upload in uploads]
     with ThreadPoolExecutor(min(_AT_ONCE, len(uploads)), thread_name_prefix="holdfast-verify") as threads:
         return list(threads.map(lambda upload: ask_store(store, upload), uploads))
@@ -116,20 +119,35 @@ def settle(session: Session, verdicts: Sequence[Verdict], now: datetime) -> None
     settled = [verdict for verdict in verdicts if verdict.finding is not Finding.MISSING]
     if not settled:
         return
-    # Only from `pending`: whatever else has happened to the copy meanwhile weighs more.
-    pending = update(Copy).where(Copy.id == bindparam("copy_id"), Copy.state == CopyState.PENDING)
-    session.connection().execute(
-        pending.values({name: bindparam(name) for name in ("state", "proof", "version_id", "verified_at")}),
-        [_columns(verdict, now) for verdict in sorted(settled, key=lambda verdict: verdict.upload.copy_id)],
-    )
+    alike: defaultdict[tuple[Finding, Proof | None, str | None], list[int]] = defaultdict(list)
+    for verdict in settled:
+        alike[verdict.finding, verdict.proof, verdict.version_id].append(verdict.upload.copy_id)
+    connection = session.connection()
+    if len(alike) <= _FEW_KINDS:
+        for kind, copy_ids in alike.items():
+            connection.execute(_SETTLED_ALIKE, {"copy_ids": sorted(copy_ids), **_columns(*kind, now)})
+        return
+    # A store with versions names another one for each object.
+    each = sorted((copy_id, kind) for kind, copy_ids in alike.items() for copy_id in copy_ids)
+    connection.execute(_SETTLED, [{"copy_id": copy_id, **_columns(*kind, now)} for copy_id, kind in each])
 
 
-def _columns(verdict: Verdict, now: datetime) -> dict[str, Any]:
-    arrived = verdict.finding is Finding.ARRIVED
+_FEW_KINDS = 2
+# Only from `pending`: whatever else has happened to the copy meanwhile weighs more.
+_FROM_PENDING = (
+    update(Copy)
+    .where(Copy.state == CopyState.PENDING)
+    .values({name: bindparam(f"new_{name}") for name in ("state", "proof", "version_id", "verified_at")})
+)
+_SETTLED = _FROM_PENDING.where(Copy.id == bindparam("copy_id"))
+_SETTLED_ALIKE = _FROM_PENDING.where(Copy.id.in_(bindparam("copy_ids", expanding=True)))
+
+
+def _columns(finding: Finding, proof: Proof | None, version_id: str | None, now: datetime) -> dict[str, Any]:
+    arrived = finding is Finding.ARRIVED
     return {
-        "copy_id": verdict.upload.copy_id,
-        "state": CopyState.VERIFIED if arrived else CopyState.BAD,
-        "proof": verdict.proof,
-        "version_id": verdict.version_id,
-        "verified_at": now if arrived else None,
+        "new_state": CopyState.VERIFIED if arrived else CopyState.BAD,
+        "new_proof": proof,
+        "new_version_id": version_id,
+        "new_verified_at": now if arrived else None,
     }

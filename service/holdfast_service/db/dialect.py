@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from sqlalchemy import (
     LargeBinary,
     TypeDecorator,
     bindparam,
+    insert,
     select,
     text,
 )
@@ -155,11 +157,40 @@ def insert_absent(session: Session, table: type[Table], rows: Sequence[dict[str,
 
 
 def insert_new(session: Session, table: type[Table], rows: Sequence[dict[str, Any]], *returned: Any) -> Sequence[Any]:
-    """`insert_absent`, and for each row that this transaction has inserted the columns `returned`, or the row as an
-    object if that is `table`."""
-    return session.execute(_unless_there(session, table).returning(*returned), list(rows)).all() if rows else []
+    """`insert_absent`, and the columns `returned` of each row that this transaction has inserted."""
+    if not rows:
+        return []
+    session.flush()
+    return session.connection().execute(_unless_there(session, table, *returned), list(rows)).all()
 
 
-def _unless_there(session: Session, table: type[Table]) -> Any:
-    dialect = postgresql if dialect_of(session) == "postgresql" else sqlite
-    return dialect.insert(table).on_conflict_do_nothing()
+def insert_all(session: Session, table: type[Table], rows: Sequence[dict[str, Any]], *returned: Any) -> Sequence[Any]:
+    """One statement for many rows that no other transaction inserts, and the columns `returned` of each, in any order.
+    There must be one: else the database is sent a statement for each row."""
+    if not rows:
+        return []
+    session.flush()
+    return session.connection().execute(_inserted(table, _names(returned)), list(rows)).all()
+
+
+def _unless_there(session: Session, table: type[Table], *returned: Any) -> Any:
+    return _unless_there_on(dialect_of(session), table, _names(returned))
+
+
+def _names(columns: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(column.key for column in columns)
+
+
+# Kept: to put a statement together, and to see that it was compiled before, takes longer than to run it.
+
+
+@functools.cache
+def _unless_there_on(dialect: str, table: type[Table], returned: tuple[str, ...]) -> Any:
+    insert_into: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    statement = insert_into(table).on_conflict_do_nothing()
+    return statement.returning(*(getattr(table, name) for name in returned)) if returned else statement
+
+
+@functools.cache
+def _inserted(table: type[Table], returned: tuple[str, ...]) -> Any:
+    return insert(table).returning(*(getattr(table, name) for name in returned))

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import ColumnElement, Select, case, exists, or_, select
+from sqlalchemy import ColumnElement, Select, bindparam, case, exists, or_, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.attempts import AttemptView, NoticeView
@@ -406,12 +406,13 @@ def _progress_of(session: Session, row: Checkpoint) -> SealProgress:
 def ranks_not_sealed(session: Session, row: Checkpoint) -> list[int]:
     """As `missing_ranks`; looked for among the first _RANKS_LOOKED_AT alone."""
     looked_at = min(row.world_size, _RANKS_LOOKED_AT)
-    sealed = session.scalars(
-        select(Shard.rank).where(
-            Shard.checkpoint_id == row.id, Shard.rank < looked_at, Shard.state == ShardState.SEALED
-        )
-    )
+    sealed = session.connection().execute(_SEALED_BELOW, {"checkpoint_id": row.id, "rank": looked_at}).scalars()
     return missing_ranks(set(sealed), looked_at)
+
+
+_SEALED_BELOW = select(Shard.rank).where(
+    Shard.checkpoint_id == bindparam("checkpoint_id"), Shard.rank < bindparam("rank"), Shard.state == ShardState.SEALED
+)
 
 
 def missing_ranks(sealed: set[int], world_size: int) -> list[int]:

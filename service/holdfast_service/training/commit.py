@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import delete, exists, func, select, update
+from sqlalchemy import bindparam, delete, exists, func, select, update
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
@@ -125,9 +125,10 @@ def _seal(session: Session, shard: Shard, request: SealShard, arrived: Arrived, 
     shard.summary = request.summary
     session.flush()
     # From here on the chunk list is the reference.
-    session.execute(
-        delete(ShardChunk).where(ShardChunk.shard_id == shard.id), execution_options={"synchronize_session": False}
-    )
+    session.connection().execute(_DROPPED, {"shard": shard.id})
+
+
+_DROPPED = delete(ShardChunk).where(ShardChunk.shard_id == bindparam("shard"))
 
 
 def sealed_before(session: Session, writing: Writing, shard: Shard | None, request: SealShard) -> CheckpointView | None:
@@ -221,18 +222,20 @@ def _ranks(ranks: Sequence[int]) -> str:
 _SHOWN_DIGESTS = 20
 
 
+_COUNTED = (
+    update(Checkpoint)
+    .where(Checkpoint.id == bindparam("checkpoint"), Checkpoint.state == CheckpointState.UPLOADING)
+    .values(sealed_ranks=Checkpoint.sealed_ranks + 1)
+    .returning(Checkpoint.sealed_ranks)
+)
+
+
 def complete_if_whole(session: Session, writing: Writing, store_id: int) -> bool:
     """Counts this rank's seal. Whether the checkpoint committed. Raises `checkpoint_aborted` if it was given up
     meanwhile, `chunk_gone` if a chunk that a rank sealed is not to be relied on any more, and `invalid_request` if two
     ranks give one chunk two sizes."""
     checkpoint = writing.checkpoint
-    sealed = session.scalar(
-        update(Checkpoint)
-        .where(Checkpoint.id == checkpoint.id, Checkpoint.state == CheckpointState.UPLOADING)
-        .values(sealed_ranks=Checkpoint.sealed_ranks + 1)
-        .returning(Checkpoint.sealed_ranks),
-        execution_options={"synchronize_session": False},
-    )
+    sealed = session.connection().execute(_COUNTED, {"checkpoint": checkpoint.id}).scalar_one_or_none()
     if sealed is not None and sealed < checkpoint.world_size:
         set_committed_value(checkpoint, "sealed_ranks", sealed)
         return False

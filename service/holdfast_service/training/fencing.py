@@ -384,22 +384,31 @@ def lock_attempt(session: Session, attempt: Attempt) -> None:
 def shard_of(session: Session, checkpoint: Checkpoint, rank: int) -> Shard | None:
     """None if the rank has not called yet. Raises `invalid_request` for a rank outside the world."""
     refuse_unless_in_world(checkpoint, rank)
-    return session.execute(
-        select(Shard).where(Shard.checkpoint_id == checkpoint.id, Shard.rank == rank), execution_options=_ANEW
-    ).scalar_one_or_none()
+    return _read_shard(session, _SHARD, checkpoint, rank)
 
 
 def locked_shard(session: Session, checkpoint: Checkpoint, rank: int) -> Shard:
     """FOR UPDATE: a late negotiation of the same rank must not add references while it is sealed. Made if absent."""
     refuse_unless_in_world(checkpoint, rank)
-    locked = select(Shard).where(Shard.checkpoint_id == checkpoint.id, Shard.rank == rank).with_for_update()
-    if (shard := session.execute(locked, execution_options=_ANEW).scalar_one_or_none()) is not None:
-        return shard
-    return new_shard(session, checkpoint, rank) or session.execute(locked, execution_options=_ANEW).scalar_one()
+    shard = _read_shard(session, _LOCKED_SHARD, checkpoint, rank)
+    if shard is None:
+        new_shard(session, checkpoint, rank)  # or another call has made it
+        shard = _read_shard(session, _LOCKED_SHARD, checkpoint, rank)
+    assert shard is not None
+    return shard
 
 
-def new_shard(session: Session, checkpoint: Checkpoint, rank: int) -> Shard | None:
-    """None if another call has made it. Raises `invalid_request` for a rank outside the world."""
+_SHARD = select(Shard).where(Shard.checkpoint_id == bindparam("checkpoint_id"), Shard.rank == bindparam("rank"))
+_LOCKED_SHARD = _SHARD.with_for_update()
+
+
+def _read_shard(session: Session, statement: Select[Shard], checkpoint: Checkpoint, rank: int) -> Shard | None:
+    named = {"checkpoint_id": checkpoint.id, "rank": rank}
+    return session.execute(statement, named, execution_options=_ANEW).scalar_one_or_none()
+
+
+def new_shard(session: Session, checkpoint: Checkpoint, rank: int) -> int | None:
+    """Its id; None if another call has made it. Raises `invalid_request` for a rank outside the world."""
     refuse_unless_in_world(checkpoint, rank)
     row = {
         "checkpoint_id": checkpoint.id,
@@ -410,5 +419,4 @@ def new_shard(session: Session, checkpoint: Checkpoint, rank: int) -> Shard | No
         "components": {},
         "finite": True,
     }
-    made: list[Shard] = [each.Shard for each in insert_new(session, Shard, [row], Shard)]
-    return made[0] if made else None
+    return next((made.id for made in insert_new(session, Shard, [row], Shard.id)), None)

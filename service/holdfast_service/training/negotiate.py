@@ -7,14 +7,14 @@ seal (training/seal.py).
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple, NoReturn
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.checkpoints import (
@@ -39,7 +39,7 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import PROVEN, object_key, usable_by
 from holdfast_service.copies.verify_upload import Finding, Upload, verify_uploads
-from holdfast_service.db.dialect import clock, database_now, insert_new
+from holdfast_service.db.dialect import clock, database_now, insert_all, insert_new
 from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy, Project, Shard, ShardChunk
 from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import current_checkpoint_view
@@ -292,12 +292,12 @@ def reserve(
     `rate_limited` and `invalid_request`. Repeatable."""
     refuse_unless_uploading(writing.checkpoint)
     new = new_shard(session, writing.checkpoint, rank) if first else None
-    shard = new or open_shard(session, writing, rank)
+    shard_id = new or open_shard(session, writing, rank).id
     quota_bytes = lock_quota(session, writing.project)
     offers = sorted({offer.digest: offer for offer in offered}.values(), key=lambda offer: offer.digest)
     sizes = _sizes(offered)
     chunks, inserted = _locked_chunks(session, writing, offers)
-    references = {} if new else _references(session, shard, sizes)
+    references = {} if new else _references(session, shard_id, sizes)
     now = _now_while_uploading(session, writing)  # after the locks: no ticket may outlive what its copy's row says
     known = [chunk_id for digest, chunk_id in chunks.items() if digest not in inserted]
     copies_of = _copies(session, context, known)
@@ -317,24 +317,24 @@ def reserve(
     longest_upload = timedelta(seconds=context.settings.longest_upload_seconds)
     bound = context.store.capabilities is not None and context.store.capabilities.binds_tickets
     copies: dict[str, Copy] = {}
+    added: dict[str, Copy] = {}
     for offer in offers:
         answer, copy = decisions[offer.digest]
         if answer is Answer.ABSENT:
             continue
         if copy is None:
             copy = _new_copy(context, writing, chunks[offer.digest], offer, now)
-            session.add(copy)
+            added[copy.generation] = copy
         if answer is not Answer.PRESENT:
             copy.ticket_expires_at = expires_at
             if not bound:
                 copy.overwritable_until = expires_at + longest_upload
         copies[offer.digest] = copy
-    session.flush()
+    _insert_copies(session, added)
     new_bytes = sum(copy.stored_bytes for digest, copy in copies.items() if decisions[digest].copy is None)
     if quota_bytes is not None and new_bytes:
         refuse_over_quota(session, context, writing.project, quota_bytes, new_bytes)
-    for digest, copy in copies.items():
-        _refer(session, shard, copy, decision=decisions[digest], references=references)
+    _refer(session, shard_id, copies, decisions=decisions, references=references)
     return Reservation(
         writing.project.id,
         {digest: copy for digest, copy in copies.items() if decisions[digest].answer is not Answer.PRESENT},
@@ -346,12 +346,18 @@ def _now_while_uploading(session: Session, writing: Writing) -> datetime:
     """The checkpoint keeps its references until this transaction ends. Raises `checkpoint_aborted`: what a checkpoint
     that was given up meanwhile gets, after the collector has dropped all that it had, nothing would ever drop."""
     checkpoint = writing.checkpoint
-    held = select(clock(), Checkpoint.state).where(Checkpoint.id == checkpoint.id)
-    moment, state = session.execute(held.with_for_update(read=True, key_share=True)).one()
+    moment, state = session.connection().execute(_HELD, {"checkpoint": checkpoint.id}).one()
     if state != CheckpointState.UPLOADING:
         session.refresh(checkpoint)
         refuse_unless_uploading(checkpoint)
     return database_now(session, moment)
+
+
+_HELD = (
+    select(clock(), Checkpoint.state)
+    .where(Checkpoint.id == bindparam("checkpoint"))
+    .with_for_update(read=True, key_share=True)
+)
 
 
 def open_shard(session: Session, writing: Writing, rank: int) -> Shard:
@@ -411,12 +417,12 @@ def _locked_chunks(session: Session, writing: Writing, offers: Sequence[ChunkOff
             return chunks, set(inserted)
 
 
-def _references(session: Session, shard: Shard, sizes: dict[str, int]) -> dict[int, ShardChunk]:
+def _references(session: Session, shard_id: int, sizes: dict[str, int]) -> dict[int, ShardChunk]:
     """By chunk id, what this shard refers to. Raises `invalid_request` for what it offered with another size before."""
     rows = session.execute(
         select(ShardChunk, Chunk.digest, Chunk.bytes)
         .join(Chunk, Chunk.id == ShardChunk.chunk_id)
-        .where(ShardChunk.shard_id == shard.id, Chunk.digest.in_(sizes))
+        .where(ShardChunk.shard_id == shard_id, Chunk.digest.in_(sizes))
     ).all()
     for _, digest, size in rows:
         if sizes[digest] != size:
@@ -447,7 +453,7 @@ def _copies(session: Session, context: ServiceContext, chunk_ids: Sequence[int])
 
 
 def _new_copy(context: ServiceContext, writing: Writing, chunk_id: int, offer: ChunkOffer, now: datetime) -> Copy:
-    return Copy(
+    return Copy(  # for the tickets; `_insert_copies` makes the row
         chunk_id=chunk_id,
         project_id=writing.project.id,
         store_id=context.store_id,
@@ -462,20 +468,47 @@ def _new_copy(context: ServiceContext, writing: Writing, chunk_id: int, offer: C
     )
 
 
+_NEW_COPY = (
+    "chunk_id",
+    "project_id",
+    "store_id",
+    "attempt_id",
+    "generation",
+    "state",
+    "codec",
+    "stored_digest",
+    "stored_bytes",
+    "ticket_expires_at",
+    "overwritable_until",
+    "created_at",
+)
+
+
+def _insert_copies(session: Session, added: Mapping[str, Copy]) -> None:
+    """By generation. Each gets its row's id."""
+    rows = [{name: getattr(copy, name) for name in _NEW_COPY} for copy in added.values()]
+    for row in insert_all(session, Copy, rows, Copy.generation, Copy.id):
+        added[row.generation].id = row.id
+
+
 def _refer(
     session: Session,
-    shard: Shard,
-    copy: Copy,
+    shard_id: int,
+    copies: Mapping[str, Copy],
     *,
-    decision: Decision,
-    references: dict[int, ShardChunk],
+    decisions: Mapping[str, Decision],
+    references: Mapping[int, ShardChunk],
 ) -> None:
-    sending = decision.answer is not Answer.PRESENT
-    reference = references.get(copy.chunk_id)
-    if reference is None:
-        session.add(ShardChunk(shard_id=shard.id, chunk_id=copy.chunk_id, copy_id=copy.id, uploading=sending))
-    elif reference.copy_id != copy.id:
-        reference.copy_id, reference.uploading = copy.id, sending
+    rows = []
+    for digest, copy in copies.items():
+        sending = decisions[digest].answer is not Answer.PRESENT
+        reference = references.get(copy.chunk_id)
+        if reference is None:
+            row = {"shard_id": shard_id, "chunk_id": copy.chunk_id, "copy_id": copy.id, "uploading": sending}
+            rows.append(row)
+        elif reference.copy_id != copy.id:
+            reference.copy_id, reference.uploading = copy.id, sending
+    insert_all(session, ShardChunk, rows, ShardChunk.chunk_id)
 
 
 # How to send a chunk: a presigned request, or a file on the store's own mount. No transaction is open here.

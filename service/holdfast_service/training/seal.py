@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import insert, select
-from sqlalchemy.orm import Session
+from sqlalchemy import bindparam, select
+from sqlalchemy.orm import Session, load_only
 
 from holdfast_protocol.checkpoints import CheckpointView, SealShard
 from holdfast_protocol.digests import MAX_STORED_DOCUMENT_BYTES, shard_digest
@@ -20,7 +20,7 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import object_key, usable_by
 from holdfast_service.copies.verify_upload import Finding, Upload, Verdict, ask_for_all, settle
-from holdfast_service.db.dialect import database_now, insert_new
+from holdfast_service.db.dialect import database_now, insert_all, insert_new
 from holdfast_service.db.tables.core import Chunk, ChunkList, ChunkListEntry, Copy, Shard, ShardChunk
 from holdfast_service.errors import ProblemError
 from holdfast_service.training.commit import Arrived, commit_seal, sealed_before
@@ -58,7 +58,7 @@ def _fill_list(session: Session, list_id: int, chunk_ids: Sequence[int]) -> None
         for ordinal, chunk_id in enumerate(chunk_ids)
     ]
     for first in range(0, len(entries), _ROWS_PER_STATEMENT):
-        session.execute(insert(ChunkListEntry), entries[first : first + _ROWS_PER_STATEMENT])
+        insert_all(session, ChunkListEntry, entries[first : first + _ROWS_PER_STATEMENT], ChunkListEntry.ordinal)
 
 
 # What a shard has negotiated: the only chunks that it may be sealed with (rule seal-only-negotiated).
@@ -79,13 +79,29 @@ def all_negotiated(session: Session, shard: Shard | None) -> dict[str, Negotiate
     """By digest. Read in one go: 200,000 digests are too many for one statement's parameters."""
     if shard is None:
         return {}
-    rows = session.execute(
-        select(Chunk.digest, Chunk.id, Chunk.bytes, Copy, ShardChunk.uploading)
-        .join(ShardChunk, ShardChunk.chunk_id == Chunk.id)
-        .join(Copy, Copy.id == ShardChunk.copy_id)
-        .where(ShardChunk.shard_id == shard.id)
-    )
+    rows = session.execute(_NEGOTIATED, {"shard": shard.id})
     return {row.digest: Negotiated(row.id, row.bytes, row.Copy, row.uploading) for row in rows}
+
+
+_NEGOTIATED = (
+    select(Chunk.digest, Chunk.id, Chunk.bytes, Copy, ShardChunk.uploading)
+    .join(ShardChunk, ShardChunk.chunk_id == Chunk.id)
+    .join(Copy, Copy.id == ShardChunk.copy_id)
+    .where(ShardChunk.shard_id == bindparam("shard"))
+    .options(
+        load_only(  # a thousand of them are read in a seal
+            Copy.generation,
+            Copy.version_id,
+            Copy.overwritable_until,
+            Copy.attempt_id,
+            Copy.state,
+            Copy.proof,
+            Copy.stored_bytes,
+            Copy.stored_digest,
+            raiseload=True,
+        )
+    )
+)
 
 
 def refuse_not_negotiated(known: Mapping[str, Negotiated], digests: Sequence[str]) -> None:
