@@ -16,8 +16,9 @@ MINUTES ?= 10
 # make preempt: how many launches are told to leave.
 TIMES ?= 100
 
-# make scale: how many ranks save one checkpoint at once.
-RANKS ?= 64,256,1024
+# make scale: how many ranks save one checkpoint at once, and how large the catalogs are in which each call is timed.
+RANKS ?= 64,256,1024,4096
+CHECKPOINTS ?= 1000,10000,1000000
 
 .PHONY: help demo test test-slow test-all check prove soak chaos jepsen preempt bench scale run format docs site venv
 
@@ -33,7 +34,7 @@ help:
 	@echo 'make jepsen [MINUTES=10]                                every part fails, the database goes back: all commits there?'
 	@echo 'make preempt [TIMES=100]                                SIGTERM at random moments: is the newest state saved?'
 	@echo 'make bench [SIZE=1GiB] [REPEATS=5]                      beside its peers: docs/performance.md'
-	@echo 'make scale [RANKS=64,256,1024]                          what a checkpoint of many ranks costs the control plane'
+	@echo 'make scale [RANKS=64,256] [CHECKPOINTS=1000,1000000]    what many ranks, and many checkpoints, cost the service'
 	@echo 'make run                                                the service on http://127.0.0.1:8400'
 	@echo 'make format                                             let ruff fix and format the code'
 	@echo 'make docs                                               write docs/settings.md anew'
@@ -84,9 +85,9 @@ preempt: venv
 bench: venv
 	@$(VENV)/bin/python -m benchmarks.run --size $(SIZE) --repeats $(REPEATS)
 
-# Writes benchmarks/results/scale.json. Leave the machine alone meanwhile, too: ten minutes with the defaults.
+# Writes benchmarks/results/scale.json and its plot. Leave the machine alone meanwhile, too: an hour with the defaults.
 scale: venv
-	@$(VENV)/bin/python -m benchmarks.scale --ranks $(RANKS)
+	@$(VENV)/bin/python -m benchmarks.scale --ranks $(RANKS) --checkpoints $(CHECKPOINTS)
 
 run: venv
 	@$(VENV)/bin/holdfast serve

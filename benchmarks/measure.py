@@ -65,6 +65,26 @@ def cpu_seconds_of_tree(pid: int) -> float:
     return total
 
 
+def memory_bytes_of_tree(pid: int) -> int:
+    """Of a process, its children and theirs. What several share counts once."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            children[int((folder / "stat").read_text().rpartition(")")[2].split()[1])].append(int(folder.name))
+        except OSError:  # it has ended meanwhile
+            continue
+    tree, total = [pid], 0
+    while tree:
+        at = tree.pop()
+        tree.extend(children[at])
+        try:
+            lines = Path(f"/proc/{at}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return total
+
+
 def warm_pages(size_bytes: int) -> None:
     """Lets the kernel's free memory be memory that it holds: in a virtual machine, pages that were idle for seconds are
     the host's again, and the first write to one costs ten times the copy. Whoever came first would pay for it."""

@@ -48,6 +48,7 @@ _SLOW = (
     "chaos_run",
     "e2e/test_api_schema.py",
     "e2e/test_bench.py",
+    "e2e/test_scale.py",
     "e2e/test_demo.py",
     "e2e/test_elastic.py",
     "e2e/test_examples.py",

@@ -1,7 +1,8 @@
-"""`make scale`: storms of several sizes, medians, scale.json and the table. See benchmarks/scale/__init__.py.
+"""`make scale`: storms, calls and processes; writes scale.json, draws the plot, prints lines. See
+benchmarks/scale/__init__.py.
 
-python -m benchmarks.scale [--ranks 64,256,1024] [--repeats 3] [--workers 1] [--pooled-connections 0]
-    [--results FOLDER]
+python -m benchmarks.scale [--ranks 64,256,1024] [--repeats 3] [--checkpoints 1000,10000,1000000] [--calls 100]
+    [--throughput-ranks 256] [--without-plot] [--results FOLDER]
 """
 
 from __future__ import annotations
@@ -11,49 +12,108 @@ import dataclasses
 import json
 import os
 import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.scale.storm import Storm, cluster, storm
+from benchmarks.measure import memory_bytes_of_tree
+from benchmarks.scale.calls import time_calls
+from benchmarks.scale.storm import PROJECTS, RUNS, Storm, cluster, storm
 
-_RESULTS = Path(__file__).resolve().parents[1] / "results"
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_RESULTS = _REPOSITORY / "benchmarks" / "results"
+_PEERS = _REPOSITORY / ".venv-bench"
 _WARM_UP_RANKS = 8
+_POOLED_CONNECTIONS = 8
+_SETUPS = ((1, 0), (2, 0), (1, _POOLED_CONNECTIONS), (2, _POOLED_CONNECTIONS))
+"""Processes that serve, and connections of Postgres behind PgBouncer; 0: without it."""
 
 
 def main() -> None:
     arguments = _arguments()
-    rows = []
-    with cluster(workers=arguments.workers, pooled_connections=arguments.pooled_connections) as started:
-        storm(started, _WARM_UP_RANKS)
-        for ranks in arguments.ranks:
-            rows.append(_row([storm(started, ranks) for _ in range(arguments.repeats)]))
-            print(_line(rows[-1]), flush=True)
-    found = {"machine": _machine(arguments.repeats), "storms": rows}
+    found: dict[str, Any] = {"machine": _machine(arguments.repeats)}
+    path: Path = arguments.results / "scale.json"
     arguments.results.mkdir(parents=True, exist_ok=True)
-    path = arguments.results / "scale.json"
-    being_written = path.with_suffix(".tmp")
-    being_written.write_text(json.dumps(found, indent=2) + "\n")
-    being_written.replace(path)
+
+    def keep(name: str, measured: Any) -> None:
+        """After each part: what was measured so far outlives a part that fails."""
+        found[name] = measured
+        being_written = path.with_suffix(".tmp")
+        being_written.write_text(json.dumps(found, indent=2) + "\n")
+        being_written.replace(path)
+
+    keep("storms", _storms(arguments.ranks, arguments.repeats, 1, 0))
+    if arguments.throughput_ranks:
+        keep("throughput", _throughput(arguments.throughput_ranks, arguments.repeats))
+    keep("calls", {str(count): _calls(count, arguments.calls) for count in arguments.checkpoints})
+    if not arguments.without_plot:
+        prepare = [str(_REPOSITORY / "benchmarks" / "prepare-peers"), sys.executable, str(_PEERS)]
+        subprocess.run(prepare, check=True)
+        drawn = [str(_PEERS / "bin" / "python"), "-m", "benchmarks.scale.plot", str(path)]
+        subprocess.run([*drawn, str(path.with_suffix(".png"))], cwd=_REPOSITORY, check=True)
     print(path)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=_numbers, default=[64, 256, 1024], help="sizes of the storms: 64,256,1024")
-    parser.add_argument("--repeats", type=int, default=3, help="the figures are the medians of so many")
-    parser.add_argument("--workers", type=int, default=1, help="processes of the service that answer requests")
+    parser.add_argument("--repeats", type=int, default=3, help="the storms' figures are the medians of so many")
     parser.add_argument(
-        "--pooled-connections", type=int, default=0, help="behind PgBouncer, with so many of Postgres; 0: without"
+        "--checkpoints",
+        type=_numbers,
+        default=[1000, 10_000, 1_000_000],
+        help="sizes of the catalogs in which calls are timed",
     )
-    parser.add_argument("--results", type=Path, default=_RESULTS, help="the folder for scale.json")
+    parser.add_argument("--calls", type=int, default=100, help="each call is made so often")
+    parser.add_argument("--throughput-ranks", type=int, default=256, help="a storm on 1 and 2 processes; 0: none")
+    parser.add_argument("--without-plot", action="store_true", help="scale.json alone")
+    parser.add_argument("--results", type=Path, default=_RESULTS, help="the folder for scale.json and scale.png")
     return parser.parse_args()
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(each) for each in text.split(",")]
+    return [int(each) for each in text.split(",") if each]
+
+
+def _storms(sizes: list[int], repeats: int, workers: int, pooled_connections: int) -> list[dict[str, Any]]:
+    with cluster(workers=workers, pooled_connections=pooled_connections) as started:
+        storm(started, _WARM_UP_RANKS)
+        rows = []
+        for ranks in sizes:
+            rows.append(_row([storm(started, ranks) for _ in range(repeats)]))
+            print(_line(rows[-1]), flush=True)
+        return rows
+
+
+def _throughput(ranks: int, repeats: int) -> list[dict[str, Any]]:
+    """The same storm on more processes, and through PgBouncer."""
+    rows = []
+    for workers, pooled in _SETUPS:
+        (row,) = _storms([ranks], repeats, workers, pooled)
+        rate = {"workers": workers, "pooled_connections": pooled, "ranks_a_second": round(ranks / row["seconds"], 1)}
+        rows.append(rate | {name: value for name, value in row.items() if name != "storms"})
+    return rows
+
+
+def _calls(checkpoints: int, repeats: int) -> dict[str, Any]:
+    with cluster(checkpoints=checkpoints) as started:
+        times = time_calls(started, projects=PROJECTS, runs=min(RUNS, checkpoints), repeats=repeats)
+        with started.postgres.connect() as connection:
+            size = connection.execute("SELECT pg_database_size('scale')").fetchone()
+        assert size is not None
+        measured = {
+            "calls": times,
+            "database_bytes": size[0],
+            "service_memory_bytes": memory_bytes_of_tree(started.service_pid),
+            "database_memory_bytes": memory_bytes_of_tree(started.postgres.pid),
+        }
+    for name, each in times.items():
+        print(f"{checkpoints:9} checkpoints: {name} {each['p50_ms']:.1f} ms, p99 {each['p99_ms']:.1f} ms", flush=True)
+    return measured
 
 
 def _row(storms: list[Storm]) -> dict[str, Any]:
@@ -72,6 +132,8 @@ def _row(storms: list[Storm]) -> dict[str, Any]:
         "lock_wait_ms_a_rank": middle(lambda each: sum(each.lock_wait_seconds.values()) / ranks * 1000),
         "longest_lock_wait_ms": middle(lambda each: each.longest_lock_wait_seconds * 1000),
         "calls_a_rank": middle(lambda each: sum(each.calls.values()) / ranks),
+        "service_memory_bytes": middle(lambda each: each.service_memory_bytes),
+        "database_memory_bytes": middle(lambda each: each.database_memory_bytes),
         "storms": [dataclasses.asdict(each) for each in storms],
     }
 

@@ -23,8 +23,17 @@ from sqlalchemy import make_url
 
 _DAYS = 20
 """The checkpoints are so old at most: no controller finds one of their copies due to be read again."""
-_ATTEMPTS = 3
+ATTEMPTS = 3
 _INDEX_BYTES, _LAYOUT_BYTES = 1500, 6000
+
+
+def project_of(run: int, projects: int) -> str:
+    """The name of the project that has the run of this number, from 1 on."""
+    return f"scale-{run % projects}"
+
+
+def run_name(run: int) -> str:
+    return f"run-{run}"
 
 
 def hex_digest(text: str) -> str:
@@ -80,7 +89,7 @@ _PLAN = (
             WHEN nth <= of / 20 + of / 50 THEN 'trashed'
             WHEN mod(nth, 33) = 7 THEN 'aborted'
             ELSE 'committed' END AS state,
-            least({_ATTEMPTS}, 1 + (nth - 1) * {_ATTEMPTS} / greatest(of, 1)) AS attempt
+            least({ATTEMPTS}, 1 + (nth - 1) * {ATTEMPTS} / greatest(of, 1)) AS attempt
         FROM numbered
     ), counted AS (
         SELECT *, CASE WHEN state IN ('committed', 'trashed')
@@ -105,25 +114,25 @@ _ROWS = (
     """,
     f"""
     INSERT INTO runs (id, project_id, name, latest_attempt, created_at)
-    SELECT run_id, project_id, 'run-' || run, {_ATTEMPTS}, now() - interval '30 days' FROM made_runs
+    SELECT run_id, project_id, 'run-' || run, {ATTEMPTS}, now() - interval '30 days' FROM made_runs
     """,
     f"""
     INSERT INTO attempts (id, run_id, number, launch_id, world_size, host, environment, opened_at, heartbeat_at,
         last_step, first_step, steps_run, doing, progressed_at, steps_per_second, excused_until, ended_at, outcome,
         resumed_from_id, offered_id, cut_at)
-    SELECT %(attempts)s + (run - 1) * {_ATTEMPTS} + number, run_id, number, md5(run || ' launch ' || number), 1,
+    SELECT %(attempts)s + (run - 1) * {ATTEMPTS} + number, run_id, number, md5(run || ' launch ' || number), 1,
         'host-' || run, '{{}}', opened_at, ended_at, coalesce(steps.last, 0), coalesce(steps.first, 0),
         coalesce(steps.last - steps.first, 0), 'training', ended_at, 2.5,
         -- Whoever looks finds these jobs alive for a day, and no process has to play them.
         CASE WHEN lives THEN now() + interval '1 day' END,
         CASE WHEN NOT lives THEN ended_at END,
-        CASE WHEN lives THEN NULL WHEN number < {_ATTEMPTS} THEN 'failed' ELSE 'finished' END,
+        CASE WHEN lives THEN NULL WHEN number < {ATTEMPTS} THEN 'failed' ELSE 'finished' END,
         before.id, before.id, steps.cut_at
-    FROM made_runs CROSS JOIN generate_series(1, {_ATTEMPTS}) AS number
+    FROM made_runs CROSS JOIN generate_series(1, {ATTEMPTS}) AS number
     CROSS JOIN LATERAL (
-        SELECT is_alive AND number = {_ATTEMPTS} AS lives,
-            now() - ({_ATTEMPTS} + 1 - number) * interval '1 day' * {_DAYS} / {_ATTEMPTS} AS opened_at,
-            now() - ({_ATTEMPTS} - number) * interval '1 day' * {_DAYS} / {_ATTEMPTS} AS ended_at
+        SELECT is_alive AND number = {ATTEMPTS} AS lives,
+            now() - ({ATTEMPTS} + 1 - number) * interval '1 day' * {_DAYS} / {ATTEMPTS} AS opened_at,
+            now() - ({ATTEMPTS} - number) * interval '1 day' * {_DAYS} / {ATTEMPTS} AS ended_at
     ) AS when_
     CROSS JOIN LATERAL (
         SELECT min(step) AS first, max(step) AS last, min(at) FILTER (WHERE state <> 'aborted') AS cut_at
@@ -140,7 +149,7 @@ _ROWS = (
         health, tier, digest, logical_bytes, chunk_bytes, uploaded_bytes, deduplicated_bytes, metrics, labels,
         components, blocked_seconds, version, recorded_version, created_at, deadline_at, committed_at, aborted_at,
         abort_reason, abort_cause, trashed_at, trashed_by, trash_reason, purge_at, deleted_at, forgotten_at)
-    SELECT id, run_id, %(attempts)s + (run - 1) * {_ATTEMPTS} + attempt, attempt, step, 'periodic', 1,
+    SELECT id, run_id, %(attempts)s + (run - 1) * {ATTEMPTS} + attempt, attempt, step, 'periodic', 1,
         is_whole::int, state, 'ok', 'hot',
         {digest_value(checkpoint_digest("shard_digest"))},
         CASE WHEN is_whole THEN state_bytes ELSE 0 END,
@@ -188,7 +197,7 @@ _ROWS = (
     INSERT INTO copies (id, chunk_id, project_id, store_id, attempt_id, generation, state, proof, codec, stored_digest,
         stored_bytes, ticket_expires_at, created_at, verified_at)
     SELECT %(copies)s + number, %(chunks)s + number, project_id, %(store)s,
-        %(attempts)s + (run - 1) * {_ATTEMPTS} + attempt, md5('copy ' || number), 'verified', 'read', 'raw',
+        %(attempts)s + (run - 1) * {ATTEMPTS} + attempt, md5('copy ' || number), 'verified', 'read', 'raw',
         {digest_value(_chunk("number"))}, bytes, at, at, at
     FROM (
         SELECT run AS number, {_LAYOUT_BYTES} AS bytes, made.* FROM made WHERE brings_layout

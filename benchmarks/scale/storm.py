@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import resource
 import secrets
 import subprocess
 import sys
@@ -16,12 +17,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
+import psycopg
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import make_url
 from tests.support.pgbouncer import pgbouncer
 from tests.support.postgres import OwnPostgresServer, postgres_server
 from tests.support.serve import holdfast_serve, without_holdfast_settings
 
-from benchmarks.measure import cpu_seconds_of_tree
+from benchmarks.measure import cpu_seconds_of_tree, memory_bytes_of_tree
+from benchmarks.scale.catalog import fill
 from benchmarks.scale.lock_waits import LockWaits
 from benchmarks.scale.ranks import READY, Orders, Told
 from holdfast_client.client import Client
@@ -30,10 +34,15 @@ from holdfast_protocol.attempts import ResumedFrom
 from holdfast_protocol.base import Fence, RunName
 from holdfast_protocol.checkpoints import BeginCheckpoint
 from holdfast_protocol.states import CheckpointState
+from holdfast_service.db.engine import Database
+from holdfast_service.db.migrate import upgrade
 
 _PROJECT = "scale"
 _PROCESSES = 2
 _COMMIT_SECONDS = 60
+_MOST_CONNECTIONS = 10_000  # no rank's idle connection is taken for another rank's
+RUNS, PROJECTS = 1000, 4
+"""Of a catalog that is filled first."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,9 @@ class Storm:
     lock_wait_seconds: dict[str, float]
     """Of all statements together, by how they begin."""
     longest_lock_wait_seconds: float
+    service_memory_bytes: int
+    database_memory_bytes: int
+    """Right after the commit; what processes share counts once."""
 
 
 @dataclass(frozen=True)
@@ -69,25 +81,42 @@ class Cluster:
 
 
 @contextmanager
-def cluster(*, workers: int = 1, pooled_connections: int = 0) -> Iterator[Cluster]:
+def cluster(*, workers: int = 1, pooled_connections: int = 0, checkpoints: int = 0) -> Iterator[Cluster]:
     """One service of so many processes on a Postgres of its own; checkpoints lie in a folder on this machine.
-    `pooled_connections`: PgBouncer stands in between, with so many of Postgres; 0: nothing does."""
+    `pooled_connections`: PgBouncer stands in between, with so many of Postgres; 0: nothing does. `checkpoints`: so many
+    are in the catalog already."""
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each rank has connections of its own
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         postgres = stack.enter_context(postgres_server(own=True))
         assert isinstance(postgres, OwnPostgresServer)
         token = f"hold_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
         url = postgres.create_database("scale")
+        if checkpoints:
+            _fill(url, checkpoints, store_url=f"posix://{folder / 'data' / 'store'}")
         if pooled_connections:
             url = stack.enter_context(pgbouncer(url, server_connections=pooled_connections)).url_for(url)
         settings = {
             "HOLDFAST_DATABASE_URL": url,
             "HOLDFAST_BOOTSTRAP_TOKEN": token,
             "HOLDFAST_SERVE_WORKERS": str(workers),
+            "HOLDFAST_MOST_CONNECTIONS": str(_MOST_CONNECTIONS),
         }
         service = stack.enter_context(holdfast_serve(folder, other_settings=settings))
         environment = service.environment | {"HOLDFAST_TOKEN": token}
         yield Cluster(environment, service.process.pid, postgres)
+
+
+def _fill(url: str, checkpoints: int, store_url: str) -> None:
+    database = Database(url)
+    try:
+        upgrade(database)
+    finally:
+        database.dispose()
+    dsn = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        fill(connection, checkpoints=checkpoints, runs=RUNS, projects=PROJECTS, store_url=store_url)
 
 
 def storm(cluster: Cluster, ranks: int) -> Storm:
@@ -125,6 +154,8 @@ def storm(cluster: Cluster, ranks: int) -> Storm:
         call_seconds={route: seconds_after[route] - seconds[route] for route in calls_after if calls_after[route]},
         lock_wait_seconds=dict(waits.seconds),
         longest_lock_wait_seconds=waits.longest_seconds,
+        service_memory_bytes=memory_bytes_of_tree(cluster.service_pid),
+        database_memory_bytes=memory_bytes_of_tree(cluster.postgres.pid),
     )
 
 

@@ -1,0 +1,38 @@
+"""`make scale` still runs: a storm of a few ranks, a small catalog, each call, and the figures that the plot takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+JOBS = {"open attempt", "heartbeat", "begin", "negotiate", "seal", "restore point", "read tickets"}
+OPERATORS = {"page of runs", "usage of a project", "projects", "controllers", "/metrics", "/openapi.json"}
+
+
+@pytest.mark.timeout(1000)
+def test_a_small_scale_run_has_every_figure(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.scale", "--ranks", "4,8", "--repeats", "1", "--checkpoints", "40,200"]
+    ran = subprocess.run(
+        [*command, "--calls", "3", "--throughput-ranks", "0", "--without-plot", "--results", str(tmp_path)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = json.loads((tmp_path / "scale.json").read_text())
+    assert [row["ranks"] for row in found["storms"]] == [4, 8]
+    for row in found["storms"]:
+        assert row["calls_a_rank"] == 2.0, "a small shard is begun and sealed, and nothing is tried again"
+        parts = ("client_cpu_ms_a_rank", "service_cpu_ms_a_rank", "database_cpu_ms_a_rank", "service_memory_bytes")
+        assert all(row[name] > 0 for name in parts)
+    assert found["calls"].keys() == {"40", "200"}
+    for measured in found["calls"].values():
+        assert measured["calls"].keys() == JOBS | OPERATORS
+        assert all(0 < each["p50_ms"] <= each["p99_ms"] for each in measured["calls"].values())
+        assert measured["database_bytes"] > 0
