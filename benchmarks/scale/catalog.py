@@ -43,7 +43,7 @@ def hex_digest(text: str) -> str:
 
 def digest_value(digits: str) -> str:
     """SQL: what the catalog's columns keep of a digest in hex digits."""
-    return digits
+    return f"decode({digits}, 'hex')"
 
 
 def shard_digest(chunks: str) -> str:
@@ -197,7 +197,7 @@ _ROWS = (
     INSERT INTO copies (id, chunk_id, project_id, store_id, attempt_id, generation, state, proof, codec, stored_digest,
         stored_bytes, ticket_expires_at, created_at, verified_at)
     SELECT %(copies)s + number, %(chunks)s + number, project_id, %(store)s,
-        %(attempts)s + (run - 1) * {ATTEMPTS} + attempt, md5('copy ' || number), 'verified', 'read', 'raw',
+        %(attempts)s + (run - 1) * {ATTEMPTS} + attempt, decode(md5('copy ' || number), 'hex'), 'verified', 'read', 'raw',
         {digest_value(_chunk("number"))}, bytes, at, at, at
     FROM (
         SELECT run AS number, {_LAYOUT_BYTES} AS bytes, made.* FROM made WHERE brings_layout

@@ -60,6 +60,9 @@ TABLES = {
     "collect_candidates": QUEUE,
     "webhook_deliveries": QUEUE,
     "idempotency_keys": QUEUE,
+    "checkpoint_deltas": QUEUE,
+    "byte_deltas": QUEUE,
+    "recount_marks": QUEUE,
     "projects": BUSY,
     "runs": BUSY,
     "attempts": BUSY,
@@ -70,6 +73,8 @@ TABLES = {
     "workers": BUSY,
     "history_marks": BUSY,
     "store_maintenance": BUSY,
+    "checkpoint_tallies": BUSY,
+    "byte_tallies": BUSY,
 }
 
 
