@@ -197,7 +197,8 @@ _ROWS = (
     INSERT INTO copies (id, chunk_id, project_id, store_id, attempt_id, generation, state, proof, codec, stored_digest,
         stored_bytes, ticket_expires_at, created_at, verified_at)
     SELECT %(copies)s + number, %(chunks)s + number, project_id, %(store)s,
-        %(attempts)s + (run - 1) * {ATTEMPTS} + attempt, decode(md5('copy ' || number), 'hex'), 'verified', 'read', 'raw',
+        %(attempts)s + (run - 1) * {ATTEMPTS} + attempt,
+        decode(md5('copy ' || number), 'hex'), 'verified', 'read', 'raw',
         {digest_value(_chunk("number"))}, bytes, at, at, at
     FROM (
         SELECT run AS number, {_LAYOUT_BYTES} AS bytes, made.* FROM made WHERE brings_layout
