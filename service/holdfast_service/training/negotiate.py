@@ -317,24 +317,22 @@ def reserve(
     longest_upload = timedelta(seconds=context.settings.longest_upload_seconds)
     bound = context.store.capabilities is not None and context.store.capabilities.binds_tickets
     copies: dict[str, Copy] = {}
-    added: dict[str, Copy] = {}
     for offer in offers:
         answer, copy = decisions[offer.digest]
         if answer is Answer.ABSENT:
             continue
         if copy is None:
             copy = _new_copy(context, writing, chunks[offer.digest], offer, now)
-            added[copy.generation] = copy
         if answer is not Answer.PRESENT:
             copy.ticket_expires_at = expires_at
             if not bound:
                 copy.overwritable_until = expires_at + longest_upload
         copies[offer.digest] = copy
-    _insert_copies(session, added)
-    new_bytes = sum(copy.stored_bytes for digest, copy in copies.items() if decisions[digest].copy is None)
+    _insert_copies(session, added := [copy for digest, copy in copies.items() if decisions[digest].copy is None])
+    new_bytes = sum(copy.stored_bytes for copy in added)
     if quota_bytes is not None and new_bytes:
         refuse_over_quota(session, context, writing.project, quota_bytes, new_bytes)
-    _refer(session, shard_id, copies, decisions=decisions, references=references)
+    _refer(session, shard_id, copies, decisions, references)
     return Reservation(
         writing.project.id,
         {digest: copy for digest, copy in copies.items() if decisions[digest].answer is not Answer.PRESENT},
@@ -346,18 +344,15 @@ def _now_while_uploading(session: Session, writing: Writing) -> datetime:
     """The checkpoint keeps its references until this transaction ends. Raises `checkpoint_aborted`: what a checkpoint
     that was given up meanwhile gets, after the collector has dropped all that it had, nothing would ever drop."""
     checkpoint = writing.checkpoint
-    moment, state = session.connection().execute(_HELD, {"checkpoint": checkpoint.id}).one()
+    moment, state = session.connection().execute(_HELD, {"id": checkpoint.id}).one()
     if state != CheckpointState.UPLOADING:
         session.refresh(checkpoint)
         refuse_unless_uploading(checkpoint)
     return database_now(session, moment)
 
 
-_HELD = (
-    select(clock(), Checkpoint.state)
-    .where(Checkpoint.id == bindparam("checkpoint"))
-    .with_for_update(read=True, key_share=True)
-)
+_STATE = select(clock(), Checkpoint.state).where(Checkpoint.id == bindparam("id"))
+_HELD = _STATE.with_for_update(read=True, key_share=True)
 
 
 def open_shard(session: Session, writing: Writing, rank: int) -> Shard:
@@ -468,34 +463,18 @@ def _new_copy(context: ServiceContext, writing: Writing, chunk_id: int, offer: C
     )
 
 
-_NEW_COPY = (
-    "chunk_id",
-    "project_id",
-    "store_id",
-    "attempt_id",
-    "generation",
-    "state",
-    "codec",
-    "stored_digest",
-    "stored_bytes",
-    "ticket_expires_at",
-    "overwritable_until",
-    "created_at",
-)
-
-
-def _insert_copies(session: Session, added: Mapping[str, Copy]) -> None:
-    """By generation. Each gets its row's id."""
-    rows = [{name: getattr(copy, name) for name in _NEW_COPY} for copy in added.values()]
-    for row in insert_all(session, Copy, rows, Copy.generation, Copy.id):
-        added[row.generation].id = row.id
+def _insert_copies(session: Session, added: Sequence[Copy]) -> None:
+    """Each gets its row's id."""
+    rows = [{name: value for name, value in vars(copy).items() if not name.startswith("_")} for copy in added]
+    ids = {row.generation: row.id for row in insert_all(session, Copy, rows, Copy.generation, Copy.id)}
+    for copy in added:
+        copy.id = ids[copy.generation]
 
 
 def _refer(
     session: Session,
     shard_id: int,
     copies: Mapping[str, Copy],
-    *,
     decisions: Mapping[str, Decision],
     references: Mapping[int, ShardChunk],
 ) -> None:
@@ -504,8 +483,7 @@ def _refer(
         sending = decisions[digest].answer is not Answer.PRESENT
         reference = references.get(copy.chunk_id)
         if reference is None:
-            row = {"shard_id": shard_id, "chunk_id": copy.chunk_id, "copy_id": copy.id, "uploading": sending}
-            rows.append(row)
+            rows.append({"shard_id": shard_id, "chunk_id": copy.chunk_id, "copy_id": copy.id, "uploading": sending})
         elif reference.copy_id != copy.id:
             reference.copy_id, reference.uploading = copy.id, sending
     insert_all(session, ShardChunk, rows, ShardChunk.chunk_id)
@@ -548,10 +526,7 @@ class TicketOffice:
         )
 
 
-# The call.
-
-_CLIENTS_ASK_WITHIN = timedelta(minutes=15)
-"""So long a client may go by what it was told of the store."""
+_CLIENTS_ASK_WITHIN = timedelta(minutes=15)  # so long a client may go by what it was told of the store
 
 
 def negotiate_chunks(
