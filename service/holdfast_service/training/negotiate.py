@@ -1,7 +1,6 @@
 """One call of a rank: verify what it has sent, reserve what it will send, hand out tickets.
 
-The client hashes chunks -> negotiate (here) -> PUT straight to the store -> negotiate again, with what is finished ->
-seal (training/seal.py).
+The client hashes chunks -> negotiate (here) -> PUT to the store -> negotiate, with what is finished -> training/seal.py
 """
 
 from __future__ import annotations
@@ -57,8 +56,7 @@ from holdfast_service.training.fencing import (
 
 # Refuses offers that contradict themselves, before anything is reserved for them. Pure (rule reuse-only-hashed).
 #
-# What is stored is named by its own digest and size: those of the chunk where it is raw, and its own where it is
-# encoded.
+# What is stored is named by its own digest and size. Where it is raw, they are the chunk's.
 
 
 def check_offers(offers: Sequence[ChunkOffer], *, md5_needed: bool = False) -> None:
