@@ -5,13 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from holdfast_service.background.cadence import Changes, Pause
+from holdfast_service.background.registry import LONGEST_YIELD_SECONDS
+from holdfast_service.liveness.abandoned_uploads import is_downtime
+from holdfast_service.liveness.controller import loops
 from holdfast_service.load import Load
+from holdfast_service.settings import ServiceSettings
+from holdfast_service.training.fencing import REAPER
 
 SECONDS = 30.0
 FAR = 3600.0
@@ -155,3 +161,12 @@ def test_the_project_of_a_checkpoint_is_remembered_for_the_newest_ones() -> None
         load.note_checkpoint(f"ck_{number}", "demo")
     assert load.project_of("ck_0") is None
     assert load.project_of("ck_10000") == "demo"
+
+
+@pytest.mark.parametrize("interval", [0.5, 5.0, 60.0])
+def test_the_reapers_longest_pause_is_not_taken_for_downtime(interval: float) -> None:
+    """Else every quiet minute would move every deadline, and nothing would ever be given up."""
+    settings = ServiceSettings(controller_interval_seconds=interval)
+    (reaper,) = (each for each in loops(settings) if each.name == REAPER)
+    longest = reaper.longest_pauses * interval + LONGEST_YIELD_SECONDS
+    assert not is_downtime(timedelta(seconds=longest), settings)

@@ -65,7 +65,7 @@ def loops_of(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
 
 
 _HELPERS_LOOK_LATER = 4
-_LONGEST_YIELD_SECONDS = 20.0
+LONGEST_YIELD_SECONDS = 20.0
 """A pass waits so long for calls of training jobs. Nothing is due more exactly than that, and leases are renewed
 meanwhile."""
 
@@ -116,7 +116,7 @@ class Background:
         while not self._context.stopping.is_set():
             due, known = time.monotonic() >= due_at, self._changes.count
             if not each.own:
-                self._context.load.yield_to_callers(_LONGEST_YIELD_SECONDS, self._context.stopping)
+                self._context.load.yield_to_callers(LONGEST_YIELD_SECONDS, self._context.stopping)
             try:
                 report = run_pass(self._context, each, due=due, keeping=self._presence.keeping)
             except ProblemError as error:  # the database is unavailable

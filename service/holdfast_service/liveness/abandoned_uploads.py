@@ -43,6 +43,11 @@ _SHORTEST_GAP = timedelta(seconds=60)
 _ROUNDS = 5
 
 
+def is_downtime(gap: timedelta, settings: ServiceSettings) -> bool:
+    """Whether `gap`, the time between two passes, is longer than any pause that the reaper makes by itself. Pure."""
+    return gap > max(_SHORTEST_GAP, timedelta(seconds=settings.controller_interval_seconds) * _ROUNDS)
+
+
 def leave_out_downtime(session: Session, settings: ServiceSettings) -> timedelta | None:
     """Notes this pass, moves the deadlines by the service's own downtime and jumps of the clock, and returns by how
     much; zero in the ordinary case. None while no process serves (rule database-clock).
@@ -61,7 +66,7 @@ def leave_out_downtime(session: Session, settings: ServiceSettings) -> timedelta
         return None
     gap = now - row.reconciled_at
     row.reconciled_at = now
-    if gap <= max(_SHORTEST_GAP, timedelta(seconds=settings.controller_interval_seconds) * _ROUNDS):
+    if not is_downtime(gap, settings):
         return timedelta()
     _move(session, gap, now)
     return gap
