@@ -12,6 +12,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import iter_route_contexts
 
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.web.admission import CLASSES
 from holdfast_service.web.frame import GuardedRoute, required_by
 from tests.support.service import RunningService, running_service
 
@@ -48,6 +49,12 @@ def test_every_route_declares_who_may_call_it(app: FastAPI) -> None:
         else:
             assert len(declared) == 1, f"{route.methods} {route.path} declares no scope: give it `require(Scope.…)`"
             assert isinstance(route.original_route, GuardedRoute), f"{route.path}: its router has another route_class"
+
+
+def test_every_class_of_calls_names_a_route_that_is_served(app: FastAPI) -> None:
+    """A route that moved would else be of the last class without a word, and a seal could be refused."""
+    served = {(method, route.path) for route in iter_route_contexts(app.routes) for method in route.methods or ()}
+    assert CLASSES.keys() <= served
 
 
 def test_every_other_route_refuses_a_call_without_a_token(service: RunningService) -> None:

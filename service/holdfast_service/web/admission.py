@@ -35,6 +35,7 @@ CLASSES: Mapping[tuple[str, str], CallClass] = {
     ("POST", f"{_CHECKPOINT}/abort"): CallClass.PROMISED,
     ("POST", f"{_RUN}/attempts/{{number}}/heartbeat"): CallClass.PROMISED,
     ("POST", f"{_RUN}/attempts/{{number}}/end"): CallClass.PROMISED,
+    ("GET", f"{_RUN}/attempts"): CallClass.RESTORE,  # a launch asks which attempt it comes after
     ("POST", f"{_RUN}/attempts"): CallClass.RESTORE,
     ("PUT", f"{_RUN}/attempts/{{number}}/resumed-from"): CallClass.RESTORE,
     ("GET", f"{_RUN}/restore-point"): CallClass.RESTORE,
