@@ -53,8 +53,9 @@ def main() -> None:
     if not arguments.without_plot:
         prepare = [str(_REPOSITORY / "benchmarks" / "prepare-peers"), sys.executable, str(_PEERS)]
         subprocess.run(prepare, check=True)
-        drawn = [str(_PEERS / "bin" / "python"), "-m", "benchmarks.scale.plot", str(path)]
-        subprocess.run([*drawn, str(path.with_suffix(".png"))], cwd=_REPOSITORY, check=True)
+        picture = _REPOSITORY / "docs" if arguments.results == _RESULTS else arguments.results
+        plot = [str(_PEERS / "bin" / "python"), "-m", "benchmarks.scale.plot", str(path), str(picture / "scale.png")]
+        subprocess.run(plot, cwd=_REPOSITORY, check=True)
     print(path)
 
 
@@ -71,7 +72,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--calls", type=int, default=100, help="each call is made so often")
     parser.add_argument("--throughput-ranks", type=int, default=256, help="a storm on 1 and 2 processes; 0: none")
     parser.add_argument("--without-plot", action="store_true", help="scale.json alone")
-    parser.add_argument("--results", type=Path, default=_RESULTS, help="the folder for scale.json and scale.png")
+    parser.add_argument("--results", type=Path, default=_RESULTS, help="the folder for scale.json")
     return parser.parse_args()
 
 
@@ -84,7 +85,12 @@ def _storms(sizes: list[int], repeats: int, workers: int, pooled_connections: in
         storm(started, _WARM_UP_RANKS)
         rows = []
         for ranks in sizes:
-            rows.append(_row([storm(started, ranks) for _ in range(repeats)]))
+            try:
+                rows.append(_row([storm(started, ranks) for _ in range(repeats)]))
+            except RuntimeError as error:  # a rank failed; its own words are printed already
+                rows.append({"ranks": ranks, "failed": str(error)})
+                print(f"{ranks:6} ranks: {error}", flush=True)
+                break  # more of them would fail too
             print(_line(rows[-1]), flush=True)
         return rows
 
@@ -94,8 +100,9 @@ def _throughput(ranks: int, repeats: int) -> list[dict[str, Any]]:
     rows = []
     for workers, pooled in _SETUPS:
         (row,) = _storms([ranks], repeats, workers, pooled)
-        rate = {"workers": workers, "pooled_connections": pooled, "ranks_a_second": round(ranks / row["seconds"], 1)}
-        rows.append(rate | {name: value for name, value in row.items() if name != "storms"})
+        row.pop("storms", None)
+        rate = {} if "failed" in row else {"ranks_a_second": round(ranks / row["seconds"], 1)}
+        rows.append({"workers": workers, "pooled_connections": pooled} | rate | row)
     return rows
 
 

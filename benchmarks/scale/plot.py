@@ -21,12 +21,14 @@ _OPERATOR = ("page of runs", "usage of a project", "projects", "controllers", "/
 
 def main() -> None:
     found = json.loads(Path(sys.argv[1]).read_text())
+    storms = [row for row in found["storms"] if "failed" not in row]
+    setups = [row for row in found.get("throughput", ()) if "failed" not in row]
     figure, grid = plt.subplots(3, 2, figsize=(13, 11), layout="constrained")
-    _storms(grid[0, 0], found["storms"], {"until the commit": "seconds"}, "Seconds until all ranks are committed")
+    _storms(grid[0, 0], storms, {"until the commit": "seconds"}, "Seconds until all ranks are committed")
     parts = {name: f"{name}_cpu_ms_a_rank" for name in ("client", "service", "database")}
-    _storms(grid[0, 1], found["storms"], parts, "CPU a rank, ms")
-    _throughput(grid[1, 0], found.get("throughput", ()))
-    _storms(grid[1, 1], found["storms"], {"calls a rank": "calls_a_rank"}, "Calls a rank")
+    _storms(grid[0, 1], storms, parts, "CPU a rank, ms")
+    _throughput(grid[1, 0], setups)
+    _storms(grid[1, 1], storms, {"calls a rank": "calls_a_rank"}, "Calls a rank")
     _calls(grid[2, 0], found["calls"], _SAVE, "A job's calls, p99 in ms, against checkpoints in the catalog")
     _calls(grid[2, 1], found["calls"], _OPERATOR, "An operator's reads, p99 in ms, likewise")
     for axes in grid.flat:
