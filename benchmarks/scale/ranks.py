@@ -51,7 +51,7 @@ class Ranks:
         # The threads of the ranks' own workers would be thousands. Each rank has a call under way, as on its own, and
         # a chunk waits for a sender no longer than on its own.
         self._workers = TransferWorkers(_SENDERS)
-        self._workers.calls.close()
+        self._workers.calls.end()
         self._workers.calls = WorkerThreads(count, "call")
 
     def connect(self) -> None:

@@ -112,7 +112,7 @@ def test_a_connection_that_has_just_answered_is_used_as_it_is_and_one_that_the_s
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_whether_the_process_lives_is_answered_while_every_thread_waits(
+def test_whether_the_process_lives_is_answered_while_every_call_waits(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, go_on = threading.Semaphore(0), threading.Event()
@@ -123,12 +123,12 @@ def test_whether_the_process_lives_is_answered_while_every_thread_waits(
         raise ProblemError(ProblemCode.BUSY, "It was held up.")
 
     monkeypatch.setattr(holdfast_service.runs.endpoints, "server_info", waits)
-    threads = 40
-    with service.http() as http, ThreadPoolExecutor(threads) as pool:
+    callers, places = 40, service.context.settings.requests_at_once
+    with service.http() as http, ThreadPoolExecutor(callers) as pool:
         http.get("/healthz")
-        calls = [pool.submit(lambda: service.http().get("/v1/service").status_code) for _ in range(threads)]
+        calls = [pool.submit(lambda: service.http().get("/v1/service").status_code) for _ in range(callers)]
         try:
-            for _ in range(threads):
+            for _ in range(places - 1):  # one project never has all of them
                 there.acquire()
             assert http.get("/healthz").json() == {"status": "alive"}
         finally:

@@ -14,12 +14,12 @@ import holdfast_service.copies.copy_chunk as copying
 import holdfast_service.replicate.controller
 import holdfast_service.replicate.copy_checkpoint
 from holdfast_protocol.states import CheckpointState, CopyState, Proof, Scope
-from holdfast_service.copies.stored_bytes import bytes_against_quota
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Copy, Project
 from holdfast_service.db.tables.operations import AuditEvent, CheckpointCopy
 from holdfast_service.db.tables.records import WrittenRecord
 from holdfast_service.replicate import policy as rows
+from holdfast_service.tallies.sums import bytes_against_quota
 from tests.service.conftest import Clock
 from tests.support.rank import Job, answer
 from tests.support.replicated import CONTENT, SECOND, file_of, put_policy, replicate
