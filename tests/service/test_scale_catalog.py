@@ -14,6 +14,7 @@ from holdfast_protocol.digests import checkpoint_digest, shard_digest
 from holdfast_protocol.usage import UsageView
 from holdfast_service.settings import ServiceSettings
 from tests.support.service import running_service
+from tests.support.tallies import take_up
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
@@ -24,6 +25,7 @@ def test_the_service_works_on_a_filled_catalog(database_url: str, settings: Serv
         with pytest.raises(NotEmptyError):
             fill(connection)
     with running_service(settings) as service, service.http() as http:
+        take_up(service)
         point = http.get("/v1/projects/scale-1/runs/run-1/restore-point").raise_for_status().json()["restore_point"]
         found = http.get(f"/v1/checkpoints/{point['checkpoint_id']}/shards/0").raise_for_status()
         usage = UsageView.model_validate(http.get("/v1/projects/scale-1/usage").raise_for_status().json())
