@@ -153,7 +153,7 @@ def test_with_a_second_store_a_copy_repaired_into_an_archive_is_cold_and_counts_
     cold.collect()
     lost = only_copy(cold)
     cold.context.store.delete(object_key(lost.project_id, digest_of(weights(1)), lost))
-    assert make_suspect(cold.context, [lost.id]) == 1
+    assert make_suspect(cold.context, [lost.id]) == {lost.id}
     cold.advance(1)
     assert prove.reconcile(cold.context).bad == 1
     report = repair.reconcile(cold.context)
