@@ -274,9 +274,8 @@ def test_controllers_at_once_and_saves_beside_them_leave_no_drift(service: Runni
 
 
 @pytest.mark.races
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)  # SQLite has one writer
 def test_a_recount_waits_for_nobody_and_leaves_a_locked_chunk_marked(service: RunningService) -> None:
-    if not service.context.database.is_postgres:
-        pytest.skip("SQLite has one writer")
     job = Job(service.http())
     saved = job.begin(100).write(0, [b"shared" * 100, b"index"])
     take_up(service)
