@@ -17,12 +17,16 @@ PATIENCE_SECONDS = 30
 
 @pytest.fixture(autouse=True)
 def _as_it_was():
-    before = signal.getsignal(SIGNAL)
+    handler, fd = signal.getsignal(SIGNAL), _wakeup_fd()
     yield
-    assert signal.getsignal(SIGNAL) is before
+    assert signal.getsignal(SIGNAL) is handler
+    assert _wakeup_fd() == fd
+
+
+def _wakeup_fd() -> int:
     fd = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(fd)
-    assert fd == -1
+    return fd
 
 
 class Seen:
@@ -62,14 +66,14 @@ def test_a_signal_is_seen_while_the_main_thread_is_inside_a_call_that_does_not_c
 def test_an_earlier_wakeup_fd_still_gets_every_signal():
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
-    signal.set_wakeup_fd(write_fd)
+    before = signal.set_wakeup_fd(write_fd)
     seen = Seen()
     watch = SignalWatch([SIGNAL], seen)
     os.kill(os.getpid(), SIGNAL)
     assert os.read(read_fd, 1) == bytes([SIGNAL])
     assert seen.event.wait(PATIENCE_SECONDS)
     watch.close()
-    assert signal.set_wakeup_fd(-1) == write_fd
+    assert signal.set_wakeup_fd(before) == write_fd
     os.close(read_fd)
     os.close(write_fd)
 
@@ -103,15 +107,33 @@ def test_a_forked_child_dies_of_its_signal_and_its_parent_hears_nothing_of_it():
     assert seen.signals == [SIGNAL], "its own, and not the child's"
 
 
-def test_two_watches_both_hear_and_may_close_in_any_order():
+@pytest.mark.parametrize("inner_first", [False, True])
+def test_two_watches_both_hear_and_may_close_in_any_order(inner_first):
     first, second = Seen(), Seen()
     inner = SignalWatch([SIGNAL], first)
     outer = SignalWatch([SIGNAL], second)
     os.kill(os.getpid(), SIGNAL)
     assert first.event.wait(PATIENCE_SECONDS)
     assert second.event.wait(PATIENCE_SECONDS)
-    outer.close()
+    for watch in (inner, outer) if inner_first else (outer, inner):
+        watch.close()
+
+
+def test_an_earlier_wakeup_fd_is_served_past_a_watch_that_closed_first():
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    before = signal.set_wakeup_fd(write_fd)
+    seen = Seen()
+    inner = SignalWatch([SIGNAL], Seen())
+    outer = SignalWatch([SIGNAL], seen)
     inner.close()
+    os.kill(os.getpid(), SIGNAL)
+    assert seen.event.wait(PATIENCE_SECONDS)
+    assert os.read(read_fd, 1) == bytes([SIGNAL])
+    outer.close()
+    assert signal.set_wakeup_fd(before) == write_fd
+    os.close(read_fd)
+    os.close(write_fd)
 
 
 def test_outside_of_the_main_thread_nothing_is_installed(caplog):

@@ -34,6 +34,7 @@ class SignalWatch:
         self._process_id = os.getpid()
         self._earlier: dict[signal.Signals, Any] = {}
         self._earlier_fd = -1
+        self._behind: SignalWatch | None = None  # the watch that reads the earlier fd, if one does
         self._closed = False
         self._handler = self._handle  # one object, to recognise it
         self.installed = bool(signals) and threading.current_thread() is threading.main_thread()
@@ -51,6 +52,7 @@ class SignalWatch:
         self._thread.start()
         # The pipe first, so that a signal between the two is written and read.
         self._earlier_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        self._behind = next((watch for watch in _installed if watch._write_fd == self._earlier_fd), None)
         for number in signals:
             self._earlier[number] = _living(signal.signal(number, self._handler), number)
         _installed.add(self)
@@ -74,6 +76,7 @@ class SignalWatch:
         if restored:
             # If not, another handler may still write into it, or put it back; then the number must not become another
             # file's.
+            _installed.discard(self)
             os.close(self._read_fd)
             os.close(self._write_fd)
 
@@ -82,19 +85,25 @@ class SignalWatch:
         ours = True
         for number, earlier in self._earlier.items():
             if signal.getsignal(number) is self._handler:
-                signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
+                signal.signal(number, signal.SIG_DFL if earlier is None else _living(earlier, number))
             else:
                 ours = False
-        current = signal.set_wakeup_fd(self._earlier_fd, warn_on_full_buffer=False)
+        current = signal.set_wakeup_fd(self._living_fd(), warn_on_full_buffer=False)
         if current != self._write_fd:
             signal.set_wakeup_fd(current, warn_on_full_buffer=False)
             ours = False
         return ours
 
+    def _living_fd(self) -> int:
+        """The earlier fd, or the one before it if a watch that has closed owned it: nobody reads a closed one's pipe."""
+        if self._behind is not None and self._behind._closed:
+            return self._behind._living_fd()
+        return self._earlier_fd
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """On the main thread, in time. The thread has seen the signal before; this only serves the earlier handler, and
         keeps the signal from ending the process."""
-        earlier = self._earlier.get(signal.Signals(number))
+        earlier = _living(self._earlier.get(signal.Signals(number)), signal.Signals(number))
         if callable(earlier):
             earlier(number, frame)
         elif (self._closed or os.getpid() != self._process_id) and earlier is signal.SIG_DFL:
@@ -106,9 +115,9 @@ class SignalWatch:
             for number in os.read(self._read_fd, 64):
                 if number == _END[0]:
                     return
-                if self._earlier_fd >= 0:
+                if (earlier_fd := self._living_fd()) >= 0:
                     with contextlib.suppress(OSError):  # it may be full, or closed by now
-                        os.write(self._earlier_fd, bytes([number]))
+                        os.write(earlier_fd, bytes([number]))
                 with contextlib.suppress(ValueError):
                     if (known := signal.Signals(number)) in self._earlier:
                         self._seen(known)
@@ -122,8 +131,8 @@ class SignalWatch:
 
 
 def _living(handler: Any, number: signal.Signals) -> Any:
-    """The handler behind closed watches. Lightning puts a handler back after its owner has gone, and a closed watch's
-    handler would end the process."""
+    """The handler behind closed watches, whose own would end the process. An earlier watch may close before a later one,
+    and Lightning puts a handler back after its owner has gone."""
     watch = getattr(handler, "__self__", None)
     while isinstance(watch, SignalWatch) and watch._closed:
         handler = watch._earlier.get(number, signal.SIG_DFL)
