@@ -86,7 +86,7 @@ class MountProofOffer(Reply):
     proof_id: str | None
     path: str | None
     expires_in_seconds: int
-    away: bool = Field(default=False, description="The primary store does not answer; ask again (since 1.2).")
+    unavailable: bool = Field(default=False, description="The primary store does not answer; ask again (since 1.2).")
     others: list[MountProofOffer] = Field(default_factory=list, description="For further stores, for reading.")
 
 
@@ -500,7 +500,7 @@ class SkippedReason(StrEnum):
     COLD = "cold"
     TRASHED = "trashed"
     DETACHED = "detached"
-    AWAY = "away"
+    UNAVAILABLE = "unavailable"
     """Not whole in the stores that answer now (since 1.2)."""
 
 

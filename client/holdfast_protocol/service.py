@@ -142,7 +142,9 @@ class OperationView(Reply):
     started_at: datetime | None
     ended_at: datetime | None
     cancel_requested_at: datetime | None
-    tries: int = Field(description="How often a worker began it: again when one was killed, or the store was away.")
+    tries: int = Field(
+        description="How often a worker began it: again when one was killed, or the store was unavailable."
+    )
 
 
 ActorKind = Literal["person", "controller"]

@@ -130,11 +130,11 @@ class StoreCheck(Reply):
 
 
 class CatalogCheck(Reply):
-    """`away`: stores that could not be compared, and why."""
+    """`unavailable`: stores that could not be compared, and why."""
 
     epoch: int
     stores: list[StoreCheck]
-    away: list[str]
+    unavailable: list[str]
     went_back: str | None = Field(
         default=None,
         description="Changes that the database acknowledged and lost, as the service's processes remember them; null: "

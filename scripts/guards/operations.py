@@ -210,7 +210,7 @@ GUARDS = (
         "store-outage-degrades",
         "readers are sent to a store that does not answer, though another has the chunk",
         "service/holdfast_service/restore/read_checkpoint.py",
-        "            not attached.watch.away,\n",
+        "            not attached.watch.unavailable,\n",
         "            True,\n",
         ("tests/service/replicate/test_reading.py",),
     ),
@@ -400,7 +400,7 @@ GUARDS = (
     ),
     Guard(
         "database-clock",
-        "a fenced attempt was dead, for it said nothing while the service was away",
+        "a fenced attempt was dead, for it said nothing while the service was unavailable",
         "service/holdfast_service/liveness/abandoned_uploads.py",
         "or_(Attempt.ended_at.is_(None), is_silent(now - gap))",
         "Attempt.ended_at.is_(None)",
@@ -408,7 +408,7 @@ GUARDS = (
     ),
     Guard(
         "database-clock",
-        "a fenced attempt is lost before the reaper has seen that the service was away",
+        "a fenced attempt is lost before the reaper has seen that the service was unavailable",
         "service/holdfast_service/training/fencing.py",
         "(now, reaped_at, last_served_at(session))",
         "(now, last_served_at(session))",

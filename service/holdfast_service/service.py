@@ -1,6 +1,6 @@
 """Opens the service: from settings to the context that every operation is given. The start of every process.
 
-settings -> database -> migrations -> identity -> store (may be away) -> first token -> context -> app.create_app
+settings -> database -> migrations -> identity -> store (may be unavailable) -> first token -> context -> app.create_app
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = structlog.get_logger("holdfast.start")
 
 
 def open_service(settings: ServiceSettings) -> ServiceContext:
-    """Ready to serve, though the store may be away (rule store-outage-degrades).
+    """Ready to serve, though the store may be unavailable (rule store-outage-degrades).
 
     Raises SettingsError, which names the setting, and ProblemError(`database_unavailable`). Close it with
     `close_service`.

@@ -301,7 +301,7 @@ class ServiceSettings(BaseSettings):
         ge=1,
         description="How fast a process copies to the second store, at most.",
     )
-    store_away_seconds: float = Field(
+    store_unavailable_seconds: float = Field(
         default=30.0,
         ge=0,
         description="After so long without an answer from the first store, an older checkpoint that is whole in the "

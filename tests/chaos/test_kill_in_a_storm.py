@@ -40,7 +40,7 @@ from tests.support.serve import HOLDFAST, is_ready, without_holdfast_settings
 
 RANKS = 32
 LEASE_SECONDS = 20
-PATIENCE_SECONDS = 120
+WAIT_SECONDS = 120
 # A worker that reads a storm's checkpoint so slowly is in the middle of it when it is killed.
 READ_BYTES_PER_SECOND = 8_000
 TOKEN = f"hold_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
@@ -107,7 +107,7 @@ class Cluster:
 
     def until(self, holds: Callable[[], Any], what: str) -> Any:
         """Patience and no more: it says what did not come, and never decides between two results."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + WAIT_SECONDS
         while not (found := holds()):
             assert time.monotonic() < deadline, f"this did not come: {what}"
             time.sleep(0.02)
@@ -152,7 +152,7 @@ def test_a_storm_commits_whoever_is_killed_in_it_and_nobody_waits_longer_than_a_
         last = storm(cluster, client, lambda: os.kill(cluster.pids("worker")[victim], signal.SIGKILL))
         now, row = cluster.read(lambda session: (database_now(session), session.get_one(Operation, scrub.id)))
         assert row.worker_id != victim or (row.leased_until - now).total_seconds() <= LEASE_SECONDS
-        done = client.operations.wait(scrub.id, timeout_seconds=PATIENCE_SECONDS)
+        done = client.operations.wait(scrub.id, timeout_seconds=WAIT_SECONDS)
         assert (done.state, done.result["lost"]) == (OperationState.DONE, 0)
         row = cluster.read(lambda session: session.get_one(Operation, scrub.id))
         assert (row.tries, row.worker_id != victim) == (2, True), "the other worker has finished it"

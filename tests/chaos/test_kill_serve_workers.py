@@ -47,7 +47,7 @@ def test_a_supervisor_that_is_killed_leaves_nobody_on_its_port(served: ServedByS
         httpx.get(f"{served.service.url}/healthz")
 
 
-def test_what_is_killed_while_the_database_is_away_comes_back_with_it(tmp_path: Path) -> None:
+def test_what_is_killed_while_the_database_is_unavailable_comes_back_with_it(tmp_path: Path) -> None:
     with postgres_server(own=True) as own, served_by_several(tmp_path, own.create_database("holdfast")) as served:
         victims = {min(served.alive("serve")), *served.alive("worker")}
         own.kill9()

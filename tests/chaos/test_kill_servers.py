@@ -1,4 +1,4 @@
-"""kill -9 of the service and of Postgres in the middle of a save, a full disk, a store that is away: training goes on,
+"""kill -9 of the service and of Postgres in the middle of a save, a full disk, an unavailable store: training goes on,
 and whatever was called committed can be restored."""
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class TestSeaweedFS:
     def service_settings(self, weed: SeaweedFS) -> dict[str, str]:
         return {"HOLDFAST_STORE": weed.store_url, **weed.environment}
 
-    def test_a_store_that_is_away_costs_one_save_and_not_the_training(
+    def test_a_store_that_is_unavailable_costs_one_save_and_not_the_training(
         self, client, weed: SeaweedFS, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setenv("HOLDFAST_SAVE_RETRY_SECONDS", "3")

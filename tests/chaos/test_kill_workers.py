@@ -38,7 +38,7 @@ from tests.support.rank import Job, answer
 from tests.support.serve import HOLDFAST, without_holdfast_settings
 
 LEASE_SECONDS = 5
-PATIENCE_SECONDS = 120
+WAIT_SECONDS = 120
 WAVE = 10
 MOST_WAVES = 30
 SMALL_CHUNKS = 50
@@ -108,7 +108,7 @@ class Cluster:
 
     def until(self, holds: Callable[[], Any], what: str) -> Any:
         """Patience and no more: it says what did not come, and never decides between two results."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + WAIT_SECONDS
         while not (found := holds()):
             assert time.monotonic() < deadline, f"this did not come: {what}"
             time.sleep(0.05)
@@ -194,13 +194,13 @@ def test_the_load_is_shared_and_what_killed_workers_had_in_hand_is_finished_by_o
         cluster.until(lambda: cluster.read(lambda session: session.scalar(waiting)) == 0, "all are proven")
         cluster.until(lambda: all_done(cluster, scrubbed), "all are scrubbed")
         shared = cluster.rows_done()
-        if all(len(shared.get(controller, ())) > 1 for controller in ("reap", "prove", "operations")):
+        if all(len(shared.get(controller, ())) > 1 for controller in ("reap", "verify", "operations")):
             break
-    assert all(len(shared[controller]) > 1 for controller in ("reap", "prove", "operations")), shared
+    assert all(len(shared[controller]) > 1 for controller in ("reap", "verify", "operations")), shared
     # A round is noted when it is over, a little after its last row.
     cluster.until(lambda: cluster.rows_done()["reap"].total() == len(reaped), "each was given up by one")
     cluster.until(lambda: cluster.rows_done()["operations"].total() == len(scrubbed), "each was carried out by one")
-    assert cluster.rows_done()["prove"].total() <= proven, "a scrub may have read some of them first"
+    assert cluster.rows_done()["verify"].total() <= proven, "a scrub may have read some of them first"
     aborted = cluster.read(
         lambda session: session.scalars(
             select(AuditEvent.checkpoint_id).where(AuditEvent.action == "checkpoint.abort")
@@ -221,7 +221,7 @@ def test_the_load_is_shared_and_what_killed_workers_had_in_hand_is_finished_by_o
         assert row.tries > 1
         assert (row.result["bad"], row.result["missing"], row.result["lost"]) == (0, 0, 0)
     asked = cluster.clients[0].controllers.run("repair")
-    answered = cluster.clients[1].controllers.wait(asked, timeout_seconds=PATIENCE_SECONDS)
+    answered = cluster.clients[1].controllers.wait(asked, timeout_seconds=WAIT_SECONDS)
     assert answered.run_answered_at == asked.run_requested_at
 
     last = cluster.workers[2]

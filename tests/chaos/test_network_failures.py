@@ -1,4 +1,4 @@
-"""Networks that stay bad, for longer than anybody's patience or at random: a commit or a clean end, never a wrong bit.
+"""Networks that stay bad, for longer than any retry deadline or at random: a commit or a clean end, never a wrong bit.
 
 A failed save is aborted, or nobody lists it; the next one goes well. A failed restore has touched nothing.
 """

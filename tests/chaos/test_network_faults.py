@@ -1,6 +1,6 @@
 """Each kind of fault at each kind of call, of a save and of a restore: it passes, and every bit is right.
 
-What lasts longer than anybody's patience is in test_network_failures.py. The jobs go on from test to test, as a job
+What lasts longer than any retry deadline is in test_network_failures.py. The jobs go on from test to test, as a job
 goes on after a fault.
 """
 

@@ -27,7 +27,7 @@ from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
 ROOT = Path(__file__).parents[2]
 OUTAGE_SECONDS = 60
 STEPS = 100
-"""A loop of 50 ms a step makes some 1,000 in that time. One that waits for anything that is away makes none."""
+"""A loop of 50 ms a step makes some 1,000 in that time. One that waits for anything that is unavailable makes none."""
 
 
 class Training:

@@ -1,4 +1,4 @@
-"""Saves that were made while service or store were away: none is lost, whoever dies; all are committed, in order."""
+"""Saves made while service or store was unavailable: none is lost, whoever dies; all are committed, in order."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class TestStoreAway:
         return {"HOLDFAST_STORE": weed.store_url, **weed.environment}
 
     @pytest.mark.rule("late-save-adoption")
-    def test_while_the_store_is_away_saves_collect_on_the_node_and_commit_when_it_is_back(
+    def test_while_the_store_is_unavailable_saves_collect_on_the_node_and_commit_when_it_is_back(
         self, client, service, weed, folder, caplog
     ):
         job = Job()

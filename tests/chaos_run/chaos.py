@@ -10,7 +10,7 @@ from tests.chaos_run.faults import ALL, Arena
 from tests.chaos_run.job import Job
 
 _LOOK_EVERY_SECONDS = 0.1
-_PATIENCE_SECONDS = 180
+_WAIT_SECONDS = 180
 """Without a sign from a job for so long, while nothing is broken, it hangs. On an idle machine it takes some 8."""
 _PAUSE_SECONDS = (0.0, 3.0)
 _SHARE_TOGETHER = 0.4
@@ -80,7 +80,7 @@ def _strike(arena: Arena, kind: str) -> Happened | None:
 
 
 def _wait_until_committed(jobs: list[Job]) -> None:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + _WAIT_SECONDS
     while not all(each.told for job in jobs for each in job.launches()[-1:]) or not all(j.launches() for j in jobs):
         if time.monotonic() > deadline:
             raise RuntimeError("no first checkpoint:\n" + "\n".join(job.dump_stacks() for job in jobs))
@@ -113,7 +113,7 @@ def _wait_until_mended(jobs: list[Job], happened: list[Happened]) -> bool:
     began = time.monotonic()
     while _unmended(jobs, happened):
         for job in jobs:
-            if time.monotonic() - began > _PATIENCE_SECONDS:
+            if time.monotonic() - began > _WAIT_SECONDS:
                 for one in happened:
                     if job.name in one.high_water and job.name not in one.mended_at:
                         one.hung.append(job.name)

@@ -91,19 +91,19 @@ class Place:
             VARIABLE: str(self.job_clock),
         }
 
-    def restart_service(self, away_seconds: float) -> None:
+    def restart_service(self, unavailable_seconds: float) -> None:
         self.service.kill9()
-        time.sleep(away_seconds)
+        time.sleep(unavailable_seconds)
         self.service = self._serve()
 
-    def restart_database(self, away_seconds: float) -> None:
+    def restart_database(self, unavailable_seconds: float) -> None:
         self.postgres.kill9()
-        time.sleep(away_seconds)
+        time.sleep(unavailable_seconds)
         self.postgres.restart()
 
-    def restart_store(self, away_seconds: float) -> None:
+    def restart_store(self, unavailable_seconds: float) -> None:
         self.weed.kill9()
-        time.sleep(away_seconds)
+        time.sleep(unavailable_seconds)
         self.weed.start()
 
     def heal_network(self) -> None:

@@ -10,7 +10,7 @@ from tests.chaos_run.job import Job
 from tests.chaos_run.trainer import SAVE_EVERY
 
 KIND = "another number of ranks"
-_PATIENCE_SECONDS = 240
+_WAIT_SECONDS = 240
 _LOOK_EVERY_SECONDS = 0.1
 
 
@@ -24,7 +24,7 @@ def resize(job: Job, saved: dict[int, str], verdict: Verdict) -> dict[int, str]:
         job.start()
         if killed and _has_committed(job):
             job.kill(KIND)
-        if not job.wait_finished(_PATIENCE_SECONDS):
+        if not job.wait_finished(_WAIT_SECONDS):
             verdict.found(Wrong.HANG, KIND, f"{job.name} on {world_size} ranks did not end:\n{job.dump_stacks()}")
             return {}
     trained: dict[int, str] = {}
@@ -41,7 +41,7 @@ def resize(job: Job, saved: dict[int, str], verdict: Verdict) -> dict[int, str]:
 
 def _has_committed(job: Job) -> bool:
     """The newest launch has; false if it comes to no commit in time."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + _WAIT_SECONDS
     while time.monotonic() < deadline:
         newest = job.launches()[-1]
         if newest.launch == job.number and newest.told:

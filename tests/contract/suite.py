@@ -208,7 +208,7 @@ class StoreContract:
         assert all(_read(backend, key) == data for key in kept)
 
     @pytest.mark.rule("store-outage-degrades")
-    def test_a_store_that_is_away_is_unavailable_and_its_objects_are_not_missing(self, backend):
+    def test_a_store_that_is_unavailable_is_unavailable_and_its_objects_are_not_missing(self, backend):
         key = chunk_key(b"still there")
         backend.store.put_bytes(key, b"still there")
         with backend.outage():

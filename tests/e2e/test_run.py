@@ -144,7 +144,7 @@ def test_a_child_that_will_not_end_is_killed_with_its_group_once_the_grace_is_ov
 @pytest.mark.rule("told-outcome")
 def test_torchrun_does_not_start_preempted_ranks_again_and_never_gets_what_kills_it(tmp_path):
     """A stand-in of torchrun's name: its ranks have told that they were preempted, and it goes on, as with
-    --max-restarts. The service is away."""
+    --max-restarts. The service is unavailable."""
     torchrun = tmp_path / "torchrun"
     torchrun.write_text(
         f"#!{sys.executable}\n"

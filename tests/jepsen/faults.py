@@ -148,15 +148,15 @@ def _drop(arena: Arena, ways: Sequence[FaultProxy]) -> str:
     return f"{struck} of {share:.0%} in {seconds:.1f} s"
 
 
-def first_store_away(arena: Arena) -> str:
-    return _away(arena, "first")
+def first_store_unavailable(arena: Arena) -> str:
+    return _unavailable(arena, "first")
 
 
-def second_store_away(arena: Arena) -> str:
-    return _away(arena, "second")
+def second_store_unavailable(arena: Arena) -> str:
+    return _unavailable(arena, "second")
 
 
-def _away(arena: Arena, role: str) -> str:
+def _unavailable(arena: Arena, role: str) -> str:
     way = arena.place.to_stores[role]
     way.refuse()
     away = arena.sleep((2.0, 10.0))
@@ -211,8 +211,8 @@ ALL: dict[str, Fault] = {
     "paused: the database": pause_database,
     "lost replies: jobs | services": drop_service_replies,
     "lost replies: stores": drop_store_replies,
-    "away: the first store": first_store_away,
-    "away: the second store": second_store_away,
+    "away: the first store": first_store_unavailable,
+    "away: the second store": second_store_unavailable,
     "clock jump: the database": jump_database,
     "clock jump: a service": jump_service,
     FAILS_OVER[0]: older_copy,

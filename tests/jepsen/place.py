@@ -50,7 +50,7 @@ _SETTINGS = SETTINGS | {
     "HOLDFAST_SCRUB_DAYS": "1",
     # Jobs that are killed at random crash from any checkpoint.
     "HOLDFAST_CRASH_LOOP_ATTEMPTS": "0",
-    "HOLDFAST_STORE_AWAY_SECONDS": "3",
+    "HOLDFAST_STORE_UNAVAILABLE_SECONDS": "3",
     "HOLDFAST_LOST_AFTER_SECONDS": "20",
 }
 

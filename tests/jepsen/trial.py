@@ -163,7 +163,7 @@ def _wait_until_recovered(journal: Journal, place: Place, happened: Sequence[Hap
 
 
 def _revive_members(place: Place) -> None:
-    """As systemd does: a process may end where its database is away at its start."""
+    """As systemd does: a process may end where its database is unavailable at its start."""
     for member in place.members:
         if not member.process.runs:
             member.process = member.start()

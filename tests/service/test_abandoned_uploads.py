@@ -1,4 +1,4 @@
-"""What nobody works on any more is given up, and nobody is given up because the service was away."""
+"""What nobody works on any more is given up, and nobody is given up because the service was unavailable."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_while_only_workers_run_nobody_can_call_and_nothing_is_reaped(service: R
     save = Job(service.http()).begin(100)
     heard_of("node-1", "serve")
     reconcile(service.context)
-    for _ in range(72):  # the worker's passes go on, each soon after the other, while the service is away
+    for _ in range(72):  # the worker's passes go on, each soon after the other, while the service is unavailable
         clock.advance(50)
         heard_of("node-2", "worker")
         assert "No process serves" in (reconcile(service.context).error or "")

@@ -129,7 +129,7 @@ def test_a_token_is_looked_at_before_the_work_once_a_minute() -> None:
     assert calls.last_known("another", within_seconds=ADMITTED_SECONDS) is None
     now += ADMITTED_SECONDS + 1
     assert calls.last_known("good", within_seconds=ADMITTED_SECONDS) is None
-    assert calls.last_known("good") is caller, "while the database is away"
+    assert calls.last_known("good") is caller, "while the database is unavailable"
 
 
 @pytest.mark.parametrize(

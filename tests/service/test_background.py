@@ -19,7 +19,7 @@ from holdfast_service.work.report import ControllerLoop, ReconcileReport
 from tests.support.rank import answer
 from tests.support.service import RunningService
 
-PATIENCE_SECONDS = 60
+WAIT_SECONDS = 60
 
 
 class Called:
@@ -38,7 +38,7 @@ class Called:
 
     def wait_for(self, count: int) -> None:
         with self._more:
-            assert self._more.wait_for(lambda: self.count >= count, PATIENCE_SECONDS)
+            assert self._more.wait_for(lambda: self.count >= count, WAIT_SECONDS)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_each_controller_has_its_threads_and_one_that_fails_goes_on(
     failing, together = Called(fails), Called()
     meeting = threading.Barrier(2)
     pair = ControllerLoop(
-        "pair", 3600.0, lambda _: (meeting.wait(PATIENCE_SECONDS), together.reconcile(context))[1], threads=2
+        "pair", 3600.0, lambda _: (meeting.wait(WAIT_SECONDS), together.reconcile(context))[1], threads=2
     )
     passes = (ControllerLoop("failing", 0.01, failing.reconcile), pair)
     background = Background(context, passes, "worker")
@@ -69,7 +69,7 @@ def test_each_controller_has_its_threads_and_one_that_fails_goes_on(
     together.wait_for(2)
     (listed,) = answer(service.http().get("/v1/workers"))["items"]
     assert (listed["id"], listed["kind"]) == ("node-1", "worker")
-    assert background.stop(timeout_seconds=PATIENCE_SECONDS)
+    assert background.stop(timeout_seconds=WAIT_SECONDS)
     assert answer(service.http().get("/v1/workers"))["items"] == [], "it has said good-bye"
     assert together.count == 2, "the next pass of the pair was an hour away"
 
@@ -83,7 +83,7 @@ def test_a_round_that_is_far_away_comes_at_once_when_somebody_wants_it(
     collect.wait_for(1)
     answer(service.http().post("/v1/controllers/collect/run"))
     collect.wait_for(2)
-    assert background.stop(timeout_seconds=PATIENCE_SECONDS)
+    assert background.stop(timeout_seconds=WAIT_SECONDS)
     assert collect.count == 2
 
 
@@ -95,20 +95,20 @@ def test_a_process_that_leaves_the_controllers_to_others_still_looks_after_itsel
     background = Background(context, passes, "serve", controllers=False)
     background.start()
     own.wait_for(3)
-    assert background.stop(timeout_seconds=PATIENCE_SECONDS)
+    assert background.stop(timeout_seconds=WAIT_SECONDS)
     assert shared.count == 0
     assert [each.name for each in loops_of(context.settings) if each.own] == ["stores"]
 
 
 def test_a_round_under_way_may_end_before_its_process_does(context: ServiceContext) -> None:
     gate = threading.Event()
-    slow = Called(lambda: ReconcileReport(done=int(gate.wait(PATIENCE_SECONDS))))
+    slow = Called(lambda: ReconcileReport(done=int(gate.wait(WAIT_SECONDS))))
     background = Background(context, (ControllerLoop("slow", 0.01, slow.reconcile),), "worker")
     background.start()
     slow.wait_for(1)
     assert not background.stop(timeout_seconds=0), "it says that something was cut off"
     gate.set()
-    assert background.stop(timeout_seconds=PATIENCE_SECONDS)
+    assert background.stop(timeout_seconds=WAIT_SECONDS)
     assert slow.count == 1, "a process that ends begins no other pass"
 
 

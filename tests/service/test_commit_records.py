@@ -303,7 +303,7 @@ def test_a_purge_that_dies_at_any_step_leaves_it_in_the_trash_with_its_bytes_or_
         assert saved["id"] not in labels_in_the_bucket(sqlite_catalogs, tmp_path, settings)
 
 
-def test_a_store_that_is_away_keeps_its_records_due_and_blocks_no_other(
+def test_a_store_that_is_unavailable_keeps_its_records_due_and_blocks_no_other(
     settings: ServiceSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = settings.model_copy(update={"second_store": f"posix://{tmp_path / 'second'}"})
@@ -313,11 +313,11 @@ def test_a_store_that_is_away_keeps_its_records_due_and_blocks_no_other(
         with service.context.database.transaction() as session:
             record_in_store(session, saved["id"], second.store_id)
 
-        def away(*_: object) -> None:
+        def unavailable(*_: object) -> None:
             raise StoreUnavailable("it does not answer")
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(second.store, "write_named", away)
+            patched.setattr(second.store, "write_named", unavailable)
             report = holdfast_service.records.controller.reconcile(service.context)
             assert (report.done, report.error) == (3, "it does not answer")
             assert due(service) == 1, "it is told until the second store has it too"
@@ -330,7 +330,7 @@ def test_a_store_that_is_away_keeps_its_records_due_and_blocks_no_other(
         # The same of a purge: what is removed later is removed before any chunk of that store.
         project_id = going(service, saved["id"], CheckpointState.DELETING)
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(second.store, "write_named", away)
+            patched.setattr(second.store, "write_named", unavailable)
             remove_record(service.context, project_id, saved["id"])
         subject = checkpoint_subject(project_id, saved["id"])
         assert scan_records(first.store).by_subject[subject].removed

@@ -72,7 +72,7 @@ def test_a_diverged_commit_is_no_progress(service: RunningService) -> None:
     assert view(service, 200)["health"] == "quarantined"
 
 
-def test_a_store_that_is_away_quarantines_nothing(service: RunningService) -> None:
+def test_a_store_that_is_unavailable_quarantines_nothing(service: RunningService) -> None:
     Job(service.http()).save(100)
     Job(service.http(), after=1).save(200)
     for number in range(2, 6):

@@ -225,11 +225,11 @@ def test_why_the_store_does_not_lock_is_shown_and_it_is_tried_again(
     saved = Job(locking.http()).save(100)
     hold = place(locking, saved["id"])
 
-    def away(*_: object, **__: object) -> None:
+    def unavailable(*_: object, **__: object) -> None:
         raise StoreUnavailable("the store is having its lunch")
 
     with monkeypatch.context() as patch:
-        patch.setattr(locking.context.store, "set_legal_hold", away)
+        patch.setattr(locking.context.store, "set_legal_hold", unavailable)
         report = mirror.reconcile(locking.context)
     assert (report.failed, report.done) == (2, 0)
     assert (shown(locking, hold)["mirrored_at"], shown(locking, hold)["mirror_error"]) == (

@@ -111,7 +111,7 @@ def test_a_project_that_is_made_while_the_numbers_are_read_fails_no_scrape(servi
         assert statements > 2
 
 
-def test_a_database_that_is_away_leaves_the_process_its_own_metrics(
+def test_a_database_that_is_unavailable_leaves_the_process_its_own_metrics(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from holdfast_protocol.problems import ProblemCode
@@ -121,10 +121,10 @@ def test_a_database_that_is_away_leaves_the_process_its_own_metrics(
     http, stranger = scraper(service), scraper(service)
     scrape(service, http)
 
-    def away(**_: bool) -> None:
+    def unavailable(**_: bool) -> None:
         raise ProblemError(ProblemCode.DATABASE_UNAVAILABLE, "It is away.")
 
-    monkeypatch.setattr(service.context.database, "read", away)
+    monkeypatch.setattr(service.context.database, "read", unavailable)
     seen = scrape(service, http)
     assert stranger.get("/metrics").status_code == 503
     assert seen["holdfast_catalog_up", ()] == 0

@@ -273,13 +273,13 @@ def test_a_result_that_is_no_json_is_a_bug_and_told_as_one(
     assert "A bug (DocumentError)" in view(service, started)["error"]
 
 
-def test_while_the_store_is_away_it_is_tried_again_later_and_then_fails_with_that_reason(
+def test_while_the_store_is_unavailable_it_is_tried_again_later_and_then_fails_with_that_reason(
     service: RunningService, handle: Callable[[Handler], None], clock: Clock
 ) -> None:
-    def away(_context: ServiceContext, _run: OperationRun) -> dict[str, Any]:
+    def unavailable(_context: ServiceContext, _run: OperationRun) -> dict[str, Any]:
         raise StoreUnavailable("the store does not answer")
 
-    handle(away)
+    handle(unavailable)
     started = start(service)
     for tries in range(1, MOST_TRIES):
         assert reconcile(service.context) == OperationsReport(again=1, error="the store does not answer")

@@ -203,14 +203,14 @@ def test_a_wrong_report_marks_nothing(service: RunningService, saved: dict[str, 
 
 
 @pytest.mark.rule("report-is-suspicion")
-def test_a_store_that_is_away_proves_nothing_and_marks_nothing(
+def test_a_store_that_is_unavailable_proves_nothing_and_marks_nothing(
     service: RunningService, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away(_key: object) -> Any:
+    def unavailable(_key: object) -> Any:
         raise StoreUnavailable("no answer")
 
     before = copies_of(service, CONTENT)
-    monkeypatch.setattr(service.context.store, "open_read", away)
+    monkeypatch.setattr(service.context.store, "open_read", unavailable)
     with pytest.raises(Refused) as refused:
         report(service, saved["id"], CONTENT)
     assert (refused.value.status, refused.value.code) == (503, "store_unavailable")

@@ -146,7 +146,7 @@ def test_time_in_which_nobody_could_look_into_the_trash_does_not_count(
 ) -> None:
     prune(service, checkpoint_ids=[ids[0]])
     assert purge(service) == PurgeReport()
-    clock.advance(100 * HOUR)  # the service was away, or somebody set the clock
+    clock.advance(100 * HOUR)  # the service was unavailable, or somebody set the clock
     report = holdfast_service.retention.purge.reconcile(service.context)
     assert report.moved_seconds > 99 * HOUR
     assert purge(service) == PurgeReport()
@@ -236,11 +236,11 @@ def test_no_chunk_goes_while_the_record_beside_the_data_cannot_be_removed(
     prune(service, checkpoint_ids=[ids[0]])
     clock.advance(72 * HOUR + 1)
 
-    def away(*_: Any) -> None:
+    def unavailable(*_: Any) -> None:
         raise StoreUnavailable("no answer")
 
     with monkeypatch.context() as broken:
-        broken.setattr(holdfast_service.retention.purge, "remove_record", away)
+        broken.setattr(holdfast_service.retention.purge, "remove_record", unavailable)
         assert purge(service) == PurgeReport(failed=1, error="no answer")
         assert state(service, ids[0]) == "deleting"
         before = stored_bytes(service)
@@ -250,7 +250,7 @@ def test_no_chunk_goes_while_the_record_beside_the_data_cannot_be_removed(
             undelete(service, ids[0])
     # Killed after the record was removed, and before the catalog says so: both once more.
     with monkeypatch.context() as broken:
-        broken.setattr(holdfast_service.retention.purge, "_tell", away)
+        broken.setattr(holdfast_service.retention.purge, "_tell", unavailable)
         assert purge(service).failed == 1
     assert purge(service) == PurgeReport(done=1)
     collect(service.context)

@@ -1,4 +1,4 @@
-"""The start: what a store that is away, another catalog's store and an unsafe filesystem do (rules fencing-token,
+"""The start: what an unavailable store, another catalog's store and an unsafe filesystem do (rules fencing-token,
 sqlite-immediate and store-outage-degrades)."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def readiness(service: RunningService) -> tuple[int, dict[str, str]]:
 
 
 @pytest.mark.rule("store-outage-degrades")
-def test_a_store_that_is_away_at_the_start_degrades_the_service_until_it_is_back(
+def test_a_store_that_is_unavailable_at_the_start_degrades_the_service_until_it_is_back(
     settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with seaweedfs_server() as weed:

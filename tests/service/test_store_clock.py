@@ -104,11 +104,11 @@ def test_a_filesystem_of_another_time_only_warns(service: RunningService, monkey
     assert "behind the service's" in told
 
 
-def test_a_store_that_is_away_has_no_clock(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away() -> datetime:
+def test_a_store_that_is_unavailable_has_no_clock(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable() -> datetime:
         raise StoreUnavailable("the store does not answer")
 
-    monkeypatch.setattr(service.context.store, "clock", away)
+    monkeypatch.setattr(service.context.store, "clock", unavailable)
     assert findings(service) == [(Verdict.SKIPPED, "primary store: the store does not answer")]
 
 

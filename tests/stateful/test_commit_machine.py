@@ -265,7 +265,7 @@ class CommitMachine(RuleBasedStateMachine):
         self.changed = True
 
     @rule()
-    def the_service_was_away(self) -> None:
+    def the_service_was_unavailable(self) -> None:
         """The reaper finds a gap and leaves it out: nothing is given up."""
         _ahead[0] += timedelta(hours=2)
         assert holdfast_service.liveness.abandoned_uploads.reconcile(self.service.context).aborted == ()

@@ -20,7 +20,7 @@ from sqlalchemy import event, text
 from tests.support.rank import Refused
 from tests.support.service import RunningService
 
-_PATIENCE_SECONDS = 30
+_WAIT_SECONDS = 30
 # SQLite does not tell who waits; there one writer at a time is all that can happen anyway.
 _SQLITE_MOMENT_SECONDS = 0.3
 
@@ -45,11 +45,11 @@ class Gate:
         with self._lock:
             first = not self._reached.is_set()
             self._reached.set()
-        if first and not self._opened.wait(_PATIENCE_SECONDS):
+        if first and not self._opened.wait(_WAIT_SECONDS):
             raise AssertionError("nobody opened the gate")
 
     def wait_until_reached(self) -> None:
-        if not self._reached.wait(_PATIENCE_SECONDS):
+        if not self._reached.wait(_WAIT_SECONDS):
             raise AssertionError("nobody came to the gate")
 
     def open(self) -> None:
@@ -133,7 +133,7 @@ def until_blocked_or_done(service: RunningService, future: Future[Any]) -> None:
         except TimeoutError:
             return
         return
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + _WAIT_SECONDS
     while not future.done():
         with service.context.database.read() as session:
             waiting = session.scalar(

@@ -53,7 +53,7 @@ def pin(service: RunningService, checkpoint_id: str, **body: Any) -> dict[str, A
 
 
 def purge(service: RunningService) -> PurgeReport:
-    """A pass, as if the one before had been a moment ago: the test has moved the clock, and no service was away."""
+    """A pass, as if the one before had been a moment ago: the test has moved the clock, and no service was down."""
     with service.context.database.transaction() as session:
         now = database_now(session)
         session.execute(update(Controller).where(Controller.name == "purge").values(reconciled_at=now))

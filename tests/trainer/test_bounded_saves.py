@@ -147,7 +147,7 @@ class AtChunk:
 
 
 @pytest.mark.rule("bounded-exit")
-def test_a_service_that_goes_away_in_mid_window_fails_the_save_and_frees_training(own_service, monkeypatch):
+def test_a_service_that_is_lost_in_mid_window_fails_the_save_and_frees_training(own_service, monkeypatch):
     with bounded("tests/away") as ckpt:
         ckpt.restore(some_state())
         ckpt.save(0, some_state()).committed.result(timeout=60)

@@ -272,7 +272,7 @@ def one_rank_could_not_stage(rank, run, folder):
         with pytest.MonkeyPatch.context() as broken:
             if rank == 1:
                 broken.setattr(ckpt.parts.saver._staging, "stage", raises(MemoryError("no room")))
-                broken.setattr(ckpt.parts.session, "shard_writer", raises(errors.ServiceUnavailable("away")))
+                broken.setattr(ckpt.parts.session, "shard_writer", raises(errors.ServiceUnavailable("unavailable")))
             else:
                 gate = hold_uploads(ckpt)
             failing = ckpt.save(1, job.state)

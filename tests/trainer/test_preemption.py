@@ -23,7 +23,7 @@ from holdfast_client.chunks import uploader
 from holdfast_client.transport import check_stop
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
 
-PATIENCE_SECONDS = 30
+WAIT_SECONDS = 30
 
 
 def checkpoints(service, run):
@@ -49,7 +49,7 @@ def preempted(run, train, **options):
 
 
 def until(true):
-    given_up = time.monotonic() + PATIENCE_SECONDS
+    given_up = time.monotonic() + WAIT_SECONDS
     while not true():
         assert time.monotonic() < given_up
         time.sleep(0.002)
@@ -96,7 +96,7 @@ def test_after_a_rollback_a_step_is_saved_though_the_attempt_that_was_left_has_o
     def train(ckpt, job):
         for step, loss in [(0, 1.0), (1, float("nan"))]:
             job.step(step)
-            ckpt.save(step, job.state, metrics={"loss": loss}).committed.result(PATIENCE_SECONDS)
+            ckpt.save(step, job.state, metrics={"loss": loss}).committed.result(WAIT_SECONDS)
         assert ckpt.rollback(job.state) == 1
         assert ckpt.stats.last_committed_step == 0
         ckpt.parts.preemption.give_notice(Notice("SIGTERM", "a signal", 60.0))
@@ -161,7 +161,7 @@ def test_a_save_that_cannot_finish_in_time_makes_room_for_the_newest_state(run, 
     def train(ckpt, job):
         store.stalls.set()
         old.append(ckpt.save(0, job.state))
-        assert store.stalled.wait(PATIENCE_SECONDS)
+        assert store.stalled.wait(WAIT_SECONDS)
         # As if saves took 6 s: two of them do not fit into the 10 s that are left, and one does.
         ckpt.parts.pipeline.rates.committed(ckpt.parts.pipeline.in_flight[0].total_bytes, 6.0)
         supersede = ckpt.parts.pipeline.supersede
@@ -171,7 +171,7 @@ def test_a_save_that_cannot_finish_in_time_makes_room_for_the_newest_state(run, 
         ckpt.step(1, job.state)
 
     assert "step 1 is committed" in str(preempted(run, train))
-    assert isinstance(old[0].committed.exception(PATIENCE_SECONDS), holdfast.errors.SaveSuperseded)
+    assert isinstance(old[0].committed.exception(WAIT_SECONDS), holdfast.errors.SaveSuperseded)
     assert [(view.step, view.state) for view in checkpoints(service, run)] == [
         (0, CheckpointState.ABORTED),
         (1, CheckpointState.COMMITTED),
@@ -187,7 +187,7 @@ def test_a_save_in_flight_that_alone_can_finish_is_finished(run, service, monkey
     def train(ckpt, job):
         store.stalls.set()
         ckpt.save(0, job.state)
-        assert store.stalled.wait(PATIENCE_SECONDS)
+        assert store.stalled.wait(WAIT_SECONDS)
         ckpt.parts.pipeline.rates.committed(ckpt.parts.pipeline.in_flight[0].total_bytes, 600.0)
         ckpt.parts.preemption.give_notice(Notice("SIGTERM", "a signal", 60.0))
         threading.Timer(0.1, store.stalls.clear).start()
@@ -241,7 +241,7 @@ def test_what_is_staged_disturbs_no_save_in_flight_and_older_than_it_is_never_se
         ckpt.step(0, job.state)
         store.stalls.set()
         ckpt.save(1, job.state)
-        assert store.stalled.wait(PATIENCE_SECONDS)
+        assert store.stalled.wait(WAIT_SECONDS)
         ckpt.parts.preemption.give_notice(Notice("aws", "spot interruption", 3.0))
         threading.Timer(0.2, store.stalls.clear).start()
         until(lambda: ended.code is not None)

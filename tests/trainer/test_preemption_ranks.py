@@ -20,11 +20,11 @@ from holdfast.settings import TrainerSettings
 from holdfast_client.chunks import uploader
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
 
-PATIENCE_SECONDS = 60
+WAIT_SECONDS = 60
 
 
 def until(true):
-    given_up = time.monotonic() + PATIENCE_SECONDS
+    given_up = time.monotonic() + WAIT_SECONDS
     while not true():
         assert time.monotonic() < given_up
         time.sleep(0.005)
@@ -103,7 +103,7 @@ def lose_a_peer(rank, run):
         if rank == 1:
             os._exit(3)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(PATIENCE_SECONDS)
+        time.sleep(WAIT_SECONDS)
 
 
 @pytest.mark.rule("sigterm-thread")

@@ -77,10 +77,10 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def _wait_until_recorded() -> None:
-    patience = time.monotonic() + 60
+    deadline = time.monotonic() + 60
     with Client() as client:
         while client.controllers.get("records").due:
-            assert time.monotonic() < patience
+            assert time.monotonic() < deadline
             time.sleep(0.05)
 
 

@@ -169,13 +169,13 @@ def one_rank_cannot_begin(rank, run):
         broken.setattr(save_job, "LONG_POLL_SECONDS", 1)
         ckpt.restore(job.state)
 
-        def away(writer, *_):
+        def unavailable(writer, *_):
             writer.begin_failed = True
-            raise errors.ServiceUnavailable("away")
+            raise errors.ServiceUnavailable("unavailable")
 
         with pytest.MonkeyPatch.context() as cut_off:
             if rank == 1:
-                cut_off.setattr(ShardWriter, "_begin", away)
+                cut_off.setattr(ShardWriter, "_begin", unavailable)
             failed = ckpt.save(7, job.state).committed.exception(timeout=30)
         return type(failed).__name__, ckpt.save(8, job.state).committed.result(timeout=60).step
 

@@ -49,7 +49,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
             "HOLDFAST_STORE": first,
             "HOLDFAST_SECOND_STORE": second,
             "HOLDFAST_CONTROLLER_INTERVAL_SECONDS": "0.2",
-            "HOLDFAST_STORE_AWAY_SECONDS": "0",
+            "HOLDFAST_STORE_UNAVAILABLE_SECONDS": "0",
             **_keys(s3, bucket_first),
         }
         environment = {"HOLDFAST_URL": f"http://127.0.0.1:{port}", "HOLDFAST_DATA_DIR": str(tmp_path / "data")}
@@ -98,14 +98,14 @@ def _keys(s3: SeaweedFS, bucket_first: bool) -> dict[str, str]:
 
 
 def _wait_until_whole(client: Client, step: int) -> None:
-    patience = time.monotonic() + 60
+    deadline = time.monotonic() + 60
     while (found := client.copies.of_run("tests", "gpt")).copied_step != step or found.lag_seconds:
-        assert time.monotonic() < patience, found
+        assert time.monotonic() < deadline, found
         time.sleep(0.05)
 
 
 @pytest.mark.rule("store-outage-degrades")
-def test_a_job_is_resumed_bit_for_bit_from_the_second_store_while_the_first_is_away(
+def test_a_job_is_resumed_bit_for_bit_from_the_second_store_while_the_first_is_unavailable(
     stores: TwoStores, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     stores.client.policies.put(PolicyKind.COPIES, "tests", None, {})
@@ -134,7 +134,7 @@ def test_a_job_is_resumed_bit_for_bit_from_the_second_store_while_the_first_is_a
     assert (result["step"], result["newest_step"], result["rpo_steps"], result["store"]) == (0, 1, 1, "second")
     assert result["rpo_seconds"] > 0
     assert result["bytes"] > 0
-    assert [(each["step"], each["reason"]) for each in result["skipped"]] == [(1, "away")]
+    assert [(each["step"], each["reason"]) for each in result["skipped"]] == [(1, "unavailable")]
     shown = subprocess.run(
         [HOLDFAST, "copies", "list", _RUN], env=stores.environment, capture_output=True, text=True, timeout=60
     )

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.distributed.step_agreement import Ask, LoneAgreement, Outlook, RanksAgreement
 
-PATIENCE_SECONDS = 60
+WAIT_SECONDS = 60
 
 
 class Store(dict):
@@ -33,7 +33,7 @@ class Job:
         self.heard = [[] for _ in range(world_size)]
         self.agreements = [
             RanksAgreement(
-                SimpleNamespace(rank=rank, world_size=world_size, is_first=rank == 0, timeout_seconds=PATIENCE_SECONDS),
+                SimpleNamespace(rank=rank, world_size=world_size, is_first=rank == 0, timeout_seconds=WAIT_SECONDS),
                 self.store,
                 wants if rank == 0 else lambda: False,
                 self.heard[rank].append,
@@ -53,14 +53,14 @@ class Job:
         by more than the step it is in, as collectives make it."""
         told = [{} for _ in pauses]
         meet = threading.Barrier(len(pauses))
-        given_up = time.monotonic() + PATIENCE_SECONDS
+        given_up = time.monotonic() + WAIT_SECONDS
 
         def run(rank):
             step = start
             while until not in told[rank].values() and time.monotonic() < given_up:
                 time.sleep(pauses[rank])
                 if together:
-                    meet.wait(PATIENCE_SECONDS)
+                    meet.wait(WAIT_SECONDS)
                 ask = self.agreements[rank].due(step)
                 if ask is not None:
                     told[rank][step] = ask
@@ -74,7 +74,7 @@ class Job:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(PATIENCE_SECONDS)
+            thread.join(WAIT_SECONDS)
         return told
 
 
@@ -104,7 +104,7 @@ def test_in_a_long_step_all_leave_after_that_one():
 
         def long_step(rank):
             job.agreements[rank].due(0)
-            held.wait(PATIENCE_SECONDS)
+            held.wait(WAIT_SECONDS)
             told[rank] = job.agreements[rank].due(1)
 
         held = threading.Event()
@@ -112,7 +112,7 @@ def test_in_a_long_step_all_leave_after_that_one():
         for thread in threads:
             thread.start()
         job.agreements[1].request(Ask.PREEMPT, "soon")
-        give_up = time.monotonic() + PATIENCE_SECONDS
+        give_up = time.monotonic() + WAIT_SECONDS
         while job.agreements[0].outlook is Outlook.OPEN and time.monotonic() < give_up:
             time.sleep(0.01)
         assert job.agreements[0].outlook is Outlook.AGREED
@@ -175,7 +175,7 @@ def test_a_rank_that_is_at_its_end_is_waited_for_by_nobody():
         with Job(2) as job:
             job.agreements[leaver].close()
             job.agreements[asking].request(Ask.PREEMPT, "now")
-            give_up = time.monotonic() + PATIENCE_SECONDS
+            give_up = time.monotonic() + WAIT_SECONDS
             while job.agreements[asking].outlook is Outlook.OPEN and time.monotonic() < give_up:
                 time.sleep(0.01)
             assert job.agreements[asking].outlook is Outlook.OVER
@@ -187,7 +187,7 @@ def test_a_job_whose_store_is_gone_does_not_wait_for_answers():
         cut_off = job.agreements[1]
         cut_off._store = SimpleNamespace(check=_refuses)
         cut_off.request(Ask.PREEMPT, "now")
-        cut_off._thread.join(PATIENCE_SECONDS)
+        cut_off._thread.join(WAIT_SECONDS)
         assert cut_off.outlook is Outlook.BROKEN
 
 

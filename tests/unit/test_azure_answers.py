@@ -26,7 +26,7 @@ from holdfast_service.stores.base import (
     StoreError,
     StoreRefused,
 )
-from holdfast_service.stores.base import StoreUnavailable as StoreAway
+from holdfast_service.stores.base import StoreUnavailable as StoreDoesNotAnswer
 from holdfast_service.stores.registry import open_store
 from tests.support.scripted_http import Reply, ScriptedServer, Seen
 from tests.support.stores import chunk_key
@@ -67,8 +67,8 @@ def _blob(**headers: str) -> Reply:
         (409, "BlobBeingRehydrated", ObjectArchived, "thaw it"),
         (400, "Md5Mismatch", ObjectMismatch, "refused the bytes"),
         (409, "BlobImmutableDueToLegalHold", StoreRefused, "holds the object"),
-        (503, "ServerBusy", StoreAway, "come back later"),
-        (500, "OperationTimedOut", StoreAway, "come back later"),
+        (503, "ServerBusy", StoreDoesNotAnswer, "come back later"),
+        (500, "OperationTimedOut", StoreDoesNotAnswer, "come back later"),
         (403, "AuthorizationPermissionMismatch", StoreRefused, "AZURE_STORAGE_KEY"),
     ],
 )

@@ -131,7 +131,7 @@ def test_a_wanted_pass_is_not_due_by_time(changes: Changes, catalog: Catalog) ->
         target=lambda: (changes.wait("scrub", Pause(FAR, FAR), time.monotonic() + FAR, changes.count), other.set()),
         daemon=True,
     ).start()
-    catalog.wanted = "prove,reap"
+    catalog.wanted = "verify,reap"
     assert waiting.ends() > time.monotonic()
     assert not other.is_set()
 

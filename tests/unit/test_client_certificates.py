@@ -1,4 +1,4 @@
-"""A certificate that is not trusted is said at once, on both planes: no patience fixes it."""
+"""A certificate that is not trusted is said at once, on both planes: no retry fixes it."""
 
 from __future__ import annotations
 

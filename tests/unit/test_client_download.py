@@ -99,7 +99,7 @@ def test_what_no_retry_mends_is_raised_by_its_kind(reply, error):
         get(server.url)
 
 
-def test_a_store_that_stays_away_is_given_up_in_bounded_time():
+def test_a_store_that_stays_unavailable_is_given_up_in_bounded_time():
     with scripted(in_turn(DROP)) as server, pytest.raises(errors.StoreUnavailable) as caught:
         get(server.url, retry_seconds=0.3)
     assert "s3cret" not in str(caught.value)

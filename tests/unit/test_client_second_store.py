@@ -88,7 +88,7 @@ def test_what_a_silent_store_does_not_give_comes_from_the_other_and_it_is_not_as
     assert told[0].levelno == logging.WARNING
 
 
-def test_a_mount_that_is_away_is_asked_about_again_and_others_are_proven(tmp_path) -> None:
+def test_a_mount_that_is_unavailable_is_asked_about_again_and_others_are_proven(tmp_path) -> None:
     (tmp_path / "proof").write_text("ab" * 32)
     second = MountProofOffer(proof_id="1" * 32, path=str(tmp_path / "proof"), expires_in_seconds=60)
     nothing = MountProofOffer(proof_id=None, path=None, expires_in_seconds=60)
@@ -96,7 +96,7 @@ def test_a_mount_that_is_away_is_asked_about_again_and_others_are_proven(tmp_pat
 
     def offer() -> MountProofOffer:
         asked.append(1)
-        return nothing.model_copy(update={"away": len(asked) == 1, "others": [second]})
+        return nothing.model_copy(update={"unavailable": len(asked) == 1, "others": [second]})
 
     mount = MountAccess(offer, enabled=True)
     assert mount.proof() is None
@@ -104,6 +104,6 @@ def test_a_mount_that_is_away_is_asked_about_again_and_others_are_proven(tmp_pat
     assert len(asked) == 1
     mount._renew_at = 0.0
     mount.proof()
-    assert len(asked) == 2, "a store that was away is given up for good"
+    assert len(asked) == 2, "a store that was unavailable is given up for good"
     mount.give_up()
     assert (mount.proof(), mount.other_proofs()) == (None, [])

@@ -175,12 +175,12 @@ def test_what_the_service_calls_a_bug_is_tried_a_few_times():
         assert len(server.seen) == 3
 
 
-def test_a_slow_call_of_the_background_has_its_whole_patience_when_it_fails():
+def test_a_slow_call_of_the_background_has_its_whole_retry_deadline_when_it_fails():
     slow = threading.Event()
 
     def answer(seen):
         if not slow.is_set():
-            slow.wait(0.6)  # longer than the patience
+            slow.wait(0.6)  # longer than the retry deadline
             slow.set()
             return DROP
         return as_json(SERVER)
@@ -189,7 +189,7 @@ def test_a_slow_call_of_the_background_has_its_whole_patience_when_it_fails():
         assert client.with_retry_deadline(0.5, threading.Event()).service.info().epoch == 1
 
 
-def test_a_call_with_patience_ends_when_it_is_told_to():
+def test_a_call_with_a_retry_deadline_ends_when_it_is_told_to():
     stop = threading.Event()
     with scripted(in_turn(Reply(503))) as server, client_of(server.url) as client:
         threading.Timer(0.3, stop.set).start()
@@ -248,9 +248,9 @@ def test_names_are_quoted_so_that_none_reaches_another_route():
 
 
 def test_not_ready_is_an_answer():
-    body = {"ready": False, "checks": [{"name": "store", "ok": False, "detail": "away"}]}
+    body = {"ready": False, "checks": [{"name": "store", "ok": False, "detail": "unavailable"}]}
     with scripted(in_turn(as_json(body, 503))) as server, client_of(server.url) as client:
-        assert client.service.ready().checks[0].detail == "away"
+        assert client.service.ready().checks[0].detail == "unavailable"
         assert client.service.healthy() is False
     assert len(server.seen) == 2
 

@@ -124,7 +124,7 @@ def test_what_no_retry_mends_is_raised_by_its_kind(reply, error):
     assert "s3cret" not in str(caught.value)
 
 
-def test_a_store_that_stays_away_is_given_up_in_bounded_time():
+def test_a_store_that_stays_unavailable_is_given_up_in_bounded_time():
     with scripted(in_turn(s3_error(503, "SlowDown", **{"Retry-After": "1"}))) as server:
         with pytest.raises(errors.StoreUnavailable, match="SlowDown"):
             put(server, retry_seconds=0.5)

@@ -214,7 +214,7 @@ def test_a_poller_gives_each_event_once_and_a_far_one_only_when_it_comes_near():
     assert [notice.reason for notice in notices] == ["in a week"]
 
 
-def test_a_metadata_server_that_is_away_is_said_once_and_asked_on(caplog):
+def test_a_metadata_server_that_is_unavailable_is_said_once_and_asked_on(caplog):
     caplog.set_level("INFO", logger="holdfast")
     away = MetadataError("it does not answer")
     notices, _ = polled(away, away, away, [], [CloudEvent("late", "soon", 10.0)])

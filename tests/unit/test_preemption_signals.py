@@ -12,7 +12,7 @@ import pytest
 from holdfast.preemption.signals import SignalWatch
 
 SIGNAL = signal.SIGUSR1
-PATIENCE_SECONDS = 30
+WAIT_SECONDS = 30
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_a_signal_is_seen_while_the_main_thread_is_inside_a_call_that_does_not_c
     def send():
         os.kill(os.getpid(), SIGNAL)
         # No Python handler has run by then: the main thread is in C.
-        in_time.append(seen.event.wait(PATIENCE_SECONDS) and not ran)
+        in_time.append(seen.event.wait(WAIT_SECONDS) and not ran)
 
     sender = threading.Timer(0.05, send)
     sender.start()
@@ -71,7 +71,7 @@ def test_an_earlier_wakeup_fd_still_gets_every_signal():
     watch = SignalWatch([SIGNAL], seen)
     os.kill(os.getpid(), SIGNAL)
     assert os.read(read_fd, 1) == bytes([SIGNAL])
-    assert seen.event.wait(PATIENCE_SECONDS)
+    assert seen.event.wait(WAIT_SECONDS)
     watch.close()
     assert signal.set_wakeup_fd(before) == write_fd
     os.close(read_fd)
@@ -84,7 +84,7 @@ def test_a_second_signal_does_not_end_the_process_and_is_told_too():
     for _ in range(2):
         seen.event.clear()
         os.kill(os.getpid(), SIGNAL)
-        assert seen.event.wait(PATIENCE_SECONDS)
+        assert seen.event.wait(WAIT_SECONDS)
     watch.close()
     assert seen.signals == [SIGNAL, SIGNAL]
 
@@ -102,7 +102,7 @@ def test_a_forked_child_dies_of_its_signal_and_its_parent_hears_nothing_of_it():
     assert os.WTERMSIG(status) == SIGNAL
     assert SIGNAL not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     os.kill(os.getpid(), SIGNAL)
-    assert seen.event.wait(PATIENCE_SECONDS)
+    assert seen.event.wait(WAIT_SECONDS)
     watch.close()
     assert seen.signals == [SIGNAL], "its own, and not the child's"
 
@@ -113,8 +113,8 @@ def test_two_watches_both_hear_and_may_close_in_any_order(inner_first):
     inner = SignalWatch([SIGNAL], first)
     outer = SignalWatch([SIGNAL], second)
     os.kill(os.getpid(), SIGNAL)
-    assert first.event.wait(PATIENCE_SECONDS)
-    assert second.event.wait(PATIENCE_SECONDS)
+    assert first.event.wait(WAIT_SECONDS)
+    assert second.event.wait(WAIT_SECONDS)
     for watch in (inner, outer) if inner_first else (outer, inner):
         watch.close()
 
@@ -128,7 +128,7 @@ def test_an_earlier_wakeup_fd_is_served_past_a_watch_that_closed_first():
     outer = SignalWatch([SIGNAL], seen)
     inner.close()
     os.kill(os.getpid(), SIGNAL)
-    assert seen.event.wait(PATIENCE_SECONDS)
+    assert seen.event.wait(WAIT_SECONDS)
     assert os.read(read_fd, 1) == bytes([SIGNAL])
     outer.close()
     assert signal.set_wakeup_fd(before) == write_fd

@@ -22,8 +22,8 @@ from holdfast_protocol.states import AbortCause
 @pytest.mark.parametrize(
     "error",
     [
-        errors.ServiceUnavailable("away"),
-        StoreUnavailable("away"),
+        errors.ServiceUnavailable("unavailable"),
+        StoreUnavailable("unavailable"),
         errors.StoreFull("full"),
         errors.StoreRefused("keys"),
         QuotaExceeded("used up"),

@@ -42,7 +42,7 @@ def test_a_refusal_is_the_clocks_fault_if_the_time_is_over(clock):
         use(TicketLife(10), clock, 1, TicketExpired("it is not accepted"))
     assert not isinstance(caught.value, TicketWaitedTooLong)
     with pytest.raises(StoreUnavailable):
-        use(TicketLife(10), clock, 100, StoreUnavailable("it is away"))
+        use(TicketLife(10), clock, 100, StoreUnavailable("it is unavailable"))
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])

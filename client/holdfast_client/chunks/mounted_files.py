@@ -164,9 +164,9 @@ class MountAccess:
             offer = _NOTHING
         self._proof = _prove(offer)
         self._others = [proof for other in offer.others if (proof := _prove(other)) is not None]
-        self._usable = self._proof is not None or bool(self._others) or offer.away
+        self._usable = self._proof is not None or bool(self._others) or offer.unavailable
         life_seconds = offer.expires_in_seconds * _RENEW_AT
-        self._renew_at = asked_at + (min(life_seconds, _ASK_AGAIN_SECONDS) if offer.away else life_seconds)
+        self._renew_at = asked_at + (min(life_seconds, _ASK_AGAIN_SECONDS) if offer.unavailable else life_seconds)
 
 
 _NOTHING = MountProofOffer(proof_id=None, path=None, expires_in_seconds=0)

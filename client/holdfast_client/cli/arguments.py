@@ -26,9 +26,9 @@ LONGEST_RETRY_SECONDS = 5.0
 
 def connect() -> Client:
     settings = ClientSettings()
-    patience = min(settings.retry_seconds, LONGEST_RETRY_SECONDS)
-    client = Client(settings.model_copy(update={"retry_seconds": patience}))
-    client.transport.on_retry = _SayOnce(patience)
+    retry_seconds = min(settings.retry_seconds, LONGEST_RETRY_SECONDS)
+    client = Client(settings.model_copy(update={"retry_seconds": retry_seconds}))
+    client.transport.on_retry = _SayOnce(retry_seconds)
     return client
 
 

@@ -120,7 +120,7 @@ def check(
     found = CatalogCheck.model_validate(ended.result)
     if not json:
         _show(found)
-    if found.went_back or found.away or any(each.findings for each in found.stores):
+    if found.went_back or found.unavailable or any(each.findings for each in found.stores):
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -182,7 +182,7 @@ def _show(found: CatalogCheck) -> None:
             "  `holdfast catalog rebuild` into an empty database brings back what has a record above. "
             "`holdfast stores claim --accept-loss` gives it up."
         )
-    for line in found.away:
+    for line in found.unavailable:
         show_line(f"{line}")
 
 

@@ -73,7 +73,7 @@ class StoreWatch:
                     settle(self._database, self._store, self._store_id, self._identity)
             except StoreError as error:
                 self.problem = f"The store does not answer: {error}"
-                _log.warning("store_away", reason=str(error))
+                _log.warning("store_unavailable", reason=str(error))
             except ForeignStoreError as error:
                 self.problem = str(error)
                 _log.error("store_refused", reason=str(error))
@@ -83,7 +83,7 @@ class StoreWatch:
 
     def reconcile(self) -> str | None:
         """A pass of background work: asks the store, and after the start and once a day what it enforces. Why it is
-        away, None if it is not."""
+        unavailable, None if it is not."""
         self._ask()
         if self._silent is None and time.monotonic() - self._probed_at > PROBE_EVERY_SECONDS:
             self._probe_again()
@@ -120,7 +120,7 @@ class StoreWatch:
             self._ask(wait=False)
 
     @property
-    def away(self) -> bool:
+    def unavailable(self) -> bool:
         """Whether the store is known not to answer. Sends no request."""
         began = self._asking_since
         overdue = began is not None and time.monotonic() - began > _ANSWERS_WITHIN_SECONDS
@@ -129,13 +129,13 @@ class StoreWatch:
     @property
     def reason(self) -> str | None:
         """Why it is unavailable, as far as is known."""
-        return self.problem or self._silent or ("The store takes long to answer." if self.away else None)
+        return self.problem or self._silent or ("The store takes long to answer." if self.unavailable else None)
 
     @property
-    def away_seconds(self) -> float:
+    def unavailable_seconds(self) -> float:
         """For how long it has not answered, as far as this process knows; 0 if it answers."""
         since = self._silent_since or self._asking_since
-        return time.monotonic() - since if self.away and since is not None else 0.0
+        return time.monotonic() - since if self.unavailable and since is not None else 0.0
 
     def _ask(self, *, wait: bool = True) -> None:
         if not self._asking.acquire(blocking=wait):
@@ -199,12 +199,12 @@ def offer_mount_proof(context: ServiceContext) -> MountProofOffer:
     seconds = context.settings.ticket_seconds
     alone = len(context.stores) == 1
     offers: dict[StoreRole, MountProofOffer] = {}
-    away = False
+    unavailable = False
     for attached in context.stores:
         if not isinstance(attached.store, MountedStore):
             continue
         try:
-            offered = None if attached.watch.away and not alone else _new_proof(attached.store, seconds)
+            offered = None if attached.watch.unavailable and not alone else _new_proof(attached.store, seconds)
         except StoreError:
             if alone:
                 raise
@@ -212,10 +212,10 @@ def offer_mount_proof(context: ServiceContext) -> MountProofOffer:
         if offered is not None:
             offers[attached.role] = offered
         elif attached.role is StoreRole.PRIMARY:
-            away = True
+            unavailable = True
     others = [offer for role, offer in offers.items() if role is not StoreRole.PRIMARY]
     nothing = MountProofOffer(proof_id=None, path=None, expires_in_seconds=seconds)
-    return offers.get(StoreRole.PRIMARY, nothing).model_copy(update={"away": away, "others": others})
+    return offers.get(StoreRole.PRIMARY, nothing).model_copy(update={"unavailable": unavailable, "others": others})
 
 
 def _new_proof(store: MountedStore, seconds: int) -> MountProofOffer:

@@ -12,16 +12,18 @@ from holdfast_service.work.report import ControllerLoop, ReconcileReport
 
 @dataclass(frozen=True, kw_only=True)
 class StoresReport(ReconcileReport):
-    """`away`: the roles whose store this process cannot use now."""
+    """`unavailable`: the roles whose store this process cannot use now."""
 
-    away: tuple[str, ...] = ()
+    unavailable: tuple[str, ...] = ()
 
 
 def reconcile(context: ServiceContext) -> StoresReport:
     problems = {attached.role.value: attached.watch.reconcile() for attached in context.stores}
     settle_history(context)  # so a process without traffic notices it too
-    away = tuple(role for role, problem in problems.items() if problem is not None)
-    return StoresReport(away=away, error=next((f"{role}: {problems[role]}" for role in away), None))
+    unavailable = tuple(role for role, problem in problems.items() if problem is not None)
+    return StoresReport(
+        unavailable=unavailable, error=next((f"{role}: {problems[role]}" for role in unavailable), None)
+    )
 
 
 def loops(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:

@@ -268,7 +268,7 @@ def _refused(why: str) -> ProblemError:
 
 @dataclass(frozen=True)
 class RequireScope:
-    """None: any valid token. `from_memory`: while the database is away, who was let in before is let in again.
+    """None: any valid token. `from_memory`: while the database is unavailable, who was let in before is let in again.
     `work_looks`: the call's work asks for the token itself, by `execute_for_caller`, before it does or tells anything.
     """
 

@@ -43,7 +43,7 @@ def check_catalog(
     after a check in this epoch may it be claimed (rule fencing-token)."""
     wanted = [each for each in context.stores if role in (None, each.role)]
     stores: list[StoreCheck] = []
-    away: list[str] = []
+    unavailable: list[str] = []
     failure: StoreError | None = None
     done = 0
     for attached in wanted:
@@ -57,13 +57,13 @@ def check_catalog(
             check = CopyCheck(context, attached, Findings(), actor, on_step, confirm_missing)
             stores.append(_check_store(check, deep=deep))
         except StoreError as error:
-            away.append(f"The {attached.role} store was not compared: {error}")
+            unavailable.append(f"The {attached.role} store was not compared: {error}")
             failure = error
     if failure is not None and not stores:
         raise failure
     with context.database.read() as session:
         went_back = session.scalar(select(CatalogIdentity.went_back))
-    return CatalogCheck(epoch=context.epoch, stores=stores, away=away, went_back=went_back)
+    return CatalogCheck(epoch=context.epoch, stores=stores, unavailable=unavailable, went_back=went_back)
 
 
 def _check_store(check: CopyCheck, *, deep: bool) -> StoreCheck:

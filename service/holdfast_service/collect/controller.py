@@ -60,7 +60,7 @@ def collect(
             look_on(context, attached.store_id)
     deleted, forgotten = Deleted(), 0
     for _ in range(_BATCHES_PER_ROUND):
-        able = ready.store_ids - deleted.away.keys()
+        able = ready.store_ids - deleted.unavailable.keys()
         if not able or context.stopping.is_set():
             break
         marked = context.database.run(partial(mark, context=context, store_ids=able))
@@ -96,7 +96,7 @@ def backlog(session: Session, context: ServiceContext) -> Backlog:
 
 
 def _sweep_incoming(context: ServiceContext, attached: AttachedStore, deleted: Deleted) -> None:
-    if not isinstance(attached.store, MountedStore) or attached.store_id in deleted.away:
+    if not isinstance(attached.store, MountedStore) or attached.store_id in deleted.unavailable:
         return
     settings = context.settings
     try:

@@ -159,7 +159,7 @@ def why_not(context: ServiceContext, attached: AttachedStore) -> str | None:
         if allowed:
             remove_due_records(
                 context, attached
-            )  # before any chunk (rule record-outbox); it may have been away until now
+            )  # before any chunk (rule record-outbox); it may have been unavailable until now
     except WentBackError as error:
         return error.detail
     except (ForeignStoreError, StoreNotOurs) as error:

@@ -181,7 +181,7 @@ def _defer(session: Session, question: Question, chunk_ids: Collection[int], loc
 
 
 _AT_ONCE = 8
-_AGAIN_IF_AWAY = timedelta(seconds=30)
+_RETRY_IF_UNAVAILABLE = timedelta(seconds=30)
 # A lock ends by a date or by a person: neither is a matter of seconds.
 _AGAIN_IF_REFUSED = timedelta(hours=1)
 
@@ -196,14 +196,14 @@ class Deleted:
     bytes: int = 0
     kept: int = 0
     problems: dict[int, str] = field(default_factory=dict)
-    away: dict[int, StoreError] = field(default_factory=dict)
+    unavailable: dict[int, StoreError] = field(default_factory=dict)
 
     def add(self, other: Deleted) -> None:
         self.copies += other.copies
         self.bytes += other.bytes
         self.kept += other.kept
         self.problems |= other.problems
-        self.away |= other.away
+        self.unavailable |= other.unavailable
 
 
 def delete_marked(context: ServiceContext, doomed: Sequence[Doomed]) -> Deleted:
@@ -217,7 +217,7 @@ def delete_marked(context: ServiceContext, doomed: Sequence[Doomed]) -> Deleted:
     if not doomed:
         return result
     with ThreadPoolExecutor(min(_AT_ONCE, len(doomed)), thread_name_prefix="holdfast-delete") as threads:
-        failures = list(threads.map(lambda each: _delete(context, each, result.away), doomed))
+        failures = list(threads.map(lambda each: _delete(context, each, result.unavailable), doomed))
     gone = [each for each, failure in zip(doomed, failures, strict=True) if failure is None]
     left = [(each, failure) for each, failure in zip(doomed, failures, strict=True) if failure is not None]
     result.copies, result.bytes, result.kept = len(gone), sum(each.stored_bytes for each in gone), len(left)
@@ -226,17 +226,17 @@ def delete_marked(context: ServiceContext, doomed: Sequence[Doomed]) -> Deleted:
     return result
 
 
-def _delete(context: ServiceContext, doomed: Doomed, away: dict[int, StoreError]) -> StoreError | None:
+def _delete(context: ServiceContext, doomed: Doomed, unavailable: dict[int, StoreError]) -> StoreError | None:
     store = context.store_of(doomed.store_id)
     assert store is not None  # only what is attached is marked
-    if doomed.store_id in away:
-        return away[doomed.store_id]
+    if doomed.store_id in unavailable:
+        return unavailable[doomed.store_id]
     try:
         # What a ticket could overwrite may have versions that no row knows: they go as well.
         store.delete(doomed.key, None if doomed.key.version_id else doomed.version_id)
     except StoreError as error:
         if error.retryable:
-            away[doomed.store_id] = error
+            unavailable[doomed.store_id] = error
         _log.warning("the store does not delete %s: %s", doomed.key.path, error)
         return error
     return None
@@ -257,5 +257,5 @@ def _settle(context: ServiceContext, gone: Sequence[Doomed], left: Sequence[tupl
             .values(due_at=now)
         )
         for each, failure in left:
-            again = _AGAIN_IF_AWAY if failure.retryable else _AGAIN_IF_REFUSED
+            again = _RETRY_IF_UNAVAILABLE if failure.retryable else _AGAIN_IF_REFUSED
             lease.give_back(session, Copy, each.lease_token, Copy.id == each.copy_id, until=now + again)

@@ -162,10 +162,12 @@ def begin_copy(
 
 
 def best_source(context: ServiceContext, copies: Sequence[Copy]) -> Copy | None:
-    """The copy to read: verified and readable now, in a store that is attached and not known to be away; proven before
+    """The copy to read: verified and readable now, in an attached store that answers as far as is known; proven before
     unproven, the primary store before the others. The service reads what is in the cold store, if nothing else is."""
     answering = {
-        attached.store_id: position for position, attached in enumerate(context.stores) if not attached.watch.away
+        attached.store_id: position
+        for position, attached in enumerate(context.stores)
+        if not attached.watch.unavailable
     }
     readable = [
         each

@@ -238,7 +238,7 @@ def _settle(
     for store_id in {
         each.store_id for each, failure in zip(claimed, failures, strict=True) if failure and failure.retryable
     }:
-        # It is away: another hundred time-outs would tell no more.
+        # It is unavailable: another hundred time-outs would tell no more.
         del work.stores[store_id]
 
 

@@ -141,24 +141,24 @@ def without_doubt(session: Session, project: str, run: str, decision: RestoreDec
 
 
 @dataclass(frozen=True)
-class Reach:
+class AvailableStores:
     """`store_ids` are the stores that answer; `reason` is a sentence about those that do not."""
 
     store_ids: tuple[int, ...]
     reason: str
 
 
-def reach_of(context: ServiceContext) -> Reach | None:
+def available_stores(context: ServiceContext) -> AvailableStores | None:
     """None where every store answers, or has answered a moment ago: an older checkpoint costs training time, so no job
     is sent to one for a short silence. Never called inside a transaction: it may ask the stores."""
     ask_stores(context)
-    longest = context.settings.store_away_seconds
-    silent = [each for each in context.stores if each.watch.away and each.watch.away_seconds >= longest]
+    longest = context.settings.store_unavailable_seconds
+    silent = [each for each in context.stores if each.watch.unavailable and each.watch.unavailable_seconds >= longest]
     if not silent or len(silent) == len(context.stores):
         return None
     named = " and ".join(f"the {each.role.value} store" for each in silent)
-    seconds = round(max(each.watch.away_seconds for each in silent))
-    return Reach(
+    seconds = round(max(each.watch.unavailable_seconds for each in silent))
+    return AvailableStores(
         tuple(each.store_id for each in context.stores if each not in silent),
         f"{named[:1].upper()}{named[1:]} has not answered for {seconds} s.",
     )
@@ -188,7 +188,7 @@ def whole_in(session: Session, checkpoint_id: str, attempt_id: int, store_ids: C
 
 SKIPPED_SHOWN = 50
 _ROWS_PER_FETCH = 200
-_KNOWS_AWAY = 2
+_KNOWS_UNAVAILABLE = 2
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class Candidate:
     abort_reason: str | None = None
     health_reason: str | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
-    away: str | None = None
+    unavailable: str | None = None
     """A sentence, where it cannot be read now because a store does not answer."""
     thaw: str = ""
     """What to do, where it is cold."""
@@ -221,7 +221,7 @@ def choose_restore_point(
     point: Point,
     *,
     before_step: int | None = None,
-    reach: Reach | None = None,
+    available: AvailableStores | None = None,
     strictly: bool = False,
     diverged: bool = False,
 ) -> RestoreDecision:
@@ -229,7 +229,7 @@ def choose_restore_point(
     point is None. A step or an id that was named and cannot be restored is `no_restore_point` or
     `checkpoint_not_found`: never another step instead.
 
-    With a `reach`, `latest` and `best` are what is whole in the stores that answer; where nothing is, what they would
+    With `available`, `latest` and `best` are what is whole in the stores that answer; where nothing is, what they would
     be if all did, for that can be waited for; not if `strictly`. `diverged`: what has diverged will do as well.
     """
     line = line_of_run(session, run_id)
@@ -239,13 +239,13 @@ def choose_restore_point(
     if isinstance(point, AtStep | ById):
         chosen = _named(session, _candidates(session, run_id, before_step), line, point, diverged=diverged)
     else:
-        candidates = _candidates(session, run_id, before_step, reach)
+        candidates = _candidates(session, run_id, before_step, available)
         chosen, skipped = choose(candidates, line, point, diverged=diverged)
-        if reach is not None and chosen is not None:
-            note = f"{reach.reason} Step {chosen.step} is whole in the stores that answer, and is read from there."
-        elif reach is not None and not strictly:
+        if available is not None and chosen is not None:
+            note = f"{available.reason} Step {chosen.step} is whole in the stores that answer, and is read from there."
+        elif available is not None and not strictly:
             chosen, skipped = choose(_candidates(session, run_id, before_step), line, point, diverged=diverged)
-            note = f"{reach.reason} No checkpoint is whole in the stores that answer." if chosen is not None else ""
+            note = f"{available.reason} No checkpoint is whole in the stores that answer." if chosen is not None else ""
     return RestoreDecision(
         note=note,
         restore_point=None if chosen is None else _restore_point(chosen),
@@ -268,10 +268,10 @@ def with_environment(session: Session, run_id: str, decision: RestoreDecision) -
 def known_to(skipped: Sequence[Skipped], protocol_minor: int) -> list[Skipped]:
     """With the reasons that a client of this minor version has a word for: to an older one, what no store that answers
     holds is not readable now, as what is cold. The sentence says which it is. Pure."""
-    if protocol_minor >= _KNOWS_AWAY:
+    if protocol_minor >= _KNOWS_UNAVAILABLE:
         return list(skipped)
     return [
-        each.model_copy(update={"reason": SkippedReason.COLD}) if each.reason is SkippedReason.AWAY else each
+        each.model_copy(update={"reason": SkippedReason.COLD}) if each.reason is SkippedReason.UNAVAILABLE else each
         for each in skipped
     ]
 
@@ -320,8 +320,11 @@ def not_restorable(candidate: Candidate, line: Line | None, *, diverged: bool = 
         reason, detail = SkippedReason.QUARANTINED, f"{name} is in quarantine{why}"
     elif candidate.tier != Tier.HOT:
         reason, detail = SkippedReason.COLD, f"{name} is {candidate.tier}. {candidate.thaw}".strip()
-    elif candidate.away is not None:
-        reason, detail = SkippedReason.AWAY, f"{name} is not whole in the stores that answer. {candidate.away}"
+    elif candidate.unavailable is not None:
+        reason, detail = (
+            SkippedReason.UNAVAILABLE,
+            f"{name} is not whole in the stores that answer. {candidate.unavailable}",
+        )
     if reason is None:
         return None
     return Skipped(
@@ -470,7 +473,7 @@ def _lines_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, Line
 
 
 def _candidates(
-    session: Session, run_id: str, before_step: int | None, reach: Reach | None = None
+    session: Session, run_id: str, before_step: int | None, available: AvailableStores | None = None
 ) -> Iterator[Candidate]:
     """Newest step first; fetched in portions, for the choice mostly needs the first few of many thousands."""
     statement: Select[Any] = (
@@ -489,7 +492,7 @@ def _candidates(
                 abort_reason=row.abort_reason,
                 health_reason=row.health_reason,
                 metrics=row.metrics,
-                away=_away(session, row, reach),
+                unavailable=_unavailable(session, row, available),
             )
     finally:
         rows.close()
@@ -508,11 +511,11 @@ def _thaw(session: Session, row: Checkpoint) -> str:
     return how_to_thaw(tier, selector_of(session, row), row.thaw_expected_at)
 
 
-def _away(session: Session, row: Checkpoint, reach: Reach | None) -> str | None:
+def _unavailable(session: Session, row: Checkpoint, available: AvailableStores | None) -> str | None:
     """Asked only of what could be restored otherwise: it looks at every chunk."""
-    if reach is None or row.state != CheckpointState.COMMITTED or row.health not in (Health.OK, Health.DIVERGED):
+    if available is None or row.state != CheckpointState.COMMITTED or row.health not in (Health.OK, Health.DIVERGED):
         return None
-    return None if whole_in(session, row.id, row.attempt_id, reach.store_ids) else reach.reason
+    return None if whole_in(session, row.id, row.attempt_id, available.store_ids) else available.reason
 
 
 def _ever_committed(session: Session, run_id: str) -> bool:

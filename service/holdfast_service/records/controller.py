@@ -88,7 +88,7 @@ def backlog(session: Session, context: ServiceContext) -> Backlog:
 
 def writable(stores: Collection[AttachedStore]) -> list[AttachedStore]:
     """Those that answer and are this catalog's in this epoch."""
-    return [each for each in stores if not each.watch.away and each.watch.ownership.holds()]
+    return [each for each in stores if not each.watch.unavailable and each.watch.ownership.holds()]
 
 
 _SUBJECTS_PER_ROUND = 500

@@ -126,7 +126,7 @@ def settle_history(context: ServiceContext) -> None:
     that does not answer is asked the next time. Raises WentBackError."""
     server = prove_history(context.database)
     for attached in context.stores:
-        if attached.watch.away:
+        if attached.watch.unavailable:
             continue
         try:
             attached.watch.kept_memory.compare(server)
@@ -137,7 +137,7 @@ def settle_history(context: ServiceContext) -> None:
 def keep_history(context: ServiceContext) -> None:
     """Brings what lies beside the data up to date, in each store that answers. Never raises."""
     for attached in context.stores:
-        if attached.watch.away:
+        if attached.watch.unavailable:
             continue
         try:
             attached.watch.kept_memory.keep()
@@ -155,7 +155,7 @@ def begin_history(context: ServiceContext) -> None:
             note_change(session, "a process of the service was started")
         keep_history(context)
         for attached in context.stores:
-            if not attached.watch.away:
+            if not attached.watch.unavailable:
                 attached.watch.kept_memory.forget_the_gone()
     except WentBackError as error:
         _log.error("database_went_back", reason=error.detail, lost=error.lost)

@@ -49,11 +49,11 @@ def reconcile(context: ServiceContext) -> ReplicateReport:
     ends_at = time.monotonic() + max(context.settings.controller_interval_seconds, _SHORTEST_ROUND_SECONDS)
     limit = ReadRateLimit(context.settings.copy_bytes_per_second)
     done = failed = copied_bytes = 0
-    error = f"The second store is away: {second.watch.reason}" if second.watch.away else None
+    error = f"The second store is unavailable: {second.watch.reason}" if second.watch.unavailable else None
     whole: list[str] = []
 
     def go_on() -> bool:
-        return not second.watch.away and not context.stopping.is_set() and time.monotonic() < ends_at
+        return not second.watch.unavailable and not context.stopping.is_set() and time.monotonic() < ends_at
 
     with context.database.read() as session:
         statement = due(second.store_id, database_now(session)).limit(_CHECKPOINTS_AT_ONCE)

@@ -97,8 +97,8 @@ _log = structlog.get_logger("holdfast.replicate")
 @dataclass
 class Copied:
     """`refused`: chunks that another process works on, or that no copy gives now. `target_failed`: the second store did
-    not take a chunk; nothing else is to be tried there now. `store_away`: one of the stores, the source perhaps, does
-    not answer."""
+    not take a chunk; nothing else is to be tried there now. `store_unavailable`: one of the stores, the source perhaps,
+    does not answer."""
 
     chunks: int = 0
     bytes: int = 0
@@ -106,7 +106,7 @@ class Copied:
     failed: int = 0
     error: str | None = None
     target_failed: bool = False
-    store_away: bool = False
+    store_unavailable: bool = False
     whole: bool = False
 
     def add(self, other: Copied) -> None:
@@ -145,8 +145,8 @@ def copy_checkpoint(
             passed.update(chunk_ids)
             for each in threads.map(take, chunk_ids):
                 copied.add(each)
-    if any(attached.watch.away for attached in context.stores):
-        copied.store_away = True
+    if any(attached.watch.unavailable for attached in context.stores):
+        copied.store_unavailable = True
     context.database.run(lambda session: _settle(session, target, checkpoint_id, copied))
     return copied
 
@@ -191,11 +191,16 @@ def _settle(session: Session, target: AttachedStore, checkpoint_id: str, copied:
     row.missing_bytes = size
     row.error = copied.error
     if count:
-        # Where nothing that was tried could be taken: not again at once. A store that is away is looked at in each
-        # pass, and when it is back all of it is due.
-        passing = copied.chunks > 0 or copied.refused + copied.failed == 0 or copied.target_failed or copied.store_away
+        # Where nothing that was tried could be taken: not again at once. Each pass looks at a store that is
+        # unavailable, and when it is back all of it is due.
+        passing = (
+            copied.chunks > 0 or copied.refused + copied.failed == 0 or copied.target_failed or copied.store_unavailable
+        )
         if not passing and row.error is None and _can_be_taken(session, target, checkpoint_id):
-            row.error = "No copy of a chunk that the second store lacks can be read now: it is cold, suspect, or away."
+            row.error = (
+                "No copy of a chunk that the second store lacks can be read now: it is cold, suspect, or its store is "
+                "unavailable."
+            )
         row.retry_at = None if passing else database_now(session) + timedelta(seconds=RETRY_SECONDS)
         return
     row.retry_at = None

@@ -39,7 +39,7 @@ from holdfast_service.copies.predicates import PROVEN, is_readable, object_key
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Project, ReadLease, Run, Shard
 from holdfast_service.errors import ProblemError
-from holdfast_service.lineage.restore_choice import Reach, choose_restore_point, point_of
+from holdfast_service.lineage.restore_choice import AvailableStores, choose_restore_point, point_of
 from holdfast_service.operations.queue import OperationRun, start_operation
 from holdfast_service.runs.views import run_named
 from holdfast_service.stores.base import ObjectKey, ObjectMismatch, ObjectMissing, Store
@@ -87,8 +87,8 @@ def plan_drill(
     project, found = session.execute(
         select(Project, Run).join(Run, Run.project_id == Project.id).where(Run.id == run.run_id)
     ).one()
-    reach = Reach((attached.store_id,), f"Only the {attached.role.value} store is read.")
-    decision = choose_restore_point(session, found.id, point_of(request.selector), reach=reach, strictly=True)
+    available = AvailableStores((attached.store_id,), f"Only the {attached.role.value} store is read.")
+    decision = choose_restore_point(session, found.id, point_of(request.selector), available=available, strictly=True)
     if decision.restore_point is None:
         reasons = " ".join(each.detail for each in decision.skipped[:3])
         raise ProblemError(

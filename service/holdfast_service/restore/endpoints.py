@@ -22,10 +22,10 @@ from holdfast_protocol.runs import Best, Latest
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import Context, ServiceContext
 from holdfast_service.lineage.restore_choice import (
+    available_stores,
     choose_restore_point,
     known_to,
     point_of,
-    reach_of,
     with_environment,
     without_doubt,
 )
@@ -54,11 +54,11 @@ def find_restore_point(
     point = point_of(selector)
     if isinstance(point, Latest | Best):  # a step that a person names can be read all the same
         settle_history(context)
-    reach = reach_of(context)
+    available = available_stores(context)
     with context.database.read() as session:
         _, found = run_named(session, caller, project, run)
         decision = choose_restore_point(
-            session, found.id, point, before_step=before_step, reach=reach, diverged=diverged
+            session, found.id, point, before_step=before_step, available=available, diverged=diverged
         )
         return with_environment(session, found.id, without_doubt(session, project, run, decision))
 

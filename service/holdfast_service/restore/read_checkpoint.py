@@ -192,7 +192,7 @@ def choose_copies(
         place, attached = stores[copy.store_id]
         rank = (
             attached.role not in request.avoid_stores,
-            not attached.watch.away,
+            not attached.watch.unavailable,
             copy.state != CopyState.SUSPECT,
             copy.proof in PROVEN,
             -place,
@@ -293,7 +293,7 @@ def _of_one_store(
 
 def _sees_mount(store: MountedStore, attached: AttachedStore, request: ReadChunks) -> bool:
     """A proof that is wrong, or cannot be looked at now, only means URLs."""
-    if attached.watch.away:
+    if attached.watch.unavailable:
         return False
     proofs = [request.mount_proof] if request.mount_proof is not None else []
     with suppress(StoreError):

@@ -122,8 +122,8 @@ def _claim_copies(
 
 
 def _worth_asking(context: ServiceContext) -> list[int]:
-    """Those that are known to be away are not waited for, unless there is no other."""
-    answering = [attached.store_id for attached in context.stores if not attached.watch.away]
+    """Those that are known to be unavailable are not waited for, unless there is no other."""
+    answering = [attached.store_id for attached in context.stores if not attached.watch.unavailable]
     return answering or list(context.store_ids)
 
 

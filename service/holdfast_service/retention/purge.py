@@ -136,9 +136,9 @@ def reconcile(context: ServiceContext) -> PurgeReport:
             break
         try:
             done += _finish(context, each)
-        except StoreError as away:
-            _log.warning("purge_waits", checkpoint=each.checkpoint_id, error=str(away))
-            failed, error = failed + 1, str(away)
+        except StoreError as unavailable:
+            _log.warning("purge_waits", checkpoint=each.checkpoint_id, error=str(unavailable))
+            failed, error = failed + 1, str(unavailable)
     runs = forget_deleted(context, Actor.controller(NAME))
     rows = forget_old(context, Actor.controller(NAME))
     return PurgeReport(

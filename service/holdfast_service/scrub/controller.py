@@ -115,7 +115,7 @@ def loops(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
     """The controllers of this room."""
     interval = settings.controller_interval_seconds
     return (
-        ControllerLoop("prove", interval, verify.reconcile, verify.backlog),
+        ControllerLoop("verify", interval, verify.reconcile, verify.backlog),
         ControllerLoop("scrub", interval, reconcile, backlog),
         ControllerLoop("repair", interval * repair.EVERY_ROUNDS, repair.reconcile, repair.backlog),
     )

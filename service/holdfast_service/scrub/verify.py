@@ -41,7 +41,7 @@ class ProveReport(ReconcileReport):
 
 
 def reconcile(context: ServiceContext) -> ProveReport:
-    reading = read_due(context, Actor.controller("prove"), _DUE, context.read_rate_limit.acquire)
+    reading = read_due(context, Actor.controller("verify"), _DUE, context.read_rate_limit.acquire)
     total = total_of(reading.by_store)
     return ProveReport(
         done=total.settled,

@@ -1,4 +1,4 @@
-"""Store URL -> store. Opening does no network I/O, so a store that is away degrades the service and does not stop it.
+"""Store URL -> store. Opening does no network I/O, so an unavailable store degrades the service and does not stop it.
 
 The caller keeps what `store.probe()` found (in the catalog) and gives it back as `capabilities` at the next start.
 """

@@ -69,7 +69,7 @@ def reconcile(context: ServiceContext) -> TiersReport:
         retired, retired_bytes = retired + cooled.retired, retired_bytes + cooled.retired_bytes
         failed, error = failed + cooled.failed, cooled.error or error
         cold |= cooled.cold
-        if cooled.away:
+        if cooled.unavailable:
             break
     return TiersReport(
         done=done + thawed.chunks,

@@ -266,7 +266,7 @@ class Cooled:
     retired_bytes: int = 0
     failed: int = 0
     error: str | None = None
-    away: bool = False
+    unavailable: bool = False
     cold: set[str] = field(default_factory=set)
 
 
@@ -299,7 +299,7 @@ def cool_checkpoint(
         cooled.failed, cooled.error = 1, "No cold store is attached: set HOLDFAST_COLD_STORE, or change the policy."
         return cooled
     after = 0
-    while go_on() and not cooled.away:
+    while go_on() and not cooled.unavailable:
         with context.database.read() as session:
             chunk_ids = _movable(session, context, checkpoint_id, place, after)
         if not chunk_ids:
@@ -362,7 +362,7 @@ def _move(
             elif outcome is not None:
                 cooled.failed += 1
                 cooled.error = str(outcome)
-                cooled.away = cooled.away or isinstance(outcome, StoreFailedError)
+                cooled.unavailable = cooled.unavailable or isinstance(outcome, StoreFailedError)
                 _log.warning("move_failed", place=place.target, reason=str(outcome))
     return made
 
@@ -372,7 +372,7 @@ def _look(
 ) -> dict[int, int]:
     """By chunk, the copy that is in the place from before, and is still good. What is not is marked."""
     there: dict[int, int] = {}
-    if cooled.away or not chunk_ids:
+    if cooled.unavailable or not chunk_ids:
         return there
     with context.database.read() as session:
         waiting = could_go(session, context, chunk_ids, place)
@@ -380,7 +380,7 @@ def _look(
         try:
             copy_id = still_there(context, chunk_id, place, on_bytes)
         except StoreError as error:
-            cooled.failed, cooled.error, cooled.away = cooled.failed + 1, str(error), True
+            cooled.failed, cooled.error, cooled.unavailable = cooled.failed + 1, str(error), True
             _log.warning("place_not_asked", place=place.target, reason=str(error))
             break
         if copy_id is not None:

@@ -72,7 +72,7 @@ class ChunkThaw:
 class Outcome:
     readable: bool = False
     error: str | None = None
-    away: bool = False
+    unavailable: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def thaw_chunk(context: ServiceContext, chunk_id: int, asked: ChunkThaw) -> Outc
         values, readable = _ask(work, asked)
     except StoreError as error:
         # Its lease runs out by itself: not again at once.
-        return Outcome(error=str(error), away=error.retryable)
+        return Outcome(error=str(error), unavailable=error.retryable)
     with context.database.transaction() as session:
         lease.give_back(session, Copy, work.lease_token, Copy.id == work.copy_id, **values)
     return Outcome(readable)
@@ -145,7 +145,7 @@ def _copy_back(context: ServiceContext, task: CopyTask) -> Outcome:
     try:
         return Outcome(copy_now(context, task))
     except StoreFailedError as failure:
-        return Outcome(error=str(failure), away=True)
+        return Outcome(error=str(failure), unavailable=True)
     except (SourceBadError, TargetBadError, LeaseOverError) as failure:
         return Outcome(error=str(failure))
 
@@ -236,7 +236,7 @@ def advance_thaw(context: ServiceContext, checkpoint_id: str, thawed: Thawed) ->
         if failures:
             thawed.failed, thawed.error = thawed.failed + len(failures), failures[-1].error
             _log.warning("thaw_failed", checkpoint_id=checkpoint_id, reason=thawed.error)
-        if any(outcome.away for outcome in failures):
+        if any(outcome.unavailable for outcome in failures):
             return
     thawed.checkpoints += context.database.run(lambda session: _settle(session, context, checkpoint_id))
 

@@ -26,7 +26,7 @@ _GIB = 1024**3
 
 
 @dataclass
-class Standing:
+class ThawProgress:
     """A checkpoint's distinct chunks, counted. `classes`: by the archive class of what cannot be read, its stored
     bytes. `terms`: what its store documents of that class."""
 
@@ -56,7 +56,7 @@ class Standing:
         }
 
 
-def standing_of(session: Session, context: ServiceContext, checkpoint: Checkpoint) -> Standing:
+def thaw_progress(session: Session, context: ServiceContext, checkpoint: Checkpoint) -> ThawProgress:
     """How a checkpoint can be read now, and what a thaw would take: looked up in its chunks' copies, not remembered. It
     reads every chunk: callers ask for one checkpoint at a time."""
     lists = select(Shard.chunk_list_id).where(Shard.checkpoint_id == checkpoint.id)
@@ -76,7 +76,7 @@ def standing_of(session: Session, context: ServiceContext, checkpoint: Checkpoin
         .order_by(needed.c.chunk_id)
     )
     until = database_now(session) + timedelta(seconds=context.settings.ticket_seconds)
-    standing = Standing()
+    progress = ThawProgress()
     readable: set[int] = set()
     cold: dict[int, tuple[str, int, str | None, int]] = {}
     seen: set[int] = set()
@@ -89,21 +89,21 @@ def standing_of(session: Session, context: ServiceContext, checkpoint: Checkpoin
             readable.add(row.chunk_id)
         elif row.state in KEPT:
             cold[row.chunk_id] = (row.state, row.store_id, row.storage_class, row.stored_bytes)
-    standing.chunks, standing.readable = len(seen), len(readable)
+    progress.chunks, progress.readable = len(seen), len(readable)
     for chunk_id, (state, store_id, storage_class, stored_bytes) in cold.items():
         if chunk_id in readable:
             continue
-        standing.cold_bytes += stored_bytes
-        standing.thawing += state == CopyState.THAWING
+        progress.cold_bytes += stored_bytes
+        progress.thawing += state == CopyState.THAWING
         store: object = context.store_of(store_id)
         if storage_class is not None and isinstance(store, ClassedStore):
             place = StorageClass(storage_class)
-            standing.terms[place] = store.class_terms[place]
-            standing.classes[place] = standing.classes.get(place, 0) + stored_bytes
-    return standing
+            progress.terms[place] = store.class_terms[place]
+            progress.classes[place] = progress.classes.get(place, 0) + stored_bytes
+    return progress
 
 
-def thaw_view(session: Session, checkpoint: Checkpoint, standing: Standing) -> ThawView:
+def thaw_view(session: Session, checkpoint: Checkpoint, progress: ThawProgress) -> ThawView:
     project, run = session.execute(
         select(Project.name, Run.name).join(Run, Run.project_id == Project.id).where(Run.id == checkpoint.run_id)
     ).one()
@@ -120,12 +120,12 @@ def thaw_view(session: Session, checkpoint: Checkpoint, standing: Standing) -> T
         speed=None if checkpoint.thaw_speed is None else ThawSpeed(checkpoint.thaw_speed),
         expected_at=checkpoint.thaw_expected_at,
         readable_until=min(ends) if checkpoint.tier == Tier.HOT and ends else checkpoint.thawed_until,
-        chunks=standing.chunks,
-        readable_chunks=standing.readable,
-        thawing_chunks=standing.thawing,
-        cold_bytes=standing.cold_bytes,
-        takes_seconds=standing.takes_seconds(),
-        costs_dollars=standing.costs_dollars(),
+        chunks=progress.chunks,
+        readable_chunks=progress.readable,
+        thawing_chunks=progress.thawing,
+        cold_bytes=progress.cold_bytes,
+        takes_seconds=progress.takes_seconds(),
+        costs_dollars=progress.costs_dollars(),
     )
 
 
@@ -142,10 +142,10 @@ def request_thaw(context: ServiceContext, caller: Principal, checkpoint_id: str,
         project, run, _ = checkpoint_by_id(session, caller, checkpoint_id)
         checkpoint = locked_checkpoint(session, checkpoint_id)
         _refuse_unfit(checkpoint)
-        standing = standing_of(session, context, checkpoint)
-        _refuse_speed(standing, request.speed)
+        progress = thaw_progress(session, context, checkpoint)
+        _refuse_speed(progress, request.speed)
         before = {"tier": checkpoint.tier, "thawed_until": _text(checkpoint.thawed_until)}
-        _write_down(session, checkpoint, standing, request)
+        _write_down(session, checkpoint, progress, request)
         session.flush()
         record_event(
             session,
@@ -162,7 +162,7 @@ def request_thaw(context: ServiceContext, caller: Principal, checkpoint_id: str,
                 "speed": request.speed.value,
             },
         )
-        return thaw_view(session, checkpoint, standing)
+        return thaw_view(session, checkpoint, progress)
 
 
 def show_thaw(context: ServiceContext, caller: Principal, checkpoint_id: str) -> ThawView:
@@ -170,7 +170,7 @@ def show_thaw(context: ServiceContext, caller: Principal, checkpoint_id: str) ->
     with context.database.read() as session:
         _, _, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
         refuse_unless_whole(checkpoint)
-        return thaw_view(session, checkpoint, standing_of(session, context, checkpoint))
+        return thaw_view(session, checkpoint, thaw_progress(session, context, checkpoint))
 
 
 def _refuse_unfit(checkpoint: Checkpoint) -> None:
@@ -188,24 +188,24 @@ def _refuse_unfit(checkpoint: Checkpoint) -> None:
         )
 
 
-def _refuse_speed(standing: Standing, speed: ThawSpeed) -> None:
-    takes = standing.takes_seconds()
-    if not standing.classes or speed in takes:
+def _refuse_speed(progress: ThawProgress, speed: ThawSpeed) -> None:
+    takes = progress.takes_seconds()
+    if not progress.classes or speed in takes:
         return
-    slowest = max(standing.classes, key=list(StorageClass).index)
+    slowest = max(progress.classes, key=list(StorageClass).index)
     raise ProblemError(
         ProblemCode.INVALID_REQUEST,
         f"Nothing in {slowest.value} is thawed at the speed {speed.value}. Take another one: "
-        f"{takes_words(standing.terms[slowest])}.",
+        f"{takes_words(progress.terms[slowest])}.",
         speeds=[each.value for each in takes],
     )
 
 
-def _write_down(session: Session, checkpoint: Checkpoint, standing: Standing, request: RequestThaw) -> None:
+def _write_down(session: Session, checkpoint: Checkpoint, progress: ThawProgress, request: RequestThaw) -> None:
     now = database_now(session)
-    seconds = standing.takes_seconds().get(request.speed, 0)
+    seconds = progress.takes_seconds().get(request.speed, 0)
     expected_at = now + timedelta(seconds=seconds)
-    cold = standing.readable < standing.chunks
+    cold = progress.readable < progress.chunks
     if checkpoint.thawed_until is None or checkpoint.tier == Tier.HOT:
         checkpoint.thaw_requested_at = now
         # A copy back from a folder takes as long as it takes: no store promises a time.

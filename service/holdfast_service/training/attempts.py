@@ -38,9 +38,9 @@ from holdfast_service.db.pages import cut_page, decode_cursor
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError
 from holdfast_service.lineage.restore_choice import (
-    Reach,
+    AvailableStores,
+    available_stores,
     choose_restore_point,
-    reach_of,
     with_environment,
     without_doubt,
 )
@@ -196,10 +196,12 @@ def open_attempt(
     had one, and what finding or making the run raises.
     """
     settle_history(context)
-    reach = reach_of(context)
+    available = available_stores(context)
     breaks_after = context.settings.crash_loop_attempts
     opened = context.database.run(
-        lambda session: _open(session, caller, project_name, run_name, request, reach=reach, breaks_after=breaks_after)
+        lambda session: _open(
+            session, caller, project_name, run_name, request, available=available, breaks_after=breaks_after
+        )
     )
     for checkpoint_id in opened.aborted:
         context.notifier.notify(checkpoint_id)
@@ -222,7 +224,7 @@ def _open(
     run_name: str,
     request: OpenAttempt,
     *,
-    reach: Reach | None,
+    available: AvailableStores | None,
     breaks_after: int,
 ) -> _Opened:
     refuse_if_went_back(session)
@@ -246,10 +248,10 @@ def _open(
             latest_attempt=run.latest_attempt,
         )
     # A later statement than the lock: it sees every commit that the lock has waited for.
-    decision = choose_restore_point(session, run.id, Latest(), reach=reach)
+    decision = choose_restore_point(session, run.id, Latest(), available=available)
     decision = without_doubt(session, project_name, run_name, decision)
     if run.latest_attempt != known and request.rolls_back is None:
-        decision = break_crash_loop(session, run, decision, attempts=breaks_after, reach=reach)
+        decision = break_crash_loop(session, run, decision, attempts=breaks_after, available=available)
         attempt.offered_id = None if decision.restore_point is None else decision.restore_point.checkpoint_id
     if run.latest_attempt != known:
         subject_changed(session, RecordKind.RUN, run.id, run.project_id)

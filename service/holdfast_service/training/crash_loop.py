@@ -21,7 +21,7 @@ from holdfast_protocol.states import AttemptOutcome, CheckpointState, Health
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Run
 from holdfast_service.db.tables.operations import AuditEvent
-from holdfast_service.lineage.restore_choice import Reach, choose_restore_point
+from holdfast_service.lineage.restore_choice import AvailableStores, choose_restore_point
 from holdfast_service.runs.views import locked_checkpoint
 
 FEW_STEPS = 10
@@ -159,7 +159,7 @@ _LOOKED_AT = 100
 
 
 def break_crash_loop(
-    session: Session, run: Run, decision: RestoreDecision, *, attempts: int, reach: Reach | None
+    session: Session, run: Run, decision: RestoreDecision, *, attempts: int, available: AvailableStores | None
 ) -> RestoreDecision:
     """`decision`, or the one that comes after a quarantine, with a note for people either way. One checkpoint at most,
     never the last one that is left, and only IN_A_ROW of them until an attempt makes progress. `attempts`: as the
@@ -184,12 +184,12 @@ def break_crash_loop(
             f"{told}, as others did from the checkpoints in quarantine before it. So the job seems to be at fault, and "
             "no further checkpoint is skipped. Fix it; `holdfast checkpoints edit --health ok` releases the newer.",
         )
-    before = choose_restore_point(session, run.id, Latest(), before_step=point.step, reach=reach)
+    before = choose_restore_point(session, run.id, Latest(), before_step=point.step, available=available)
     if before.restore_point is None:
         return _noted(decision, f"{told}. It is offered all the same, for no other healthy checkpoint is left.")
     if not _quarantine(session, run, point, told):
         return decision
-    after = choose_restore_point(session, run.id, Latest(), reach=reach)
+    after = choose_restore_point(session, run.id, Latest(), available=available)
     return _noted(
         after,
         f"{told}: it is in quarantine, and the one before is offered. `holdfast checkpoints edit --health ok` releases "

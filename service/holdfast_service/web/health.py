@@ -114,7 +114,7 @@ def _why_unwritable(context: ServiceContext) -> str | None:
 
 
 def _check_stores(context: ServiceContext) -> ReadinessCheck:
-    """With one of several away the service still gives back what the others hold: it must go on being asked."""
+    """With one of several unavailable the service still gives back what the others hold: it must go on being asked."""
     problems = {attached.role: attached.watch.check() for attached in context.stores}
     ok = None in problems.values()
     if len(problems) == 1:

@@ -161,12 +161,12 @@ class Presence:
         self._thread = threading.Thread(target=self._run, name="holdfast-presence", daemon=True)
 
     def enter(self) -> None:
-        """Raises ProblemError if the database is away."""
+        """Raises ProblemError if the database is unavailable."""
         self._say()
         self._thread.start()
 
     def leave(self) -> None:
-        """A database that is away hears nothing; to the others this process has fallen silent then."""
+        """A database that is unavailable hears nothing; to the others this process has fallen silent then."""
         self._leaving.set()
         self._thread.join(_EVERY_SECONDS)
         try:

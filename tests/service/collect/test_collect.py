@@ -149,11 +149,11 @@ def test_a_collector_that_dies_between_mark_and_delete_is_followed_by_another(
     given_up(job, b"given up")
     clock.let_tickets_expire(service.context.settings)
 
-    def away(*_: Any) -> None:
+    def unavailable(*_: Any) -> None:
         raise StoreUnavailable("no answer")
 
     with monkeypatch.context() as broken:
-        broken.setattr(service.context.store, "delete", away)
+        broken.setattr(service.context.store, "delete", unavailable)
         assert reconcile(service.context).done == 0
     assert states_of(service, b"given up", None) == ["deleting"]
     assert reconcile(service.context).done == 0  # another's lease is still good

@@ -1,4 +1,4 @@
-"""A collector and a second store: a copy on its way, a store that is away or foreign (rules fencing-token,
+"""A collector and a second store: a copy on its way, a store that is unavailable or foreign (rules fencing-token,
 late-put-window and row-before-copy)."""
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def both(job: Job, service: RunningService, clock: Clock) -> AttachedStore:
 def test_an_outage_of_one_store_leaves_the_other_ones_copies_to_go(
     both: AttachedStore, service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away(*_: Any, **__: Any) -> Any:
+    def unavailable(*_: Any, **__: Any) -> Any:
         raise StoreUnavailable("no answer")
 
     with monkeypatch.context() as broken:
-        broken.setattr(both.store, "delete", away)
+        broken.setattr(both.store, "delete", unavailable)
         report = reconcile(service.context)
     assert (report.done, report.failed, report.error) == (1, 1, "no answer")
     assert states_of(service, b"both", None) == ["gone", "deleting"] or states_of(service, b"both", None) == [

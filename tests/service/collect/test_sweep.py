@@ -266,10 +266,10 @@ def test_an_outage_of_the_second_store_blocks_only_it(
     key = orphan(service, project_id)
     second = attached(service, StoreRole.SECOND)
 
-    def away(*_: Any, **__: Any) -> Any:
+    def unavailable(*_: Any, **__: Any) -> Any:
         raise StoreUnavailable("no answer")
 
-    monkeypatch.setattr(second.store, "read_named", away)
+    monkeypatch.setattr(second.store, "read_named", unavailable)
     report = sweep_tick.reconcile(service.context)
     assert (report.done, report.failed, report.deleted) == (1, 1, 1)
     assert "second store" in str(report.error)

@@ -15,7 +15,7 @@ from tests.support.service import RunningService
 
 @pytest.fixture
 def settings(settings: ServiceSettings, tmp_path: Path) -> ServiceSettings:
-    changes = {"second_store": f"posix://{tmp_path / 'second'}", "store_away_seconds": 0}
+    changes = {"second_store": f"posix://{tmp_path / 'second'}", "store_unavailable_seconds": 0}
     return settings.model_copy(update=changes)
 
 

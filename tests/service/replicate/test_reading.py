@@ -48,7 +48,7 @@ def test_a_reader_is_sent_to_the_second_store_when_the_first_is_silent_avoided_o
     ticket = _read(service, saved["id"])
     assert (ticket["store"], _bytes_of(service, ticket)) == ("second", CONTENT)
     offer = answer(service.http().post("/v1/mount-proofs"))
-    assert (offer["path"], offer["away"], len(offer["others"])) == (None, True, 1)
+    assert (offer["path"], offer["unavailable"], len(offer["others"])) == (None, True, 1)
     proof = {"proof_id": offer["others"][0]["proof_id"], "content": Path(offer["others"][0]["path"]).read_text()}
     ticket = _read(service, saved["id"], other_mount_proofs=[proof])
     assert (ticket["kind"], Path(ticket["path"]).read_bytes()) == ("file", CONTENT)
@@ -65,7 +65,7 @@ def test_a_reader_is_sent_to_the_second_store_when_the_first_is_silent_avoided_o
 
 
 @pytest.mark.rule("store-outage-degrades")
-def test_while_the_first_store_is_away_the_restore_point_is_what_the_second_holds_whole(
+def test_while_the_first_store_is_unavailable_the_restore_point_is_what_the_second_holds_whole(
     service: RunningService, saved: dict[str, Any], tmp_path: Path
 ) -> None:
     replicate(service)
@@ -78,7 +78,7 @@ def test_while_the_first_store_is_away_the_restore_point_is_what_the_second_hold
     service.context.store_watch.reconcile()
     decision = answer(service.http().get(url))
     assert decision["restore_point"]["step"] == 100
-    assert [(each["step"], each["reason"]) for each in decision["skipped"]] == [(200, "away")]
+    assert [(each["step"], each["reason"]) for each in decision["skipped"]] == [(200, "unavailable")]
     assert "primary store has not answered" in decision["note"]
     older_client = service.http(headers=[("Holdfast-Protocol", "1.1")])
     assert answer(older_client.get(url))["skipped"][0]["reason"] == "cold", "it does not know the word"
@@ -96,7 +96,7 @@ def test_a_short_silence_does_not_cost_training_time(
     replicate(service)
     Job(service.http(), after=1).save(200, content=b"newer")
     context = service.context
-    patient = context.settings.model_copy(update={"store_away_seconds": 3600})
+    patient = context.settings.model_copy(update={"store_unavailable_seconds": 3600})
     object.__setattr__(context, "settings", patient)
     (tmp_path / "store").rename(tmp_path / "not mounted")
     context.store_watch.reconcile()

@@ -53,7 +53,7 @@ def test_a_policy_brings_every_chunk_of_a_checkpoint_to_the_second_store(service
 
 
 @pytest.mark.rule("row-before-copy")
-def test_a_second_store_that_is_away_is_told_and_tried_again_and_blocks_nothing_else(
+def test_a_second_store_that_is_unavailable_is_told_and_tried_again_and_blocks_nothing_else(
     service: RunningService, saved: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "second").rename(tmp_path / "not mounted")

@@ -47,7 +47,7 @@ def chunks_of(service: RunningService) -> list[Path]:
 
 
 @contextmanager
-def all_away(service: RunningService) -> Iterator[None]:
+def all_unavailable(service: RunningService) -> Iterator[None]:
     """A mount that went stale: the folder is there with its marker, and what was in it is not."""
     folders = chunks_of(service)
     for folder in folders:
@@ -62,7 +62,7 @@ def all_away(service: RunningService) -> Iterator[None]:
 
 
 @contextmanager
-def away(service: RunningService, content: bytes) -> Iterator[None]:
+def unavailable(service: RunningService, content: bytes) -> Iterator[None]:
     """One object."""
     store = service.context.store
     assert isinstance(store, PosixStore)
@@ -124,7 +124,7 @@ def test_an_object_that_was_away_for_a_moment_is_seen_back_and_the_mark_goes(
     service: RunningService, clock: Clock, look: Callable[[RunningService, str, Clock], None]
 ) -> None:
     saved = Job(service.http()).save(7, content=CONTENT)["id"]
-    with away(service, CONTENT):
+    with unavailable(service, CONTENT):
         assert scrub(service, clock).corrupt_checkpoints == (saved,)
         assert repair.reconcile(service.context).lost_copies == 1
     look(service, saved, clock)
@@ -139,7 +139,7 @@ def test_a_quarantine_comes_back_with_the_bytes(service: RunningService, clock: 
     saved = Job(service.http()).save(7, content=CONTENT)["id"]
     edit = {"health": "quarantined", "health_reason": "crashed from it"}
     answer(service.http().patch(f"/v1/checkpoints/{saved}", json=edit, headers={"If-Match": "*"}))
-    with away(service, CONTENT):
+    with unavailable(service, CONTENT):
         assert scrub(service, clock).corrupt_checkpoints == (saved,)
     clock.advance(61)
     repair.reconcile(service.context)
@@ -172,7 +172,7 @@ def test_the_pauses_grow_up_to_a_month() -> None:
 def test_where_most_of_a_store_is_missing_nothing_is_marked(service: RunningService, clock: Clock) -> None:
     job = Job(service.http())
     ids = [job.save(step)["id"] for step in range(1, MANY)]
-    with all_away(service):
+    with all_unavailable(service):
         found = scrub(service, clock)
         assert (found.missing, found.corrupt_checkpoints, found.failed) == (0, (), 1)
         assert "is its disk or bucket mounted?" in str(found.error)
@@ -188,7 +188,7 @@ def test_where_most_of_a_store_is_missing_nothing_is_marked(service: RunningServ
 def test_a_person_says_that_it_is_gone_and_may_have_been_wrong(service: RunningService, clock: Clock) -> None:
     job = Job(service.http())
     ids = [job.save(step)["id"] for step in range(1, MANY)]
-    with all_away(service):
+    with all_unavailable(service):
         (store,) = check_all(service.context, confirm_missing=True).stores
         assert [(each.kind, each.count) for each in store.findings] == [("missing_objects", 2 * len(ids))]
         assert {health_of(service, checkpoint_id)[0] for checkpoint_id in ids} == {"corrupt"}
@@ -235,7 +235,7 @@ class TestWithASecondStore:
     ) -> None:
         saved = Job(service.http()).save(7, content=CONTENT)["id"]
         copy_to_second(service)
-        with away(service, CONTENT):
+        with unavailable(service, CONTENT):
             assert scrub(service, clock).missing == 1
         flip(attached(service, StoreRole.SECOND).store, key_of(service, CONTENT, StoreRole.SECOND))
         assert scrub(service, clock).corrupt_checkpoints == ()

@@ -128,7 +128,7 @@ def test_what_cannot_be_read_now_is_told_and_marks_nothing(
     with service.context.database.transaction() as session:
         (cold,) = copies_of(service, b"two")
         session.execute(update(Copy).where(Copy.id == cold.id).values(state=CopyState.COLD))
-    (tmp_path / "second").rename(tmp_path / "away")
+    (tmp_path / "second").rename(tmp_path / "unavailable")
     found = result_of(service, client, client.scrubs.run("demo", "gpt"))
     assert (found.copies, found.good, found.cold, found.unread, found.lost) == (8, 3, 1, 4, 0)
     assert list(found.problems) == ["second"]

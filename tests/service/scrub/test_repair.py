@@ -147,7 +147,7 @@ def test_a_health_under_the_mark_comes_back(service: RunningService, job: Job, c
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("row-before-copy")
-def test_a_store_that_is_away_is_repaired_when_it_is_back(
+def test_a_store_that_is_unavailable_is_repaired_when_it_is_back(
     service: RunningService, damaged: dict[str, Any], clock: Clock, tmp_path: Path
 ) -> None:
     second = tmp_path / "second"

@@ -194,7 +194,7 @@ def test_while_a_copy_was_not_read_again_nothing_is_marked(service: RunningServi
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("report-is-suspicion")
-def test_a_store_that_is_away_stops_only_its_own_part(service: RunningService, job: Job, clock: Clock) -> None:
+def test_a_store_that_is_unavailable_stops_only_its_own_part(service: RunningService, job: Job, clock: Clock) -> None:
     saved = job.save(100, content=CONTENT)
     copy_to_second(service)
     for role in (StoreRole.PRIMARY, StoreRole.SECOND):

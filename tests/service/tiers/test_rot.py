@@ -83,10 +83,10 @@ def test_a_place_that_cannot_be_asked_keeps_the_hot_copy(cold: Cold, monkeypatch
     cold.collect()
     sent_again(cold)
 
-    def away(*_: object) -> None:
+    def unavailable(*_: object) -> None:
         raise StoreUnavailable("no answer")
 
-    monkeypatch.setattr(attached(cold.service, StoreRole.COLD).store, "open_read", away)
+    monkeypatch.setattr(attached(cold.service, StoreRole.COLD).store, "open_read", unavailable)
     report = reconcile(cold.context)
     assert (report.failed > 0, report.error) == (True, "no answer")
     assert ("verified", "primary") in cold.copies(weights(1))

@@ -95,7 +95,7 @@ class SignalWatch:
         return ours
 
     def _living_fd(self) -> int:
-        """The earlier fd, or the one before it if a watch that has closed owned it: nobody reads a closed one's pipe."""
+        """The earlier fd, or the one before it if a closed watch owned it: nobody reads the pipe of a closed watch."""
         if self._behind is not None and self._behind._closed:
             return self._behind._living_fd()
         return self._earlier_fd
@@ -131,8 +131,8 @@ class SignalWatch:
 
 
 def _living(handler: Any, number: signal.Signals) -> Any:
-    """The handler behind closed watches, whose own would end the process. An earlier watch may close before a later one,
-    and Lightning puts a handler back after its owner has gone."""
+    """The handler behind closed watches, whose own would end the process. An earlier watch may close before a later
+    one, and Lightning puts a handler back after its owner has gone."""
     watch = getattr(handler, "__self__", None)
     while isinstance(watch, SignalWatch) and watch._closed:
         handler = watch._earlier.get(number, signal.SIG_DFL)

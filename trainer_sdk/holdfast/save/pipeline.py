@@ -288,7 +288,7 @@ class SavePipeline:
     def _commit(self, job: SaveJob) -> CheckpointView:
         """Retries until a retry makes no more sense, while the bytes are here. Every rank that hears of an abort begins
         the same step again, and gets the same new checkpoint."""
-        patience = Backoff(math.inf, self._stop.wait)
+        backoff = Backoff(math.inf, self._stop.wait)
         for tries in itertools.count(1):
             check_stop(self._stop)
             if reason := self._superseded.get(job.number):
@@ -304,7 +304,7 @@ class SavePipeline:
                 if begun is not None and worth_another_begin(error):
                     self._watch.leave(job.number, begun)
                 self._reports.tries_again(job, error)
-            patience.pause()
+            backoff.pause()
         raise AssertionError("the loop ends with a commit or an error")
 
     def _tries_again(self, job: SaveJob, error: BaseException, tries: int) -> bool:

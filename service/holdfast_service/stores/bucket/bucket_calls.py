@@ -1,7 +1,7 @@
 """The service's own calls to a bucket, whichever library makes them: retries, the guard, and what a refusal is.
 
 Each store says what its library raises and which codes its vendor has; from there on an answer means the same in every
-store. The libraries try once, because stores/retry.py is the one retry: a store that is away is given up after the same
+store. The libraries try once, because stores/retry.py is the one retry: an unavailable store is given up after the same
 time whatever it is. Messages name the host and the store's own code, never a URL: one with a signature is a secret.
 """
 

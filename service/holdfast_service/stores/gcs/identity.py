@@ -106,9 +106,11 @@ class GoogleIdentity:
         try:
             self._credentials.refresh(self._request)
         except GoogleAuthError as error:
-            away = isinstance(error, TransportError) or isinstance(error.__cause__, TransportError) or error.retryable
+            unavailable = (
+                isinstance(error, TransportError) or isinstance(error.__cause__, TransportError) or error.retryable
+            )
             reason = type(error).__name__
-            if away:
+            if unavailable:
                 raise StoreUnavailable(
                     f"Google gives no access token ({reason}); check that it can be reached"
                 ) from error

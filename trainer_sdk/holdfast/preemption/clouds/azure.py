@@ -35,8 +35,8 @@ class Azure:
     def look(self) -> list[CloudEvent]:
         if self._machine is None:
             self._machine = self._server.ask(_NAME, _HEADERS).require_ok("the request for the machine's name").text
-        patience = 10.0 if self._switched_on else _FIRST_ANSWER_SECONDS
-        reply = self._server.ask(_EVENTS, _HEADERS, timeout_seconds=patience).require_ok("scheduled events")
+        timeout_seconds = 10.0 if self._switched_on else _FIRST_ANSWER_SECONDS
+        reply = self._server.ask(_EVENTS, _HEADERS, timeout_seconds=timeout_seconds).require_ok("scheduled events")
         self._switched_on = True
         return [self._event(found, reply) for found in _events_of(reply) if self._ends_this_process(found)]
 
