@@ -225,7 +225,8 @@ def test_a_transfer_that_hangs_in_the_system_does_not_keep_the_job_from_ending(r
     monkeypatch.setattr(uploader, "put_chunk", hang)
     monkeypatch.setattr("holdfast.save.pipeline.STOP_SECONDS", 0.1)
     monkeypatch.setattr("holdfast.checkpointer.STOP_SECONDS", 0.1)
-    ckpt = holdfast.Checkpointer(run, settings=TrainerSettings(drain_seconds=0))
+    # No signals: a thread closes it, and only the main thread could put the earlier handlers back.
+    ckpt = holdfast.Checkpointer(run, settings=TrainerSettings(drain_seconds=0, preemption_signals=""))
     ckpt.restore(some_state())
     handle = ckpt.save(0, some_state())
     assert hangs.wait(60)

@@ -6,6 +6,7 @@ transaction under a lock, so two services that start at once are fine: the secon
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,12 +34,15 @@ class CatalogTooNewError(RuntimeError):
 def upgrade(database: Database) -> None:
     """To the newest revision that this version knows. Raises CatalogTooNewError and `database_unavailable`."""
     try:
-        with exclusive_connection(database) as connection:
-            current = MigrationContext.configure(connection).get_current_revision()
-            revisions = ScriptDirectory.from_config(alembic_config())
-            if current == revisions.get_current_head():
+        # Most starts have nothing to do: they take no lock, and SQLite checks no reference.
+        with database.engine.connect() as connection:
+            if pending_revision(connection) is None:
                 return
-            if current is not None and current not in {script.revision for script in revisions.walk_revisions()}:
+        with exclusive_connection(database) as connection:
+            current, newest = revisions(connection)
+            if current == newest:
+                return
+            if current is not None and current not in {script.revision for script in _scripts().walk_revisions()}:
                 raise CatalogTooNewError(
                     f"The catalog is at revision {current}, which this version of Holdfast does not know. "
                     "Install the version that wrote it, or set HOLDFAST_DATABASE_URL to another catalog."
@@ -52,14 +56,22 @@ def upgrade(database: Database) -> None:
 
 def revisions(connection: Connection) -> tuple[str | None, str | None]:
     """The revision of the catalog, None if there is none, and the newest that this version knows."""
-    head = ScriptDirectory.from_config(alembic_config()).get_current_head()
-    return MigrationContext.configure(connection).get_current_revision(), head
+    return MigrationContext.configure(connection).get_current_revision(), _newest_revision()
 
 
 def pending_revision(connection: Connection) -> str | None:
     """The revision that the catalog lacks, or None if it is up to date."""
     found, known = revisions(connection)
     return None if found == known else known
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(alembic_config())
+
+
+@functools.cache
+def _newest_revision() -> str | None:
+    return _scripts().get_current_head()
 
 
 def alembic_config(connection: Connection | None = None) -> Config:
