@@ -22,6 +22,7 @@ from holdfast_protocol.states import CheckpointState
 READY = "ready"
 _CHUNK_BYTES = 512
 _SENDERS = 64
+_RETRY_SECONDS = 900.0  # HOLDFAST_SAVE_RETRY_SECONDS, unless it is set
 
 
 class Orders(BaseModel):
@@ -48,6 +49,8 @@ class Ranks:
         self._run = parse_run(orders.run)
         count = orders.last - orders.first
         self._clients = [Client() for _ in range(count)]
+        # As the trainer does for a save in the background.
+        self._savers = [each.with_retry_deadline(_RETRY_SECONDS, threading.Event()) for each in self._clients]
         # The threads of the ranks' own workers would be thousands. Each rank has a call under way, as on its own, and
         # a chunk waits for a sender no longer than on its own.
         self._workers = TransferWorkers(_SENDERS)
@@ -83,7 +86,7 @@ class Ranks:
         chunks = [OutgoingChunk.of(memoryview(os.urandom(_CHUNK_BYTES))) for _ in range(2)]
         rank = self._orders.first + at
         gate.wait()
-        writer = ShardWriter(self._clients[at], self._run, rank, self._orders.begin, workers=self._workers)
+        writer = ShardWriter(self._savers[at], self._run, rank, self._orders.begin, workers=self._workers)
         summary = ShardSummary(components={"model": Component(kind="model", logical_bytes=_CHUNK_BYTES)})
         index = IndexOrdinals(shard=1, layout=0 if rank == 0 else None)
         view = writer.upload_and_seal(chunks, lambda: (summary, index))

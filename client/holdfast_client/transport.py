@@ -43,7 +43,7 @@ from holdfast_protocol.problems import Problem
 
 FIRST_SECONDS = 0.2
 LONGEST_SECONDS = 10.0
-_LATER_THAN_ASKED = 0.5
+_LATER_THAN_ASKED = 0.1
 """A pause that the other side asks for is longer by up to this share of it."""
 
 # Not the module's own generator: a training job draws from that one, and a retry must not change its numbers.

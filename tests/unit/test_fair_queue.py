@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_service.web.fair_queue import CallClass, FairQueue, Limits, Refusal
+from holdfast_service.web.fair_queue import CallClass, FairQueue, Limit, Limits, Refusal
 
 PROMISED, RESTORE, NEGOTIATE, BEGIN, OTHER = CallClass
 WIDE = Limits(at_once=4, project_requests=1000, requests=1000)
@@ -124,13 +124,39 @@ def test_what_is_shed_first(kind: CallClass, most: int) -> None:
     assert queue.let_in("a", PROMISED, 0.0) is None
 
 
+def test_a_call_that_would_wait_longer_than_its_client_is_told_when_to_come_again() -> None:
+    """A call takes 0.4 s here, and one of two places is another project's: fifty take 20 s."""
+    calls = Calls(Limits(at_once=2, project_requests=1000, requests=1000))
+    slow = calls.come("storm", *[PROMISED] * 200)
+    calls.deal()
+    for call in slow[:150]:
+        calls.held.remove(call)
+        calls.queue.give_back("storm", PROMISED, 0.4)
+        calls.queue.leave("storm")
+        calls.deal()
+    refused = {kind: calls.queue.let_in("storm", kind, 0.0) for kind in (BEGIN, NEGOTIATE, RESTORE)}
+    assert [kind for kind, refusal in refused.items() if refusal is not None] == [BEGIN, NEGOTIATE]
+    assert all(
+        each is None or (each.limit is Limit.WAIT and each.retry_after_seconds >= 20) for each in refused.values()
+    )
+    assert calls.queue.let_in("storm", PROMISED, 0.0) is None
+    assert calls.queue.let_in("quiet", BEGIN, 0.0) is None, "it waits for its own turns alone"
+
+
+def test_long_polls_make_nobody_wait() -> None:
+    queue: FairQueue[Call] = FairQueue(Limits(at_once=2, project_requests=10_000, requests=100_000))
+    for _ in range(4000):
+        assert queue.let_in("a", RESTORE, 0.0) is None, "they have had their turn, and wait for an outcome"
+    assert queue.let_in("a", BEGIN, 0.0) is None
+
+
 def test_a_project_within_its_share_is_not_refused_for_the_others() -> None:
     queue: FairQueue[Call] = FairQueue(Limits(at_once=2, project_requests=1000, requests=10))
     for _ in range(4):
         assert queue.let_in("quiet", RESTORE, 0.0) is None
     for _ in range(6):
         assert queue.let_in("storm", RESTORE, 0.0) is None
-    assert queue.let_in("storm", RESTORE, 0.0) == Refusal(own=False, retry_after_seconds=1)
+    assert queue.let_in("storm", RESTORE, 0.0) == Refusal(Limit.SERVICE, 1)
     assert queue.let_in("quiet", RESTORE, 0.0) is None
     assert queue.let_in("new", BEGIN, 0.0) is None
     assert queue.let_in("storm", PROMISED, 0.0) is None
@@ -147,7 +173,7 @@ def test_those_who_are_refused_come_again_one_by_one() -> None:
     assert (seconds[0], seconds[-1]) == (2, 21), "50 calls of 20 ms are under way, and a thousand come again"
     for _ in range(10_000):
         longest = queue.let_in("a", BEGIN, 0.0)
-    assert longest == Refusal(own=True, retry_after_seconds=60)
+    assert longest == Refusal(Limit.PROJECT, 30)
 
 
 def test_it_knows_whether_training_waits() -> None:

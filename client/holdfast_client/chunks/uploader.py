@@ -273,10 +273,11 @@ class ShardUploader:
         )
 
     def _wait(self, jobs: _UploadJobs) -> tuple[Done[_Key, _Result] | None, bool]:
-        """The next result, if one comes in time; and whether QUIET_SECONDS passed without one while jobs ran. It waits
-        no longer than until a deferred chunk must be offered again."""
-        left = self._later[0][0] - time.monotonic() if self._later else QUIET_SECONDS
-        seconds = max(0.0, min(QUIET_SECONDS, left))
+        """The next result, if one comes in time; and whether QUIET_SECONDS passed without one while chunks were hashed
+        or encoded. It waits no longer than until a deferred chunk must be offered again."""
+        most = QUIET_SECONDS if self._hashing or not self._encoding.is_idle else REPORT_SECONDS
+        left = self._later[0][0] - time.monotonic() if self._later else most
+        seconds = max(0.0, min(most, left))
         if jobs.running:
             done = jobs.next(seconds)
             return done, done is None and seconds == QUIET_SECONDS
@@ -324,7 +325,7 @@ class ShardUploader:
             time.monotonic(),
             senders_idle=self._sending < workers.transfers.count,
             all_hashed=self._taken_all and not self._hashing and self._encoding.is_idle,
-            stuck=nothing_runs or (quiet and (self._hashing > 0 or not self._encoding.is_idle)),
+            stuck=nothing_runs or quiet,
         ):
             return
         call = self._next_call.begin()

@@ -26,7 +26,7 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.errors import ProblemError
 from holdfast_service.load import Load
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.web.fair_queue import CallClass, FairQueue, Limits, Refusal
+from holdfast_service.web.fair_queue import CallClass, FairQueue, Limit, Limits, Refusal
 
 _RUN = "/v1/projects/{project}/runs/{run}"
 _CHECKPOINT = "/v1/checkpoints/{checkpoint_id}"
@@ -196,19 +196,23 @@ class Admission:
 
     def _refused(self, project: str, refusal: Refusal) -> ProblemError:
         seconds = refusal.retry_after_seconds
-        if refusal.own:
-            return ProblemError(
+        code, why = {
+            Limit.PROJECT: (
                 ProblemCode.RATE_LIMITED,
-                f"Too many calls of the project {project!r} are under way in this process (HOLDFAST_PROJECT_REQUESTS). "
-                f"Try again in {seconds} s.",
-                limit="HOLDFAST_PROJECT_REQUESTS",
-                retry_after_seconds=seconds,
-            )
+                f"Too many calls of the project {project!r} are under way in this process (HOLDFAST_PROJECT_REQUESTS).",
+            ),
+            Limit.WAIT: (
+                ProblemCode.RATE_LIMITED,
+                f"So many calls of the project {project!r} wait in this process that this one would be answered too "
+                "late. More processes answer more at once (HOLDFAST_SERVE_WORKERS).",
+            ),
+            Limit.SERVICE: (
+                ProblemCode.BUSY,
+                "Too many calls are under way in this process (HOLDFAST_MOST_REQUESTS).",
+            ),
+        }[refusal.limit]
         return ProblemError(
-            ProblemCode.BUSY,
-            f"Too many calls are under way in this process (HOLDFAST_MOST_REQUESTS). Try again in {seconds} s.",
-            limit="HOLDFAST_MOST_REQUESTS",
-            retry_after_seconds=seconds,
+            code, f"{why} Try again in {seconds} s.", limit=refusal.limit.value, retry_after_seconds=seconds
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from math import ceil
 from typing import Generic, TypeVar
 
@@ -36,9 +36,13 @@ SHARE = {
 }
 """A class is refused when so much of a limit is used. Begins go first: nothing was sent for them yet."""
 
+LONGEST_WAIT_SECONDS = 20.0
+"""Nor is a class let in that would wait so much of this for its turn. A client gives a call up after 30 s and sends it
+again, so in a storm of a thousand ranks the last begins would be sent for nothing, again and again."""
+
 _DEALT_EVERY = 8
 """Each so manieth turn of a project is dealt to the classes in rotation, so that none of them starves."""
-_RETRY_SECONDS = (1, 60)
+_RETRY_SECONDS = (1, 30)
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,17 @@ class Limits:
         return max(1, self.at_once // 2)
 
 
+class Limit(StrEnum):
+    """Why a call is refused, as metrics name it: a setting, or the time that it would wait."""
+
+    PROJECT = "HOLDFAST_PROJECT_REQUESTS"
+    SERVICE = "HOLDFAST_MOST_REQUESTS"
+    WAIT = "wait"
+
+
 @dataclass(frozen=True)
 class Refusal:
-    """`own`: the project's own limit is reached, not that of the service."""
-
-    own: bool
+    limit: Limit
     retry_after_seconds: int
 
 
@@ -109,10 +119,12 @@ class FairQueue(Generic[Caller]):
         known = self._projects.get(project)
         own, every = (0 if known is None else known.let_in), self.let_in_count
         if known is not None and own >= SHARE[kind] * self._limits.project_requests:
-            return Refusal(own=True, retry_after_seconds=self._comes_again(known, now))
+            return Refusal(Limit.PROJECT, self._comes_again(known, now))
+        if known is not None and self._wait_seconds(known) >= SHARE[kind] * LONGEST_WAIT_SECONDS:
+            return Refusal(Limit.WAIT, self._comes_again(known, now))
         # Within its fair share of what is under way nobody is refused for what the others do.
         if known is not None and every >= SHARE[kind] * self._limits.requests and own * len(self._projects) >= every:
-            return Refusal(own=False, retry_after_seconds=self._comes_again(known, now))
+            return Refusal(Limit.SERVICE, self._comes_again(known, now))
         self._projects.setdefault(project, _Project()).let_in += 1
         self.let_in_count += 1
         return None
@@ -170,6 +182,12 @@ class FairQueue(Generic[Caller]):
         known.held += more
         self.held += more
         self._held_by_others += more if kind is CallClass.OTHER else 0
+
+    def _wait_seconds(self, known: _Project[Caller]) -> float:
+        """Until the calls of this project that wait now have had their turn; other projects take theirs meanwhile."""
+        waits = known.waits
+        calls = sum(min(waits, self._projects[project].waits) for project in self._waiting) if waits else 0
+        return calls * self._call_seconds / self._limits.project_at_once
 
     def _comes_again(self, known: _Project[Caller], now: float) -> int:
         """When the calls that are let in are over, and those that were refused before have come again. So they come one
