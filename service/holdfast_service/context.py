@@ -68,7 +68,7 @@ class ServiceContext:
         return next((attached.store for attached in self.stores if attached.store_id == store_id), None)
 
 
-def _of(request: Request) -> ServiceContext:
+async def _of(request: Request) -> ServiceContext:  # async: FastAPI calls the others on a thread
     context: ServiceContext = request.app.state.context
     return context
 

@@ -26,7 +26,7 @@ controllers_router = APIRouter(route_class=GuardedRoute, tags=["controllers"])
 workers_router = APIRouter(route_class=GuardedRoute, tags=["workers"])
 
 
-def _loops(request: Request) -> tuple[ControllerLoop, ...]:
+async def _loops(request: Request) -> tuple[ControllerLoop, ...]:
     """The controllers of this version: the application is told them, for they stand above this folder."""
     loops: tuple[ControllerLoop, ...] = request.app.state.loops
     return loops

@@ -7,6 +7,7 @@ a token then passes `GuardedRoute`: first who calls, then how much may be read, 
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import os
 import re
@@ -357,6 +358,9 @@ class GuardedRoute(APIRoute):
     asked for, and gives FastAPI a body that is read within the limits of its model and validated already.
     """
 
+    def __init__(self, path: str, endpoint: Callable[..., Any], **more: Any) -> None:
+        super().__init__(path, _on_a_thread(endpoint), **more)
+
     def get_route_handler(self) -> Callable[[HttpRequest], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         required = next(required_by(self.dependant), None)
@@ -383,6 +387,19 @@ class GuardedRoute(APIRoute):
                 return await handle(request)
 
         return guarded
+
+
+def _on_a_thread(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """One hop to a thread and no more: of an endpoint that is not async, FastAPI validates the result on a thread too,
+    which costs a small call a tenth of its time."""
+    if asyncio.iscoroutinefunction(endpoint):
+        return endpoint
+
+    @functools.wraps(endpoint)
+    async def on_a_thread(**arguments: Any) -> Any:
+        return await run_in_threadpool(endpoint, **arguments)
+
+    return on_a_thread
 
 
 def required_by(dependant: Dependant) -> Iterator[RequireScope]:
