@@ -59,7 +59,7 @@ class Ranks:
 
     def connect(self) -> None:
         """A running job has open connections, and has shown that it sees the store's folder."""
-        for client in self._clients:
+        for client in self._savers:
             client.store_asks_md5()
             client.mount.proof()
 
