@@ -6,7 +6,6 @@ import functools
 import gc
 import logging
 import os
-import signal
 import ssl
 from collections.abc import Iterator
 from itertools import chain, zip_longest
@@ -21,6 +20,7 @@ from tests.support.databases import PostgresCatalogs, SqliteCatalogs, statements
 from tests.support.pgbouncer import NoPgBouncerError, PgBouncer, pgbouncer
 from tests.support.postgres import PostgresServer, postgres_server
 from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
+from tests.support.wakeup_fd import wakeup_fd
 
 _TESTS = Path(__file__).parent
 
@@ -230,15 +230,9 @@ def _plain_log() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _signals_as_they_were() -> Iterator[None]:
     """A Checkpointer that a test leaves open would take the signals of every later test of this process."""
-    before = _wakeup_fd()
+    before = wakeup_fd()
     yield
-    assert _wakeup_fd() == before, "a test of this file left a Checkpointer open, or closed it on another thread"
-
-
-def _wakeup_fd() -> int:
-    fd = signal.set_wakeup_fd(-1)
-    signal.set_wakeup_fd(fd)
-    return fd
+    assert wakeup_fd() == before, "a test of this file left a Checkpointer open, or closed it on another thread"
 
 
 @pytest.fixture(autouse=True)

@@ -116,6 +116,20 @@ def test_begins_are_refused_first_and_told_when_to_come_again(
     assert service.app.state.metrics.get_sample_value("holdfast_calls_refused_total", refused) == 1
 
 
+def test_a_begin_that_would_be_answered_too_late_is_told_when_to_come_again(
+    service: RunningService, begins: Gate, threads: ThreadPoolExecutor
+) -> None:
+    job = Job(service.http(), "storm/a")
+    storm(service, job, begins, threads, 2)
+    service.app.state.admission._queue._call_seconds = 60.0  # as if calls took a minute
+    reply = service.http().post(f"{job.base}/checkpoints", json=job.fence | {"step": 99, "world_size": 1})
+    assert (reply.status_code, reply.json()["code"], reply.json()["retryable"]) == (429, "rate_limited", True)
+    assert 1 <= int(reply.headers["Retry-After"]) <= 30
+    assert "HOLDFAST_SERVE_WORKERS" in reply.json()["detail"]
+    refused = {"class": "begin", "project": "storm", "limit": "wait"}
+    assert service.app.state.metrics.get_sample_value("holdfast_calls_refused_total", refused) == 1
+
+
 def test_seals_and_heartbeats_are_never_refused_and_go_first(
     service: RunningService, begins: Gate, threads: ThreadPoolExecutor
 ) -> None:

@@ -8,6 +8,7 @@ import logging
 import time
 from typing import Any
 
+import anyio.to_thread
 import httpx
 import pytest
 
@@ -46,6 +47,21 @@ def test_an_unknown_route_and_a_wrong_method_are_problems_too(http: httpx.Client
     assert reply.headers["Allow"] == "GET"
     # Its methods are those of several routes.
     assert http.request("TRACE", "/v1/projects/demo").headers["Allow"] == "DELETE, GET, PUT"
+
+
+def test_a_call_hops_to_a_thread_for_its_token_and_for_its_work_alone(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hops: list[Any] = []
+    run_sync = anyio.to_thread.run_sync
+
+    async def counted(work: Any, *arguments: Any, **options: Any) -> Any:
+        hops.append(work)
+        return await run_sync(work, *arguments, **options)
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", counted)
+    assert http.get("/v1/projects").status_code == 200
+    assert len(hops) == 2
 
 
 def test_a_wrong_request_names_the_field_and_never_repeats_it(http: httpx.Client) -> None:

@@ -58,6 +58,12 @@ def test_the_revisions_make_what_the_code_says(database: Database) -> None:
         assert pending_revision(connection) is None
 
 
+def test_a_start_with_nothing_to_migrate_waits_for_no_other_that_migrates(database: Database) -> None:
+    upgrade(database)
+    with ThreadPoolExecutor(1) as another, exclusive_connection(database):
+        another.submit(upgrade, database).result(timeout=30)
+
+
 def test_the_newest_revision_can_be_taken_back_and_put_on_again(database: Database) -> None:
     upgrade(database)
     with exclusive_connection(database) as connection:

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from holdfast.preemption.signals import SignalWatch
+from tests.support.wakeup_fd import wakeup_fd
 
 SIGNAL = signal.SIGUSR1
 WAIT_SECONDS = 30
@@ -17,16 +18,10 @@ WAIT_SECONDS = 30
 
 @pytest.fixture(autouse=True)
 def _as_it_was():
-    handler, fd = signal.getsignal(SIGNAL), _wakeup_fd()
+    handler, fd = signal.getsignal(SIGNAL), wakeup_fd()
     yield
     assert signal.getsignal(SIGNAL) is handler
-    assert _wakeup_fd() == fd
-
-
-def _wakeup_fd() -> int:
-    fd = signal.set_wakeup_fd(-1)
-    signal.set_wakeup_fd(fd)
-    return fd
+    assert wakeup_fd() == fd
 
 
 class Seen:

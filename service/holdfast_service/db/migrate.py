@@ -35,8 +35,8 @@ def upgrade(database: Database) -> None:
     """To the newest revision that this version knows. Raises CatalogTooNewError and `database_unavailable`."""
     try:
         # Most starts have nothing to do: they take no lock, and SQLite checks no reference.
-        with database.engine.connect() as connection:
-            if pending_revision(connection) is None:
+        with database.read() as session:
+            if pending_revision(session.connection()) is None:
                 return
         with exclusive_connection(database) as connection:
             current, newest = revisions(connection)

@@ -37,8 +37,8 @@ SHARE = {
 """A class is refused when so much of a limit is used. Begins go first: nothing was sent for them yet."""
 
 LONGEST_WAIT_SECONDS = 20.0
-"""Nor is a class let in that would wait so much of this for its turn. A client gives a call up after 30 s and sends it
-again, so in a storm of a thousand ranks the last begins would be sent for nothing, again and again."""
+"""A call is refused too if it would wait for its turn longer than its class's share of this. A client gives a call up
+after 30 s and sends it again: in a storm of a thousand ranks the last begins would never be answered in time."""
 
 _DEALT_EVERY = 8
 """Each so manieth turn of a project is dealt to the classes in rotation, so that none of them starves."""
