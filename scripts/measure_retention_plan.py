@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.support.databases import migrate
 from tests.support.postgres import postgres_server
 
-from holdfast_protocol.retention import PRESETS
+from holdfast_protocol.policies.retention import PRESETS
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import Run
 from holdfast_service.retention.plan import make_plan

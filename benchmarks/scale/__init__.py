@@ -9,6 +9,7 @@ calls.py     how long each call takes on such a catalog, a job's and an operator
 plot.py      scale.json as a picture
 __main__.py  storms of several sizes, several processes, catalogs of several sizes; scale.json and the lines
 
-A rank is a real client with connections of its own. Its shard has two chunks of a few hundred bytes, for the service
-never sees bytes: more of them would measure the store. Service, database and ranks share this machine's cores.
+A rank is a real client with connections of its own; eight of them are a host, and make their calls together. A shard
+has two chunks of a few hundred bytes, for the service never sees bytes: more of them would measure the store. Service,
+database and ranks share this machine's cores.
 """

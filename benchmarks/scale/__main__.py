@@ -2,7 +2,7 @@
 benchmarks/scale/__init__.py.
 
 python -m benchmarks.scale [--ranks 64,256,1024] [--repeats 3] [--checkpoints 1000,10000,1000000] [--calls 100]
-    [--throughput-ranks 256] [--without-plot] [--results FOLDER]
+    [--ranks-per-host 8] [--throughput-ranks 256] [--without-plot] [--results FOLDER]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.measure import memory_bytes_of_tree
 from benchmarks.scale.calls import time_calls
-from benchmarks.scale.storm import PROJECTS, RUNS, Storm, cluster, storm
+from benchmarks.scale.storm import PROJECTS, RANKS_PER_HOST, RUNS, Storm, cluster, storm
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _RESULTS = _REPOSITORY / "benchmarks" / "results"
@@ -46,7 +46,7 @@ def main() -> None:
         being_written.write_text(json.dumps(found, indent=2) + "\n")
         being_written.replace(path)
 
-    keep("storms", _storms(arguments.ranks, arguments.repeats, 1, 0))
+    keep("storms", _storms(arguments.ranks, arguments.repeats, arguments.ranks_per_host))
     if arguments.throughput_ranks:
         keep("throughput", _throughput(arguments.throughput_ranks, arguments.repeats))
     keep("calls", {str(count): _calls(count, arguments.calls) for count in arguments.checkpoints})
@@ -62,6 +62,9 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=_numbers, default=[64, 256, 1024], help="sizes of the storms: 64,256,1024")
+    parser.add_argument(
+        "--ranks-per-host", type=int, default=RANKS_PER_HOST, help="of the storms; 1: each rank calls alone"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="the storms' figures are the medians of so many")
     parser.add_argument(
         "--checkpoints",
@@ -80,13 +83,21 @@ def _numbers(text: str) -> list[int]:
     return [int(each) for each in text.split(",") if each]
 
 
-def _storms(sizes: list[int], repeats: int, workers: int, pooled_connections: int) -> list[dict[str, Any]]:
+def _storms(
+    sizes: list[int],
+    repeats: int,
+    ranks_per_host: int = RANKS_PER_HOST,
+    *,
+    workers: int = 1,
+    pooled_connections: int = 0,
+) -> list[dict[str, Any]]:
     with cluster(workers=workers, pooled_connections=pooled_connections) as started:
         storm(started, _WARM_UP_RANKS)
         rows = []
         for ranks in sizes:
             try:
-                rows.append(_row([storm(started, ranks) for _ in range(repeats)]))
+                storms = [storm(started, ranks, ranks_per_host=ranks_per_host) for _ in range(repeats)]
+                rows.append(_row(storms))
             except RuntimeError as error:  # a rank failed; its own words are printed already
                 rows.append({"ranks": ranks, "failed": str(error)})
                 print(f"{ranks:6} ranks: {error}", flush=True)
@@ -99,7 +110,7 @@ def _throughput(ranks: int, repeats: int) -> list[dict[str, Any]]:
     """The same storm on more processes, and through PgBouncer."""
     rows = []
     for workers, pooled in _SETUPS:
-        (row,) = _storms([ranks], repeats, workers, pooled)
+        (row,) = _storms([ranks], repeats, workers=workers, pooled_connections=pooled)
         row.pop("storms", None)
         rate = {} if "failed" in row else {"ranks_a_second": round(ranks / row["seconds"], 1)}
         rows.append({"workers": workers, "pooled_connections": pooled} | rate | row)

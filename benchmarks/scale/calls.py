@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 import httpx
-from tests.support.rank import Job, digest_of
+from tests.support.rank import Job, digest_of, offer_of
 
 from benchmarks.scale.catalog import ATTEMPTS, project_of, run_name
 from benchmarks.scale.storm import Cluster
@@ -83,9 +83,8 @@ def _save(http: httpx.Client, times: _Times, project: str, run: str) -> None:
     point = job.opened["restore_point"]
     job.resumed_from(None if point is None else point["checkpoint_id"])
     times.of("heartbeat", lambda: job.heartbeat(1))
-    offer = {"rank": 0, "chunks": [{"digest": digest_of(data), "bytes": len(data)} for data in first]}
-    save = times.of("begin", lambda: job.begin(_STEP, offer=offer))
-    save.send(first, save.view["negotiated"]["chunks"])
+    save = times.of("begin", lambda: job.begin(_STEP, offers=[offer_of(0, first)]))
+    save.send(first, save.view["negotiated"][0]["chunks"])
     negotiated = times.of("negotiate", lambda: save.negotiate(0, rest))
     save.send(rest, negotiated["chunks"])
     times.of("seal", lambda: save.seal(0, first + rest))

@@ -4,6 +4,7 @@ prints `Told` as its last line."""
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from pydantic import BaseModel
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers, WorkerThreads
 from holdfast_client.client import Client
+from holdfast_client.host_calls import HostCalls
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.checkpoints import BeginCheckpoint, Component, IndexOrdinals, ShardSummary
 from holdfast_protocol.runs import parse_run
@@ -26,12 +28,14 @@ _RETRY_SECONDS = 900.0  # HOLDFAST_SAVE_RETRY_SECONDS, unless it is set
 
 
 class Orders(BaseModel):
-    """Ranks `first` to `last` - 1 of a checkpoint. The service is found by the environment."""
+    """Ranks `first` to `last` - 1 of a checkpoint, on hosts of `ranks_per_host` each. The service is found by the
+    environment."""
 
     run: str
     begin: BeginCheckpoint
     first: int
     last: int
+    ranks_per_host: int
 
 
 class Told(BaseModel):
@@ -51,6 +55,11 @@ class Ranks:
         self._clients = [Client() for _ in range(count)]
         # As the trainer does for a save in the background.
         self._savers = [each.with_retry_deadline(_RETRY_SECONDS, threading.Event()) for each in self._clients]
+        self._host_calls = [
+            calls
+            for at in range(0, count, orders.ranks_per_host)
+            for calls in _host(self._savers[at : at + orders.ranks_per_host])
+        ]
         # The threads of the ranks' own workers would be thousands. Each rank has a call under way, as on its own, and
         # a chunk waits for a sender no longer than on its own.
         self._workers = TransferWorkers(_SENDERS)
@@ -78,6 +87,8 @@ class Ranks:
         )
 
     def close(self) -> None:
+        for calls in self._host_calls:
+            calls.close()
         self._workers.close()
         for client in self._clients:
             client.close()
@@ -86,11 +97,24 @@ class Ranks:
         chunks = [OutgoingChunk.of(memoryview(os.urandom(_CHUNK_BYTES))) for _ in range(2)]
         rank = self._orders.first + at
         gate.wait()
-        writer = ShardWriter(self._savers[at], self._run, rank, self._orders.begin, workers=self._workers)
+        writer = ShardWriter(
+            self._savers[at],
+            self._run,
+            rank,
+            self._orders.begin,
+            workers=self._workers,
+            host_calls=self._host_calls[at],
+        )
         summary = ShardSummary(components={"model": Component(kind="model", logical_bytes=_CHUNK_BYTES)})
         index = IndexOrdinals(shard=1, layout=0 if rank == 0 else None)
         view = writer.upload_and_seal(chunks, lambda: (summary, index))
         return time.monotonic(), view.state
+
+
+def _host(savers: list[Client]) -> list[HostCalls]:
+    """What the ranks of one host have, the leader's first."""
+    secret = secrets.token_hex(32)
+    return [HostCalls(client, secret=secret, count=len(savers), leads=at == 0) for at, client in enumerate(savers)]
 
 
 def main() -> None:

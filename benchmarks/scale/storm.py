@@ -41,6 +41,7 @@ _PROJECT = "scale"
 _PROCESSES = 2
 _COMMIT_SECONDS = 60
 _MOST_CONNECTIONS = 10_000  # no rank's idle connection is taken for another rank's
+RANKS_PER_HOST = 8
 RUNS, PROJECTS = 1000, 4
 """Of a catalog that is filled first."""
 
@@ -119,14 +120,18 @@ def _fill(url: str, checkpoints: int, store_url: str) -> None:
         fill(connection, checkpoints=checkpoints, runs=RUNS, projects=PROJECTS, store_url=store_url)
 
 
-def storm(cluster: Cluster, ranks: int) -> Storm:
-    """Raises RuntimeError if a rank fails or the checkpoint is not committed."""
+def storm(cluster: Cluster, ranks: int, *, ranks_per_host: int = RANKS_PER_HOST) -> Storm:
+    """On hosts of so many ranks; the last may have fewer. Raises RuntimeError if a rank fails or the checkpoint is not
+    committed."""
     with cluster.client() as client, ExitStack() as stack:
         run = RunName(_PROJECT, f"of-{ranks}")
         begin = begin_for(client, run, ranks)
         processes = [
-            stack.enter_context(_ranks(cluster, Orders(run=str(run), begin=begin, first=first, last=last)))
-            for first, last in _parts(ranks)
+            stack.enter_context(_ranks(cluster, orders))
+            for orders in (
+                Orders(run=str(run), begin=begin, first=first, last=last, ranks_per_host=ranks_per_host)
+                for first, last in _parts(ranks)
+            )
         ]
         for process in processes:
             _expect_ready(process)

@@ -15,6 +15,7 @@ from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError, TransferStopped
+from holdfast_client.host_calls import HostCalls
 from holdfast_protocol.base import Fence, RunName, text_to_keep
 from holdfast_protocol.checkpoints import (
     AbortCheckpoint,
@@ -48,9 +49,12 @@ class ShardWriter:
         *,
         workers: TransferWorkers | None = None,
         brief_client: Client | None = None,
+        host_calls: HostCalls | None = None,
     ) -> None:
-        """No call is made. `brief_client` tells of a failure, which is good to say and not worth waiting for."""
+        """No call is made. `brief_client` tells of a failure, which is good to say and not worth waiting for.
+        `host_calls`: begins and seals together with the other ranks of the host."""
         self._client = client
+        self._host_calls = host_calls
         self._brief_client = brief_client or client
         self._run = run
         self._rank = rank
@@ -151,16 +155,19 @@ class ShardWriter:
 
     def _begin(self, client: Client, offer: FirstOffer | None) -> ChunksNegotiated | None:
         """What was negotiated with it, if anything was."""
-        request = self._request.model_copy(update={"offer": offer})
+        request = self._request.model_copy(update={"offers": [] if offer is None else [offer]})
         try:
-            begun = client.checkpoints.begin(self._run.project, self._run.run, request)
+            if self._host_calls is None:
+                begun = client.checkpoints.begin(self._run.project, self._run.run, request)
+            else:
+                begun = self._host_calls.begin(client, self._run.project, self._run.run, request)
         except BaseException:
             self.begin_failed = True
             raise
         self._begun = begun
         if self.on_begun is not None:
             self.on_begun()
-        return begun.negotiated
+        return next((part for part in begun.negotiated if part.rank == self._rank), None)
 
     def _negotiate(self, request: NegotiateChunks) -> ChunksNegotiated:
         """In one call with the begin if it is the first, on the thread of the uploader's calls."""
@@ -194,7 +201,9 @@ class ShardWriter:
         seal = SealShard(
             **dict(self._fence), **dict(measured), digest=shard_digest(digests), chunks=digests, index=index
         )
-        return self._client.checkpoints.seal(self._begun.id, self._rank, seal)
+        if self._host_calls is None:
+            return self._client.checkpoints.seal(self._begun.id, self._rank, seal)
+        return self._host_calls.seal(self._client, self._begun.id, self._rank, seal)
 
     def fail(self, error: BaseException) -> None:
         """Aborts the checkpoint at once, so that no rank waits until the service's reaper does. Begins it first if this

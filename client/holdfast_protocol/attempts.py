@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import Field
 
 from holdfast_protocol.base import LARGEST_INTEGER, Fence, LaunchId, Reply, Request, example, fits, since
-from holdfast_protocol.checkpoints import RestoreDecision
+from holdfast_protocol.restores import RestoreDecision
 from holdfast_protocol.states import AttemptOutcome, Doing
 
 Environment = Annotated[

@@ -35,7 +35,8 @@ them, and its replies are unchanged.
 3: survival: attempts report their progress and why they ended; quarantine; advice on when to save; webhooks.
 4: the fencing token names the launch. An older client is fenced by epoch and number alone.
 5: a manifest has each rank's whole report on its shard (ShardSummary). An older service leaves some of it out.
-6: a begin carries the rank's first offer. An older service answers the begin alone, and the rank offers again.
+6: a begin carries the first offers of ranks, and ranks of one host seal in one call. An older service answers the begin
+alone and does not know that call: each rank offers and seals by itself.
 7: the choice of a restore point tells what its attempt ran with, and a read brings a chunk list along. An older service
 tells neither: nothing is compared, and the rank asks for the list.
 """

@@ -4,6 +4,7 @@
 `POST /v1/checkpoints/{id}/shards/{rank}/chunks`       NegotiateChunks -> ChunksNegotiated
 `POST /v1/mount-proofs`                                                -> MountProofOffer
 `PUT  /v1/checkpoints/{id}/shards/{rank}`              SealShard | FailShard -> CheckpointView
+`PUT  /v1/checkpoints/{id}/shards`                     SealShards      -> CheckpointView
 `POST /v1/checkpoints/{id}/abort`                      AbortCheckpoint -> CheckpointView
 `GET  /v1/checkpoints/{id}?wait=30`                                    -> CheckpointView
 `GET  /v1/projects/{project}/runs/{run}/checkpoints`   filters         -> Page[CheckpointView]
@@ -15,12 +16,8 @@ Negotiating gives an upload ticket for each absent chunk (rule verify-while-uplo
 uploads, so that the service verifies them with the store during the rest of the upload. A client never names a bucket,
 a key or a path.
 
-And the reads of a restore: the checkpoint to restore now, why newer ones are skipped, and tickets for its chunks.
-
-`GET  /v1/projects/{project}/runs/{run}/restore-point?selector=latest&before_step=`  -> RestoreDecision
-`POST /v1/checkpoints/{id}/reads`           ReadChunks   -> ChunkReads
-`POST /v1/checkpoints/{id}/chunk-reports`   ReportChunk  -> ChunkVerdict
-`DELETE /v1/read-leases/{lease_id}`
+The ranks of one host may begin and seal in one call together: a begin has an offer for each of them, and SealShards a
+seal. If the call is refused for one of them, nothing is done for any, and each rank calls alone to hear why.
 """
 
 from __future__ import annotations
@@ -35,6 +32,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    JsonValue,
     StringConstraints,
     Tag,
     model_validator,
@@ -42,9 +40,12 @@ from pydantic import (
 
 from holdfast_protocol.base import LARGEST_INTEGER, Digest, Fence, Label, Reply, Request, example, fits, since
 from holdfast_protocol.codecs import Codec
-from holdfast_protocol.states import AbortCause, CheckpointKind, CheckpointState, Health, ShardState, StoreRole, Tier
+from holdfast_protocol.states import AbortCause, CheckpointKind, CheckpointState, Health, ShardState, Tier
 
 MAX_BATCH = 1000
+"""Chunks of one call, of all its ranks together."""
+MAX_RANKS = 64
+"""Ranks of one host that begin or seal in one call."""
 MAX_CHUNK_BYTES = 5 * 1024**3
 """The largest object that one PUT can carry on S3. The SDK cuts far below it."""
 
@@ -196,11 +197,18 @@ MAX_COMPONENTS = 2000
 
 
 class FirstOffer(Request):
-    """A rank's first negotiation, within its begin: the same as NegotiateChunks under the begin's fence."""
+    """A rank's first negotiation, within a begin: the same as NegotiateChunks under the begin's fence."""
 
     rank: int = Field(ge=0, le=99_999)
     chunks: list[ChunkOffer] = Field(min_length=1, max_length=MAX_BATCH)
     mount_proof: MountProof | None = None
+
+
+def _refuse_crowd(ranks: list[int], chunks: int) -> None:
+    if len(set(ranks)) < len(ranks):
+        raise ValueError("a rank stands in this call twice; name it once")
+    if len(ranks) > 1 and chunks > MAX_BATCH:
+        raise ValueError(f"these ranks have {chunks} chunks, and {MAX_BATCH} fit in one call; make several calls")
 
 
 class BeginCheckpoint(Fence):
@@ -224,7 +232,17 @@ class BeginCheckpoint(Fence):
         description="A late save that the run has gone on without is kept beside the lineage instead of refused "
         "(`detached_branch`). Only with origin_attempt.",
     )
-    offer: FirstOffer | None = Field(default=None, json_schema_extra=since(6), description="It negotiates these too.")
+    offers: list[FirstOffer] = Field(
+        default_factory=list,
+        max_length=MAX_RANKS,
+        json_schema_extra=since(6),
+        description="It negotiates these too, for one rank or for several of one host.",
+    )
+
+    @model_validator(mode="after")
+    def _each_rank_offers_once(self) -> BeginCheckpoint:
+        _refuse_crowd([offer.rank for offer in self.offers], sum(len(offer.chunks) for offer in self.offers))
+        return self
 
     @model_validator(mode="after")
     def _only_late_saves_are_detached(self) -> BeginCheckpoint:
@@ -322,22 +340,22 @@ class ShardSummary(ShardContent):
         return ShardSummary(**{name: getattr(self, name) for name in ShardSummary.model_fields})
 
 
+_SEAL: dict[str, JsonValue] = {
+    "epoch": 1,
+    "attempt": 3,
+    "components": {"model": {"kind": "model", "logical_bytes": 67108864}},
+    "logical_bytes": 67108864,
+    "digest": "41e3b00a180a19aac3069c911a47915e9015960557c79deaf2e704c4e42c97ee",
+    "chunks": [
+        "9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c",
+        "1bc04b5291c26a46d918139138b992d2de976d6851d0893b0476b85bfbdfc6e6",
+    ],
+    "index": {"shard": 1},
+}
+
+
 class SealShard(ShardSummary, Fence):
-    model_config = example(
-        {
-            "epoch": 1,
-            "attempt": 3,
-            "components": {"model": {"kind": "model", "logical_bytes": 67108864}},
-            "logical_bytes": 67108864,
-            "metrics": {"loss": {"value": 2.75}},
-            "digest": "41e3b00a180a19aac3069c911a47915e9015960557c79deaf2e704c4e42c97ee",
-            "chunks": [
-                "9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c",
-                "1bc04b5291c26a46d918139138b992d2de976d6851d0893b0476b85bfbdfc6e6",
-            ],
-            "index": {"shard": 1},
-        }
-    )
+    model_config = example({**_SEAL, "metrics": {"loss": {"value": 2.75}}})
 
     largest_body_bytes: ClassVar[int] = 16 * 1024**2  # MAX_CHUNKS_PER_SHARD digests are 13 MiB
 
@@ -345,6 +363,29 @@ class SealShard(ShardSummary, Fence):
     digest: Digest = Field(description="shard_digest(chunks); the service computes it again.")
     chunks: list[Digest] = Field(min_length=1, max_length=MAX_CHUNKS_PER_SHARD)
     index: IndexOrdinals
+
+
+class RankSeal(SealShard):
+    model_config = example({**_SEAL, "rank": 5})
+
+    rank: int = Field(ge=0, le=99_999)
+
+
+class SealShards(Request):
+    """The seals of several ranks of one host, under one fence: all are sealed, or none."""
+
+    model_config = example({"seals": [{**_SEAL, "rank": 5}]})
+
+    largest_body_bytes: ClassVar[int] = NegotiateChunks.largest_body_bytes
+
+    seals: list[RankSeal] = Field(min_length=1, max_length=MAX_RANKS)
+
+    @model_validator(mode="after")
+    def _under_one_fence(self) -> SealShards:
+        _refuse_crowd([seal.rank for seal in self.seals], sum(len(seal.chunks) for seal in self.seals))
+        if len({(seal.epoch, seal.attempt, seal.launch_id) for seal in self.seals}) > 1:
+            raise ValueError("the seals are of different attempts; seal those of one attempt together")
+        return self
 
 
 class FailShard(Fence):
@@ -437,11 +478,15 @@ class CheckpointView(Reply):
     etag: str
 
 
-class CheckpointBegun(CheckpointView):
-    """`negotiated` answers BeginCheckpoint.offer. Null: nothing was offered, the checkpoint is not uploading any more,
-    or the negotiation failed: negotiate in a call of its own, which says why."""
+class RankNegotiated(ChunksNegotiated):
+    rank: int
 
-    negotiated: ChunksNegotiated | None = None
+
+class CheckpointBegun(CheckpointView):
+    """`negotiated` answers BeginCheckpoint.offers. Empty: nothing was offered, the checkpoint is not uploading any
+    more, or the negotiation of a rank failed: then each negotiates in a call of its own, which says why."""
+
+    negotiated: list[RankNegotiated] = Field(default_factory=list)
 
 
 class EditCheckpoint(Request):
@@ -479,122 +524,3 @@ class ShardChunks(Reply):
     rank: int
     digest: str
     chunks: list[ChunkRef] = Field(description="In ordinal order.")
-
-
-class RestorePoint(Reply):
-    checkpoint_id: str
-    step: int
-    attempt: int
-    world_size: int
-    digest: str
-    logical_bytes: int
-    committed_at: datetime
-
-
-class SkippedReason(StrEnum):
-    UPLOADING = "uploading"
-    ABORTED = "aborted"
-    DIVERGED = "diverged"
-    CORRUPT = "corrupt"
-    QUARANTINED = "quarantined"
-    COLD = "cold"
-    TRASHED = "trashed"
-    DETACHED = "detached"
-    UNAVAILABLE = "unavailable"
-    """Not whole in the stores that answer now (since 1.2)."""
-
-
-class Skipped(Reply):
-    checkpoint_id: str
-    step: int
-    attempt: int
-    reason: SkippedReason
-    detail: str
-
-
-class RestoreDecision(Reply):
-    restore_point: RestorePoint | None
-    skipped: list[Skipped] = Field(description="Newer checkpoints that were skipped, and why.")
-    ever_committed: bool = Field(description="False only if nothing was ever committed in this run.")
-    note: str = Field(default="", description="A sentence for people, if a store does not answer.")
-    saved_with: dict[str, str] | None = Field(
-        default=None, description="The environment of the attempt that saved the restore point (since 1.7)."
-    )
-
-
-class ReadChunks(Request):
-    model_config = example({"digests": ["9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c"]})
-
-    largest_body_bytes: ClassVar[int] = 256 * 1024  # MAX_BATCH digests are 67 KiB
-
-    digests: list[Digest] = Field(min_length=1, max_length=MAX_BATCH)
-    lease_id: str | None = Field(default=None, description="Renews this lease; null opens one (rule read-lease).")
-    mount_proof: MountProof | None = None
-    other_mount_proofs: list[MountProof] = Field(
-        default_factory=list,
-        max_length=4,
-        json_schema_extra=since(2),
-        description="For the stores beside the primary.",
-    )
-    avoid_stores: list[StoreRole] = Field(
-        default_factory=list,
-        max_length=4,
-        json_schema_extra=since(2),
-        description="Stores that do not answer this reader: used only if no other has the chunk.",
-    )
-    shard: int | None = Field(
-        default=None, ge=0, le=100_000, json_schema_extra=since(7), description="This rank's chunk list comes along."
-    )
-
-
-class ReadTicket(Reply):
-    """`http`: GET `url` with these headers (relative: to the service). `file`: read `path`. `gone`: not readable."""
-
-    digest: str
-    bytes: int
-    stored_bytes: int = Field(description="Bytes to read: the chunk's own if the codec is raw.")
-    codec: Codec = Codec.RAW
-    kind: Literal["http", "file", "gone"]
-    url: str = ""
-    headers: dict[str, str] = Field(default_factory=dict)
-    path: str = ""
-    expires_in_seconds: int
-    answers: dict[str, StoreAnswer] = Field(
-        default_factory=dict, description="The meaning of this store's own error codes, beside those of S3."
-    )
-    store: StoreRole = Field(default=StoreRole.PRIMARY, description="The store to read from.")
-    elsewhere: bool = Field(default=False, description="Another store has it too: ask again with `avoid_stores`.")
-
-
-class ChunkReads(Reply):
-    lease_id: str
-    lease_expires_in_seconds: int
-    unprotected: str | None = Field(
-        default=None,
-        description="Why no lease keeps the checkpoint from being purged while it is read; null if one does.",
-    )
-    chunks: list[ReadTicket]
-    shard: ShardChunks | None = Field(default=None, description="As asked for (since 1.7).")
-
-
-class ReportChunk(Request):
-    model_config = example(
-        {
-            "digest": "9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c",
-            "problem": "mismatch",
-            "detail": "read twice from node-17",
-        }
-    )
-
-    digest: Digest
-    problem: Literal["missing", "truncated", "mismatch"]
-    detail: str = Field(default="", max_length=1000)
-
-
-class ChunkVerdict(Reply):
-    """The service's finding after it read the chunk itself; only that marks a checkpoint (rule report-is-suspicion)."""
-
-    digest: str
-    readable: bool = Field(description="True: a copy with the right bytes is there; try again.")
-    detail: str
-    corrupt_checkpoints: list[str] = Field(description="Ids of the checkpoints that were marked corrupt.")

@@ -18,8 +18,8 @@ from enum import StrEnum
 from pydantic import Field
 
 from holdfast_protocol.base import LARGEST_INTEGER, Label, Reply, Request, example
-from holdfast_protocol.checkpoints import Skipped
-from holdfast_protocol.retention import KeepBest
+from holdfast_protocol.policies.retention import KeepBest
+from holdfast_protocol.restores import Skipped
 from holdfast_protocol.states import CheckpointKind, CheckpointState, CopyState, Health, Proof, StoreRole
 
 

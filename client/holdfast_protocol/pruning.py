@@ -32,8 +32,8 @@ from pydantic import AwareDatetime, Field, StringConstraints
 
 from holdfast_protocol.base import Label, Reply, Request, example
 from holdfast_protocol.checkpoints import Step
-from holdfast_protocol.policies import PolicyView
-from holdfast_protocol.retention import Reason
+from holdfast_protocol.policies.policy import PolicyView
+from holdfast_protocol.policies.retention import Reason
 from holdfast_protocol.states import CheckpointState, Health
 
 MAX_AT_ONCE = 2000

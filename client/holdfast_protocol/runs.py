@@ -25,8 +25,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from holdfast_protocol.base import LARGEST_INTEGER, Reply, Request, RunName, example
-from holdfast_protocol.checkpoints import RestorePoint
 from holdfast_protocol.pruning import InTrash
+from holdfast_protocol.restores import RestorePoint
 from holdfast_protocol.states import AttemptOutcome, RunStatus
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"

@@ -30,7 +30,8 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from holdfast_protocol.base import Digest, Name, Reply, Request, example, since
-from holdfast_protocol.checkpoints import ReadTicket, UploadTicket
+from holdfast_protocol.checkpoints import UploadTicket
+from holdfast_protocol.restores import ReadTicket
 from holdfast_protocol.states import StoreRole
 
 

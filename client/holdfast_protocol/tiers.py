@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from holdfast_protocol.base import Label, Reply, Request, example
-from holdfast_protocol.retention import SpanText, parse_span
+from holdfast_protocol.policies.retention import SpanText, parse_span
 from holdfast_protocol.states import CheckpointKind, Tier
 
 

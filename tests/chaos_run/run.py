@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from holdfast_protocol.policies import PolicyKind
+from holdfast_protocol.policies.policy import PolicyKind
 from holdfast_protocol.runs import EditProject
 from holdfast_service.service import close_service, open_service
 from tests.chaos_run.accounts import judge_account

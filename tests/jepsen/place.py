@@ -23,7 +23,7 @@ from pydantic import SecretStr
 
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
-from holdfast_protocol.policies import PolicyKind
+from holdfast_protocol.policies.policy import PolicyKind
 from holdfast_protocol.runs import EditProject
 from holdfast_service.settings import ServiceSettings
 from tests.chaos_run.clock import VARIABLE, DatabaseClock, set_clock

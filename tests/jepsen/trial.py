@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast_protocol.policies import PolicyKind
+from holdfast_protocol.policies.policy import PolicyKind
 from holdfast_service.service import close_service, open_service
 from tests.jepsen.faults import ALL, FAILS_OVER, Arena
 from tests.jepsen.journal import Journal, Wrong

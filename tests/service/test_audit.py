@@ -24,6 +24,7 @@ from tests.support.service import RunningService
 NOT_AUDITED = {
     "POST /v1/projects/{project}/runs/{run}/checkpoints": "begin",
     "POST /v1/checkpoints/{checkpoint_id}/shards/{rank}/chunks": "negotiate",
+    "PUT /v1/checkpoints/{checkpoint_id}/shards": "seals of a host",
     "PUT /v1/checkpoints/{checkpoint_id}/shards/{rank}": "seal",
     "POST /v1/projects/{project}/runs/{run}/attempts/{number}/heartbeat": "heartbeat",
     "POST /v1/projects/{project}/runs/{run}/attempts/{number}/end": "the job's own end",

@@ -91,6 +91,7 @@ class AtWork:
             "checkpoints_seal": lambda: self.save.seal(0, [b"weights", b"index"]),
             "checkpoints_seal, unknown": lambda: unknown.seal(0, [b"weights"]),
             "checkpoints_seal, failed": lambda: self.save.fail(1),
+            "checkpoints_seal_together": lambda: self.save.seal_together({0: [b"weights", b"index"]}),
         }
 
 

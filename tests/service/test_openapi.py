@@ -138,7 +138,8 @@ def test_what_replaces_or_deletes_takes_if_match(schema: dict[str, Any]) -> None
     assert without == {
         "put /v1/projects/{project}/runs/{run}",  # makes it, and changes nothing
         "put /v1/projects/{project}/runs/{run}/attempts/{number}/resumed-from",  # the fence guards it
-        "put /v1/checkpoints/{checkpoint_id}/shards/{rank}",  # the same content, or manifest_conflict
+        "put /v1/checkpoints/{checkpoint_id}/shards",  # the same content, or manifest_conflict
+        "put /v1/checkpoints/{checkpoint_id}/shards/{rank}",  # likewise
         "put /v1/objects/{payload}",  # the ticket guards it
         "patch /v1/holds/{hold_id}",  # moves the end further away, and never back
         "delete /v1/read-leases/{lease_id}",

@@ -16,9 +16,8 @@ import holdfast_service.training.negotiate
 import holdfast_service.training.seal
 from holdfast_service.collect.references import drop_past_references
 from holdfast_service.db.tables.core import Checkpoint, Shard, ShardChunk
-from tests.service.test_begin_with_offer import offer
 from tests.support.interleave import hold_after, hold_before, in_background, just_before, overlap, refused
-from tests.support.rank import Job
+from tests.support.rank import Job, offer_of
 from tests.support.service import RunningService
 
 
@@ -167,12 +166,13 @@ def test_what_was_given_up_and_forgotten_meanwhile_gets_no_references(
 ) -> None:
     job = Job(service.http(), world_size=2)
     save = job.begin(100)
-    gate = hold_before(monkeypatch, holdfast_service.training.negotiate, "reserve")
+    called = {"begin": holdfast_service.training.begin, "negotiate": holdfast_service.training.negotiate}[how]
+    gate = hold_before(monkeypatch, called, "reserve")
 
     def offers() -> str:
         if how == "negotiate":
             return str(save.negotiate(1, [b"abc"]))
-        return str(job.begin(100, offer=offer([b"abc"], rank=1)).id)
+        return str(job.begin(100, offers=[offer_of(1, [b"abc"])]).id)
 
     with in_background(gate) as threads:
         offering = threads.submit(offers)

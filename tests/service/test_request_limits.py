@@ -21,12 +21,12 @@ from holdfast_protocol.checkpoints import (
     IndexOrdinals,
     MountProof,
     NegotiateChunks,
-    ReadChunks,
     SealShard,
 )
 from holdfast_protocol.codecs import Codec
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.pruning import MAX_AT_ONCE, ApplyRetention, PruneCheckpoints
+from holdfast_protocol.restores import ReadChunks
 from holdfast_protocol.states import Scope
 from holdfast_service.auth.principal import BURST, SECONDS_PER_FAILURE, FailedCalls, Principal, new_token_text
 from holdfast_service.errors import ProblemError
@@ -121,7 +121,7 @@ def test_who_may_not_make_a_call_is_told_so_before_its_body_is_read(service: Run
 def test_each_route_takes_its_own_bodies_and_no_larger_ones(service: RunningService) -> None:
     routes, token = routes_with_bodies(service), service.token()
     assert len(routes) > 25
-    assert sum(most > 64 * 1024 for _, _, most in routes) == 6  # begin, negotiate, seal, read, apply, prune
+    assert sum(most > 64 * 1024 for _, _, most in routes) == 7  # begin, negotiate, two seals, read, apply, prune
     for method, path, most in routes:
         answered = ask(service, token, method, path, f"Content-Length: {most + 1}")
         assert answered == (413, "body_too_large"), path

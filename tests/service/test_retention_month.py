@@ -20,7 +20,7 @@ import pytest
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.retention import PRESETS
+from holdfast_protocol.policies.retention import PRESETS
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import (
     Attempt,

@@ -1,4 +1,5 @@
-"""A rank's two calls make few statements, and no more of them for many chunks than for few (docs/adr/0054)."""
+"""A rank's two calls make few statements: no more for many chunks than for few, and no more for a host than for a rank
+(docs/adr/0054, 0060)."""
 
 from __future__ import annotations
 
@@ -10,8 +11,7 @@ from sqlalchemy import event
 
 from holdfast_service.db.engine import Database
 from holdfast_service.settings import ServiceSettings
-from tests.service.test_begin_with_offer import offer
-from tests.support.rank import Job
+from tests.support.rank import Job, offer_of
 from tests.support.service import RunningService
 
 MOST = {"begin": 9, "seal": 14}
@@ -48,12 +48,30 @@ def test_the_two_calls_of_a_rank_make_few_statements(service: RunningService, co
         job.begin(1)  # by the first rank, which makes the checkpoint's row
         job.heartbeat(1)
         with statements_of(database) as begin:
-            save = job.begin(1, offer=offer(chunks, rank=1))
-        save.send(chunks, save.view["negotiated"]["chunks"])
+            save = job.begin(1, offers=[offer_of(1, chunks)])
+        save.send(chunks, save.view["negotiated"][0]["chunks"])
         if count > 100:  # the store would be asked for all of them in the seal
             save.negotiate(1, finished=chunks)
         with statements_of(database) as seal:
             view = save.seal(1, chunks)
     assert (view["sealed_ranks"], view["missing_ranks"]) == (1, [0])
+    said = {"begin": begin, "seal": seal}
+    assert {name: len(each) for name, each in said.items() if len(each) > MOST[name]} == {}, "\n".join(begin + seal)
+
+
+def test_the_two_calls_of_a_host_make_no_more_statements_than_those_of_a_rank(service: RunningService) -> None:
+    database = service.context.database
+    shards = {rank: [f"weights of {rank}".encode(), f"index of {rank}".encode()] for rank in range(1, 9)}
+    with service.http() as http:
+        job = Job(http, world_size=9)
+        job.begin(1)
+        job.heartbeat(1)
+        with statements_of(database) as begin:
+            save = job.begin(1, offers=[offer_of(rank, chunks) for rank, chunks in shards.items()])
+        for negotiated in save.view["negotiated"]:
+            save.send(shards[negotiated["rank"]], negotiated["chunks"])
+        with statements_of(database) as seal:
+            view = save.seal_together(shards)
+    assert (view["sealed_ranks"], view["missing_ranks"]) == (8, [0])
     said = {"begin": begin, "seal": seal}
     assert {name: len(each) for name, each in said.items() if len(each) > MOST[name]} == {}, "\n".join(begin + seal)

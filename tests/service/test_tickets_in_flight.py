@@ -65,6 +65,6 @@ def test_a_begin_goes_through_without_its_offer(service: RunningService) -> None
     job = Job(service.http())
     job.begin(1).negotiate(0, chunks(0, MOST))
     offer = {"rank": 0, "chunks": [{"digest": "0" * 64, "bytes": 3, "md5": "0" * 32}]}
-    begun = job.begin(2, offer=offer)
+    begun = job.begin(2, offers=[offer])
     assert begun.view["state"] == "uploading"
-    assert begun.view["negotiated"] is None
+    assert begun.view["negotiated"] == []

@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast_client.client import Client
 from holdfast_client.errors import Conflict, HoldfastError, NotFound, ServiceUnavailable
-from holdfast_protocol.policies import PolicyKind
+from holdfast_protocol.policies.policy import PolicyKind
 from holdfast_protocol.pruning import PruneCheckpoints
 from holdfast_protocol.states import CheckpointState
 from holdfast_protocol.stores import StartSweep

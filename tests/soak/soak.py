@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
-from holdfast_protocol.policies import PolicyKind
+from holdfast_protocol.policies.policy import PolicyKind
 from holdfast_protocol.runs import EditProject
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings

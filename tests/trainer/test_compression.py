@@ -17,7 +17,8 @@ from holdfast.export.pull import Format, pull
 from holdfast_client.chunks import uploader
 from holdfast_client.chunks.encoding import encode_chunk
 from holdfast_protocol.attempts import OpenAttempt
-from holdfast_protocol.checkpoints import BeginCheckpoint, ChunkOffer, NegotiateChunks, ReadChunks
+from holdfast_protocol.checkpoints import BeginCheckpoint, ChunkOffer, NegotiateChunks
+from holdfast_protocol.restores import ReadChunks
 from holdfast_protocol.runs import Latest, parse_run
 from holdfast_protocol.states import Health
 

@@ -21,7 +21,7 @@ from tests.support.training import Job, values
 
 import holdfast
 from holdfast_client.client import Client
-from holdfast_protocol.policies import PolicyKind
+from holdfast_protocol.policies.policy import PolicyKind
 from holdfast_protocol.runs import EditProject
 
 _RUN = "tests/gpt"

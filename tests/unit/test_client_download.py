@@ -9,7 +9,7 @@ import pytest
 
 from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.chunks.download import get_chunk
-from holdfast_protocol.checkpoints import ReadTicket
+from holdfast_protocol.restores import ReadTicket
 from tests.support.scripted_http import DROP, Reply, in_turn, problem, scripted
 
 BODY = os.urandom(3 * 1024 * 1024 + 17)

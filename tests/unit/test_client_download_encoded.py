@@ -12,8 +12,8 @@ import zstandard
 
 from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.chunks.download import get_chunk
-from holdfast_protocol.checkpoints import ReadTicket
 from holdfast_protocol.codecs import Codec, encode
+from holdfast_protocol.restores import ReadTicket
 from tests.support.scripted_http import DROP, Reply, in_turn, scripted
 
 BODY = bytes(random.Random(1).choices(range(20), k=3 * 1024 * 1024 + 17))

@@ -24,7 +24,8 @@ from holdfast_client.chunks.rate_limit import (
 from holdfast_client.chunks.uploader import put_chunk
 from holdfast_client.chunks.workers import Jobs, TransferWorkers
 from holdfast_client.transport import Backoff
-from holdfast_protocol.checkpoints import ReadTicket, UploadTicket
+from holdfast_protocol.checkpoints import UploadTicket
+from holdfast_protocol.restores import ReadTicket
 from tests.support.scripted_http import Reply, scripted
 
 

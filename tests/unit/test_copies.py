@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from holdfast_protocol.base import body_for
-from holdfast_protocol.checkpoints import ReadChunks
 from holdfast_protocol.copies import CopyPolicy
 from holdfast_protocol.index_documents import Layout, Piece, Segment, ShardLayout, TensorEntry, tiles
-from holdfast_protocol.policies import PolicyError, PolicyKind, read_policy
-from holdfast_protocol.retention import KeepBest
+from holdfast_protocol.policies.policy import PolicyError, PolicyKind, read_policy
+from holdfast_protocol.policies.retention import KeepBest
+from holdfast_protocol.restores import ReadChunks
 from holdfast_protocol.states import CheckpointKind, StoreRole
 from holdfast_service.lineage.best_and_proven import best_of
 from holdfast_service.replicate.policy import Facts, wants

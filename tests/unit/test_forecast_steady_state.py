@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from holdfast_protocol.retention import PRESETS, RetentionPolicy
+from holdfast_protocol.policies.retention import PRESETS, RetentionPolicy
 from holdfast_protocol.states import CheckpointKind
 from holdfast_protocol.tiers import StorageClass, TierPolicy, TierRule
 from holdfast_service.usage.cost_forecast import Save, SaveCadence, steady_state

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_protocol.policies import PolicyError, PolicyKind, read_policy
-from holdfast_protocol.retention import PRESETS, RetentionPolicy, parse_span
+from holdfast_protocol.policies.policy import PolicyError, PolicyKind, read_policy
+from holdfast_protocol.policies.retention import PRESETS, RetentionPolicy, parse_span
 from holdfast_protocol.states import CheckpointState, Health
 from holdfast_service.retention.plan import Decision, Fact, RunFacts, make_plan, only_for_want_of_a_metric
 

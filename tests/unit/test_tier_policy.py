@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_protocol.policies import PolicyError, PolicyKind, read_policy
+from holdfast_protocol.policies.policy import PolicyError, PolicyKind, read_policy
 from holdfast_protocol.states import CheckpointKind, Health
 from holdfast_protocol.tiers import StorageClass, TierPolicy, TierRule
 from holdfast_service.copies.cold import takes_words

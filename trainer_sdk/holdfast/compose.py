@@ -33,6 +33,7 @@ from holdfast.state.components import Declarations
 from holdfast.verify.following import follow
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
+from holdfast_client.host_calls import HostCalls
 from holdfast_client.local.tier import LocalTier
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.states import AttemptOutcome
@@ -116,6 +117,9 @@ def compose(
         ranks,
         create=create,
         outcome_file=OutcomeFile(run_name, ranks.rank, settings),
+        host_calls=HostCalls(
+            client, secret=ranks.host_secret, count=len(ranks.host_ranks), leads=ranks.rank == ranks.host_leader
+        ),
         adoption=Adoption(client, run_name, ranks, workers, tier, stats) if any_rank_has_tier else None,
     )
     pipeline = SavePipeline(

@@ -17,8 +17,8 @@ from holdfast_client.chunks.mounted_files import read_file
 from holdfast_client.chunks.rate_limit import RateLimit
 from holdfast_client.errors import ChunkCorrupt, ChunkGone, ChunkNotFound, HoldfastError, ServiceUnavailable
 from holdfast_client.transport import Backoff, check_stop, retry_after_seconds
-from holdfast_protocol.checkpoints import ReadTicket
 from holdfast_protocol.codecs import Codec, DecodeError, decode
+from holdfast_protocol.restores import ReadTicket
 
 
 def get_chunk(

@@ -42,7 +42,8 @@ from holdfast_client.errors import (
 )
 from holdfast_client.transport import check_stop
 from holdfast_protocol.base import text_to_keep
-from holdfast_protocol.checkpoints import MAX_CHUNK_BYTES, ReadChunks, ReadTicket, ReportChunk, ShardChunks
+from holdfast_protocol.checkpoints import MAX_CHUNK_BYTES, ShardChunks
+from holdfast_protocol.restores import ReadChunks, ReadTicket, ReportChunk
 from holdfast_protocol.states import StoreRole
 
 Receive = Callable[[str, memoryview], None]

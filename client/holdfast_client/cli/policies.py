@@ -31,9 +31,9 @@ from holdfast_client.cli.output import NOTHING, as_bytes, as_time, show_facts, s
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_client.client import Client
 from holdfast_client.errors import PolicyNotFound
-from holdfast_protocol.policies import PolicyError, PolicyKind, PolicyView, read_policy
+from holdfast_protocol.policies.policy import PolicyError, PolicyKind, PolicyView, read_policy
+from holdfast_protocol.policies.retention import PRESETS, Reason, RetentionPolicy
 from holdfast_protocol.pruning import PlannedCheckpoint, Pruned, RetentionPlan
-from holdfast_protocol.retention import PRESETS, Reason, RetentionPolicy
 from holdfast_protocol.text import counted
 
 policies = noun("policies")

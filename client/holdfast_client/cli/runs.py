@@ -23,7 +23,7 @@ from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, sho
 from holdfast_client.cli.projects import show_deleted
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_protocol.attempts import AttemptView
-from holdfast_protocol.checkpoints import Skipped
+from holdfast_protocol.restores import Skipped
 from holdfast_protocol.runs import AdviceView, RunView, SpentTime
 from holdfast_protocol.states import RunStatus
 from holdfast_protocol.text import counted

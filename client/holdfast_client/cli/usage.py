@@ -20,8 +20,8 @@ from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, as_bytes, as_time, show_facts, show_json, show_table
 from holdfast_client.cli.policies import check_policy, read_document
 from holdfast_client.cli.say import show_line
-from holdfast_protocol.policies import PolicyKind
-from holdfast_protocol.retention import PRESETS
+from holdfast_protocol.policies.policy import PolicyKind
+from holdfast_protocol.policies.retention import PRESETS
 from holdfast_protocol.text import counted
 from holdfast_protocol.usage import CostView, ForecastCost, PriceList, PriceListView, StoreBytes, UsageView
 

@@ -12,24 +12,21 @@ from holdfast_protocol.checkpoints import (
     BeginCheckpoint,
     CheckpointBegun,
     CheckpointView,
-    ChunkReads,
     ChunksNegotiated,
-    ChunkVerdict,
     EditCheckpoint,
     FailShard,
     Manifest,
     MountProofOffer,
     NegotiateChunks,
-    ReadChunks,
-    ReportChunk,
-    RestoreDecision,
     SealShard,
+    SealShards,
     ShardChunks,
 )
 from holdfast_protocol.pruning import (
     PinCheckpoint,
     UndeleteCheckpoint,
 )
+from holdfast_protocol.restores import ChunkReads, ChunkVerdict, ReadChunks, ReportChunk, RestoreDecision
 from holdfast_protocol.states import CheckpointState, Health
 
 
@@ -42,8 +39,8 @@ class Checkpoints(Resource):
         return self.transport.call("POST", path("mount-proofs"), MountProofOffer)
 
     def begin(self, project: str, run: str, request: BeginCheckpoint) -> CheckpointBegun:
-        """Begins a checkpoint; every rank may call it, the same begin gives the same checkpoint. With `offer` it is the
-        rank's first negotiation too."""
+        """Begins a checkpoint; every rank may call it, the same begin gives the same checkpoint. With `offers` it is
+        the first negotiation of their ranks too."""
         return self.transport.call(
             "POST", path("projects", project, "runs", run, "checkpoints"), CheckpointBegun, body=request
         )
@@ -58,6 +55,10 @@ class Checkpoints(Resource):
         return self.transport.call(
             "PUT", path("checkpoints", checkpoint_id, "shards", rank), CheckpointView, body=request
         )
+
+    def seal_together(self, checkpoint_id: str, request: SealShards) -> CheckpointView:
+        """Seals the shards of several ranks of one host, or none of them."""
+        return self.transport.call("PUT", path("checkpoints", checkpoint_id, "shards"), CheckpointView, body=request)
 
     def abort(self, checkpoint_id: str, request: AbortCheckpoint) -> CheckpointView:
         return self.transport.call("POST", path("checkpoints", checkpoint_id, "abort"), CheckpointView, body=request)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from holdfast_client.resources.base import PLANS_SECONDS, Resource, all_items, if_match, once
 from holdfast_client.transport import path
 from holdfast_protocol.base import Page
-from holdfast_protocol.policies import PolicyKind, PolicyView, PutPolicy
+from holdfast_protocol.policies.policy import PolicyKind, PolicyView, PutPolicy
 from holdfast_protocol.pruning import (
     MAX_AT_ONCE,
     ApplyRetention,
@@ -137,7 +137,7 @@ class Holds(Resource):
 
 
 class Policies(Resource):
-    """See holdfast_protocol.policies."""
+    """See holdfast_protocol.policies.policy."""
 
     def get(self, kind: PolicyKind, project: str, run: str | None = None) -> PolicyView:
         """The policy in force; a run's own or its project's, which `level` tells. Raises PolicyNotFound."""

@@ -9,8 +9,9 @@ import re
 import secrets
 from datetime import UTC, datetime, timedelta
 
-from holdfast_protocol.checkpoints import ReadTicket, UploadTicket
+from holdfast_protocol.checkpoints import UploadTicket
 from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.restores import ReadTicket
 from holdfast_protocol.stores import MakeSample, SampleChecked, SampleOffer, StoreClock
 from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.context import ServiceContext

@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import Select, exists, select, true
 from sqlalchemy.orm import Session, aliased
 
-from holdfast_protocol.checkpoints import RestoreDecision, RestorePoint, Skipped, SkippedReason
 from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.restores import RestoreDecision, RestorePoint, Skipped, SkippedReason
 from holdfast_protocol.runs import AtStep, Best, ById, Latest, Point, SelectorError, parse_point
 from holdfast_protocol.states import CheckpointState, CopyState, Health, Tier
 from holdfast_service.attached_stores.attached import ask_stores

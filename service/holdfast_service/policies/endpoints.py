@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from holdfast_protocol.policies import PolicyKind, PolicyView, PutPolicy
+from holdfast_protocol.policies.policy import PolicyKind, PolicyView, PutPolicy
 from holdfast_service.context import Context
 from holdfast_service.policies.policies import PolicyName, put_policy, remove_policy, show_policy
 from holdfast_service.web.frame import GuardedRoute

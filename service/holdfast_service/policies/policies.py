@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Request
 from holdfast_protocol.copies import CopyPolicy
-from holdfast_protocol.policies import PolicyError, PolicyKind, PolicyView, PutPolicy, read_policy
+from holdfast_protocol.policies.policy import PolicyError, PolicyKind, PolicyView, PutPolicy, read_policy
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.tiers import COLD_STORE, StorageClass, TierPolicy
@@ -31,7 +31,7 @@ from holdfast_service.stores.base import ClassedStore, StoreRefused
 
 @dataclass(frozen=True)
 class StoredPolicy:
-    """`document` as it was put: a controller reads it with `holdfast_protocol.policies.read_policy`, and does
+    """`document` as it was put: a controller reads it with `holdfast_protocol.policies.policy.read_policy`, and does
     nothing if that refuses. `run_id` None: the project's."""
 
     kind: PolicyKind

@@ -34,7 +34,7 @@ from holdfast_service.records.documents import (
     ShardFacts,
 )
 from holdfast_service.records.scanning import FoundRecord, read_record
-from holdfast_service.training.seal import ensure_chunk_list
+from holdfast_service.training.seal import ensure_chunk_lists
 
 # Chunk lists, and the chunks that they name, from the lists beside the data. Each list is a transaction of its own.
 
@@ -72,7 +72,7 @@ def put_chunk_list(database: Database, project_id: str, record: ListRecord, dige
     with database.transaction() as session:
         _put_encodings(session, project_id, record, digests)
     chunk_ids = [ids[each] for each in digests]
-    return database.run(lambda session: ensure_chunk_list(session, project_id, digest, chunk_ids))
+    return database.run(lambda session: ensure_chunk_lists(session, project_id, {0: (digest, chunk_ids)})[0])
 
 
 def _put_encodings(session: Session, project_id: str, record: ListRecord, digests: list[str]) -> None:

@@ -24,12 +24,12 @@ from typing import Any
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.checkpoints import RestorePoint, Skipped
 from holdfast_protocol.codecs import Codec, DecodeError, decode
 from holdfast_protocol.copies import DrillResult, StartDrill
 from holdfast_protocol.digests import DocumentError, checkpoint_digest, shard_digest
 from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
 from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.restores import RestorePoint, Skipped
 from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import CheckpointState, CopyState
 from holdfast_service.attached_stores.attached import AttachedStore

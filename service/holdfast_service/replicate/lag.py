@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page
 from holdfast_protocol.copies import RunCopies
-from holdfast_protocol.policies import PolicyKind
+from holdfast_protocol.policies.policy import PolicyKind
 from holdfast_protocol.states import CheckpointState, Health, StoreRole
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext

@@ -17,7 +17,7 @@ from sqlalchemy import and_, case, delete, or_, select, text
 from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.copies import CopyPolicy
-from holdfast_protocol.policies import PolicyError, PolicyKind, read_policy
+from holdfast_protocol.policies.policy import PolicyError, PolicyKind, read_policy
 from holdfast_protocol.states import CheckpointState, Health
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import is_in

@@ -8,16 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from holdfast_protocol.base import PROTOCOL_VERSION, minor_of
-from holdfast_protocol.checkpoints import (
-    ChunkReads,
-    ChunkVerdict,
-    Manifest,
-    ReadChunks,
-    ReportChunk,
-    RestoreDecision,
-    ShardChunks,
-    Step,
-)
+from holdfast_protocol.checkpoints import Manifest, ShardChunks, Step
+from holdfast_protocol.restores import ChunkReads, ChunkVerdict, ReadChunks, ReportChunk, RestoreDecision
 from holdfast_protocol.runs import Best, Latest
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import Context, ServiceContext

@@ -14,9 +14,10 @@ from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import PROTOCOL_MAJOR, PROTOCOL_VERSION
-from holdfast_protocol.checkpoints import ChunkReads, ChunkRef, Manifest, ReadChunks, ReadTicket, ShardChunks, ShardView
+from holdfast_protocol.checkpoints import ChunkRef, Manifest, ShardChunks, ShardView
 from holdfast_protocol.codecs import Codec, codecs_of_minor
 from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.restores import ChunkReads, ReadChunks, ReadTicket
 from holdfast_protocol.states import CopyState, ShardState
 from holdfast_service.attached_stores.attached import AttachedStore, ask_stores
 from holdfast_service.auth.principal import Principal

@@ -7,8 +7,8 @@ import structlog
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.checkpoints import ChunkVerdict, ReportChunk
 from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.restores import ChunkVerdict, ReportChunk
 from holdfast_protocol.states import CopyState
 from holdfast_service.attached_stores.attached import ask_stores
 from holdfast_service.audit.record import Actor

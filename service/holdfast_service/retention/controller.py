@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import ColumnElement, exists, func, literal, select
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.policies import PolicyError, PolicyKind
+from holdfast_protocol.policies.policy import PolicyError, PolicyKind
 from holdfast_protocol.pruning import MAX_AT_ONCE
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.audit.record import Actor

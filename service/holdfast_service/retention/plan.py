@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast_protocol.digests import canonical_bytes
-from holdfast_protocol.retention import KeepBest, Reason, ReasonKind, RetentionPolicy, parse_span
+from holdfast_protocol.policies.retention import KeepBest, Reason, ReasonKind, RetentionPolicy, parse_span
 from holdfast_protocol.states import CheckpointState, Health
 from holdfast_service.lineage.best_and_proven import PROVEN_POINTS, best_of, finite_value
 from holdfast_service.policies.policies import StoredPolicy

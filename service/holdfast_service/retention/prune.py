@@ -15,10 +15,10 @@ from datetime import datetime, timedelta
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.policies import PolicyError, PolicyKind
+from holdfast_protocol.policies.policy import PolicyError, PolicyKind
+from holdfast_protocol.policies.retention import Reason, ReasonKind
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.pruning import MAX_AT_ONCE, ApplyRetention, PruneCheckpoints, Pruned, PruneFilter
-from holdfast_protocol.retention import Reason, ReasonKind
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.audit.record import Actor
 from holdfast_service.auth.principal import Principal

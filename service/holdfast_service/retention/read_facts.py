@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import func, literal, select
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.retention import RetentionPolicy
+from holdfast_protocol.policies.retention import RetentionPolicy
 from holdfast_protocol.runs import Latest
 from holdfast_protocol.states import AttemptOutcome, CheckpointState, Health
 from holdfast_service.db.dialect import database_now

@@ -28,7 +28,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.policies import PolicyError, PolicyKind, PolicyView, read_policy
+from holdfast_protocol.policies.policy import PolicyError, PolicyKind, PolicyView, read_policy
+from holdfast_protocol.policies.retention import Reason, ReasonKind, RetentionPolicy
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.pruning import (
     FreedBytes,
@@ -38,7 +39,6 @@ from holdfast_protocol.pruning import (
     PrunedCheckpoint,
     RetentionPlan,
 )
-from holdfast_protocol.retention import Reason, ReasonKind, RetentionPolicy
 from holdfast_protocol.states import CheckpointState, CopyState
 from holdfast_protocol.text import counted
 from holdfast_service.auth.principal import Principal

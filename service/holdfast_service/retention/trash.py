@@ -15,9 +15,9 @@ from sqlalchemy import ColumnElement, and_, exists, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.policies.retention import Reason
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.pruning import UndeleteCheckpoint
-from holdfast_protocol.retention import Reason
 from holdfast_protocol.states import CheckpointState, Health
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal

@@ -14,11 +14,7 @@ from sqlalchemy import ColumnElement, Select, bindparam, case, exists, or_, sele
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.attempts import AttemptView, NoticeView
-from holdfast_protocol.checkpoints import (
-    CheckpointView,
-    Component,
-    MetricValue,
-)
+from holdfast_protocol.checkpoints import CheckpointView, Component, MetricValue
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.pruning import InTrash
 from holdfast_protocol.states import (

@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from sqlalchemy import exists, or_, select, text, update
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.policies import PolicyError, PolicyKind, read_policy
-from holdfast_protocol.retention import parse_span
+from holdfast_protocol.policies.policy import PolicyError, PolicyKind, read_policy
+from holdfast_protocol.policies.retention import parse_span
 from holdfast_protocol.states import CheckpointKind, CheckpointState, Health, Tier
 from holdfast_protocol.tiers import TierPolicy, TierRule
 from holdfast_service.context import ServiceContext

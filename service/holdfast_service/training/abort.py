@@ -20,7 +20,7 @@ from holdfast_service.runs.views import current_checkpoint_view
 from holdfast_service.training.fencing import (
     begin_writing,
     lock_checkpoint,
-    locked_shard,
+    locked_shards,
     refuse_unless_uploading,
 )
 
@@ -82,7 +82,7 @@ def fail_shard(
         writing = begin_writing(session, caller, checkpoint_id, request, context.epoch)
         checkpoint = writing.checkpoint
         if checkpoint.state == CheckpointState.UPLOADING:
-            shard = locked_shard(session, checkpoint, rank)
+            shard = locked_shards(session, checkpoint, [rank])[rank]
             lock_checkpoint(session, checkpoint)  # in the order of a seal
         if checkpoint.state != CheckpointState.ABORTED:
             refuse_unless_uploading(checkpoint)

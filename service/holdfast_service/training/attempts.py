@@ -23,8 +23,8 @@ from holdfast_protocol.attempts import (
     ResumedFrom,
 )
 from holdfast_protocol.base import Fence, Page
-from holdfast_protocol.checkpoints import RestoreDecision
 from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.restores import RestoreDecision
 from holdfast_protocol.runs import Latest
 from holdfast_protocol.states import AbortCause, AttemptOutcome, CheckpointState, Scope
 from holdfast_protocol.text import without_secrets

@@ -1,15 +1,23 @@
-"""Begin a checkpoint, also a late one that a spool has kept."""
+"""Begin a checkpoint, also a late one that a spool has kept, and answer the first offers of its ranks."""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import exists, func, select
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView
+from holdfast_protocol.checkpoints import (
+    BeginCheckpoint,
+    CheckpointBegun,
+    CheckpointView,
+    FirstOffer,
+    RankNegotiated,
+)
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import AttemptOutcome, CheckpointState, Health, Tier
 from holdfast_protocol.text import counted
@@ -19,6 +27,7 @@ from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import attempt_numbered, current_checkpoint_view
+from holdfast_service.stores.base import StoreError
 from holdfast_service.training.fencing import (
     DRAIN_SECONDS,
     LIVE,
@@ -29,6 +38,7 @@ from holdfast_service.training.fencing import (
     reached,
     refuse_unless_pusher,
 )
+from holdfast_service.training.negotiate import Reservation, answers, check_offers, md5_needed, reserve
 
 # Late saves: where a save that an attempt kept in its spool belongs once it is pushed (rule late-save-adoption).
 #
@@ -134,6 +144,49 @@ def begin_in(
     writing = begin(session, context, locked, request)
     _refuse_if_different(writing.checkpoint, request)
     return writing
+
+
+def begin_and_negotiate(
+    context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: BeginCheckpoint
+) -> CheckpointBegun:
+    """Begins a checkpoint and answers its ranks' first offers, in one transaction. Raises what `begin_checkpoint` does.
+    An offer that is refused is no failure of the begin: each rank offers again in a call of its own, and hears why."""
+    if request.offers:
+        with suppress(ProblemError, StoreError):
+            return _begun_with(request.offers, context, caller, (project_name, run_name), request)
+    return CheckpointBegun(**dict(begin_checkpoint(context, caller, project_name, run_name, request)))
+
+
+def _begun_with(
+    offers: Sequence[FirstOffer],
+    context: ServiceContext,
+    caller: Principal,
+    run: tuple[str, str],
+    request: BeginCheckpoint,
+) -> CheckpointBegun:
+    for offer in offers:
+        check_offers(offer.chunks, md5_needed=md5_needed(context.store.capabilities))
+    offered = {offer.rank: offer.chunks for offer in offers}
+
+    def begun(session: Session) -> tuple[CheckpointView, Reservation | None]:
+        writing = begin_in(session, context, caller, run, request)
+        uploading = writing.checkpoint.state == CheckpointState.UPLOADING
+        reservation = reserve(session, context, writing, offered, first=True) if uploading else None
+        has_begun(session, context, writing)
+        return current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint), reservation
+
+    view, reservation = context.database.run(begun)
+    if reservation is None:
+        return CheckpointBegun(**dict(view))
+    negotiated = [
+        RankNegotiated(
+            rank=offer.rank,
+            chunks=answers(context, reservation, offer.rank, offer.chunks, offer.mount_proof),
+            finished=[],
+        )
+        for offer in offers
+    ]
+    return CheckpointBegun(**dict(view), negotiated=negotiated)
 
 
 def has_begun(session: Session, context: ServiceContext, writing: Writing) -> None:

@@ -1,7 +1,7 @@
-"""The commit: the transaction of a seal. The last seal of a world makes the checkpoint a restore point.
+"""The commit: the transaction of seals. The last seal of a world makes the checkpoint a restore point.
 
-`commit_seal` is the whole transaction, `complete_if_whole` what the last seal adds to it. `training/seal.py` comes
-before: it has checked the seal and asked the store for what is pending.
+`commit_seals` is the whole transaction, `complete_if_whole` what the last seal adds to it. `training/seal.py` comes
+before: it has checked the seals and asked the store for what is pending.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from holdfast_service.training.fencing import (
     Writing,
     begin_writing,
     keep_alive,
-    locked_shard,
+    locked_shards,
     refuse_unless_uploading,
 )
 from holdfast_service.webhooks.outbox import leave_calls
@@ -55,31 +55,38 @@ class Arrived(NamedTuple):
     deduplicated_bytes: int
 
 
-def commit_seal(
+def commit_seals(
     context: ServiceContext,
     caller: Principal,
     checkpoint_id: str,
-    rank: int,
-    request: SealShard,
+    seals: Mapping[int, SealShard],
     *,
-    arrive: Callable[[Session, datetime], Arrived],
+    arrive: Callable[[Session, datetime], Mapping[int, Arrived]],
 ) -> CheckpointView:
-    """What the checkpoint is then. `arrive` is called in the transaction, maybe more than once. Raises what
-    `complete_if_whole` does, with the checkpoint aborted."""
+    """What the checkpoint is then. `seals`: by rank, under one fence. `arrive` gives what each has, by rank; it is
+    called in the transaction, maybe more than once. Raises what `complete_if_whole` does, with the checkpoint
+    aborted."""
+    fence = next(iter(seals.values()))
 
     def sealed(session: Session) -> tuple[Callable[[], CheckpointView], ProblemError | None]:
         # Not the checkpoint's row: all ranks' seals would wait for each other from here on.
-        writing = begin_writing(session, caller, checkpoint_id, request, context.epoch)
-        shard = locked_shard(session, writing.checkpoint, rank)
-        view = sealed_before(session, writing, shard, request)
-        if view is not None:
+        writing = begin_writing(session, caller, checkpoint_id, fence, context.epoch)
+        shards = locked_shards(session, writing.checkpoint, seals)
+        left = not_sealed_before(session, writing, shards, seals)
+        if not left:
+            view = current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint)
             return lambda: view, None
         refuse_unless_uploading(writing.checkpoint)
-        _seal(session, shard, request, arrive(session, writing.now), writing.now)
+        arrived = arrive(session, writing.now)
+        for rank, request in left.items():
+            _seal(shards[rank], request, arrived[rank], writing.now)
+        session.flush()
+        # From here on the chunk lists are the reference.
+        session.connection().execute(_DROPPED, {"shards": [shards[rank].id for rank in left]})
         missing = ranks_not_sealed(session, writing.checkpoint)
         refusal: ProblemError | None = None
         try:
-            complete_if_whole(session, writing, context.store_id)
+            complete_if_whole(session, writing, len(left), context.store_id)
         except ProblemError as problem:
             if problem.code not in _NEVER_COMPLETE:
                 raise
@@ -114,7 +121,7 @@ _NEVER_COMPLETE = {
 }
 
 
-def _seal(session: Session, shard: Shard, request: SealShard, arrived: Arrived, now: datetime) -> None:
+def _seal(shard: Shard, request: SealShard, arrived: Arrived, now: datetime) -> None:
     shard.uploaded_bytes = arrived.sent_bytes
     shard.state = ShardState.SEALED
     shard.chunk_list_id = arrived.list_id
@@ -123,23 +130,24 @@ def _seal(session: Session, shard: Shard, request: SealShard, arrived: Arrived, 
     shard.digest = request.digest
     shard.index_ordinal, shard.layout_ordinal = request.index.shard, request.index.layout
     shard.summary = request.summary
-    session.flush()
-    # From here on the chunk list is the reference.
-    session.connection().execute(_DROPPED, {"shard": shard.id})
 
 
-_DROPPED = delete(ShardChunk).where(ShardChunk.shard_id == bindparam("shard"))
+_DROPPED = delete(ShardChunk).where(ShardChunk.shard_id.in_(bindparam("shards", expanding=True)))
 
 
-def sealed_before(session: Session, writing: Writing, shard: Shard | None, request: SealShard) -> CheckpointView | None:
-    """The view, if this very content was sealed already; also after the commit. Raises `manifest_conflict`."""
-    if shard is None or shard.state != ShardState.SEALED:
-        return None
-    session.refresh(writing.checkpoint)  # the seal that the shard's lock has waited for may have committed it
-    if writing.checkpoint.state == CheckpointState.ABORTED:
-        return None
-    _refuse_other_content(shard, request)
-    return current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint)
+def not_sealed_before(
+    session: Session, writing: Writing, shards: Mapping[int, Shard], seals: Mapping[int, SealShard]
+) -> dict[int, SealShard]:
+    """`seals`, by rank, without those whose very content was sealed already; also after the commit. Raises
+    `manifest_conflict`."""
+    sealed = {rank: shard for rank, shard in shards.items() if shard.state == ShardState.SEALED}
+    if sealed:
+        session.refresh(writing.checkpoint)  # the seal that a shard's lock has waited for may have committed it
+    if not sealed or writing.checkpoint.state == CheckpointState.ABORTED:
+        return dict(seals)
+    for rank, shard in sealed.items():
+        _refuse_other_content(shard, seals[rank])
+    return {rank: request for rank, request in seals.items() if rank not in sealed}
 
 
 def _refuse_other_content(shard: Shard, request: SealShard) -> None:
@@ -216,7 +224,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 # If all ranks have sealed, the checkpoint becomes a restore point.
 #
-# Each seal adds itself to the checkpoint's count, as late in its transaction as can be: the others wait for that row
+# Each call adds its seals to the checkpoint's count, as late in its transaction as can be: the others wait for that row
 # from there to its commit. Of two last seals at once the second so finds the first counted (rule commit-before-reply).
 
 _SHOWN_DIGESTS = 20
@@ -225,17 +233,17 @@ _SHOWN_DIGESTS = 20
 _COUNTED = (
     update(Checkpoint)
     .where(Checkpoint.id == bindparam("checkpoint"), Checkpoint.state == CheckpointState.UPLOADING)
-    .values(sealed_ranks=Checkpoint.sealed_ranks + 1)
+    .values(sealed_ranks=Checkpoint.sealed_ranks + bindparam("seals"))
     .returning(Checkpoint.sealed_ranks)
 )
 
 
-def complete_if_whole(session: Session, writing: Writing, store_id: int) -> bool:
-    """Counts this rank's seal. Whether the checkpoint committed. Raises `checkpoint_aborted` if it was given up
+def complete_if_whole(session: Session, writing: Writing, seals: int, store_id: int) -> bool:
+    """Counts so many seals. Whether the checkpoint committed. Raises `checkpoint_aborted` if it was given up
     meanwhile, `chunk_gone` if a chunk that a rank sealed is not to be relied on any more, and `invalid_request` if two
     ranks give one chunk two sizes."""
     checkpoint = writing.checkpoint
-    sealed = session.connection().execute(_COUNTED, {"checkpoint": checkpoint.id}).scalar_one_or_none()
+    sealed = session.connection().execute(_COUNTED, {"checkpoint": checkpoint.id, "seals": seals}).scalar_one_or_none()
     if sealed is not None and sealed < checkpoint.world_size:
         set_committed_value(checkpoint, "sealed_ranks", sealed)
         return False

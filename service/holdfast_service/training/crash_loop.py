@@ -15,7 +15,7 @@ from enum import Enum
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session, aliased
 
-from holdfast_protocol.checkpoints import RestoreDecision, RestorePoint
+from holdfast_protocol.restores import RestoreDecision, RestorePoint
 from holdfast_protocol.runs import Latest
 from holdfast_protocol.states import AttemptOutcome, CheckpointState, Health
 from holdfast_service.audit.record import Actor, record_event

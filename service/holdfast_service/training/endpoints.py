@@ -30,6 +30,7 @@ from holdfast_protocol.checkpoints import (
     MountProofOffer,
     NegotiateChunks,
     SealOrFail,
+    SealShards,
 )
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CheckpointState
@@ -48,8 +49,9 @@ from holdfast_service.training.attempts import (
     record_resumed_from,
     take_heartbeat,
 )
-from holdfast_service.training.negotiate import begin_and_negotiate, negotiate_chunks
-from holdfast_service.training.seal import seal_shard
+from holdfast_service.training.begin import begin_and_negotiate
+from holdfast_service.training.negotiate import negotiate_chunks
+from holdfast_service.training.seal import seal_shards
 from holdfast_service.web.admission import Permit
 from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import AnyCaller, BusyTrainer, Cursor, Limit, ProtocolSpoken, Trainer, tagged
@@ -176,7 +178,19 @@ def seal(
 ) -> CheckpointView:
     if isinstance(body, FailShard):
         return fail_shard(context, caller, checkpoint_id, rank, body)
-    return seal_shard(context, caller, checkpoint_id, rank, body)
+    return seal_shards(context, caller, checkpoint_id, {rank: body})
+
+
+@checkpoints_router.put(
+    "/v1/checkpoints/{checkpoint_id}/shards", summary="Seal the shards of several ranks of one host, or none of them"
+)
+def seal_together(
+    checkpoint_id: str,
+    body: SealShards,
+    context: Context,
+    caller: BusyTrainer,
+) -> CheckpointView:
+    return seal_shards(context, caller, checkpoint_id, {seal.rank: seal for seal in body.seals})
 
 
 @checkpoints_router.post("/v1/checkpoints/{checkpoint_id}/abort", summary="Give a checkpoint up")

@@ -4,6 +4,7 @@ late-save-adoption)."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
@@ -299,14 +300,16 @@ def refuse_unless_uploading(checkpoint: Checkpoint) -> None:
     )
 
 
-def refuse_unless_in_world(checkpoint: Checkpoint, rank: int) -> None:
-    if not 0 <= rank < checkpoint.world_size:
-        raise ProblemError(
-            ProblemCode.INVALID_REQUEST,
-            f"There is no rank {rank} in a world of {checkpoint.world_size}. Begin the step with the right world size.",
-            rank=rank,
-            world_size=checkpoint.world_size,
-        )
+def refuse_unless_in_world(checkpoint: Checkpoint, ranks: Iterable[int]) -> None:
+    for rank in ranks:
+        if not 0 <= rank < checkpoint.world_size:
+            raise ProblemError(
+                ProblemCode.INVALID_REQUEST,
+                f"There is no rank {rank} in a world of {checkpoint.world_size}. Begin the step with the right world "
+                "size.",
+                rank=rank,
+                world_size=checkpoint.world_size,
+            )
 
 
 def keep_alive(session: Session, writing: Writing, settings: ServiceSettings) -> None:
@@ -330,15 +333,18 @@ def keep_alive(session: Session, writing: Writing, settings: ServiceSettings) ->
 
 def beat(session: Session, attempt: Attempt, now: datetime, settings: ServiceSettings) -> None:
     """The attempt is alive, even if it was thought lost: a network may have been away and come back."""
-    due = now - timedelta(seconds=settings.heartbeat_interval_seconds * _MOVED_AFTER)
+    interval = timedelta(seconds=settings.heartbeat_interval_seconds)
+    # The clock may have been ahead at the last heartbeat, and have gone back since.
+    due, ahead = now - interval * _MOVED_AFTER, now + interval
     # The liveness monitor calls an attempt lost by a heartbeat that is much older.
-    if attempt.heartbeat_at is not None and attempt.heartbeat_at >= due and attempt.outcome != AttemptOutcome.LOST:
+    is_fresh = attempt.heartbeat_at is not None and due <= attempt.heartbeat_at <= ahead
+    if is_fresh and attempt.outcome != AttemptOutcome.LOST:
         return
     # Another call that holds the row is most likely writing its own heartbeat: to wait for it would queue all ranks.
     # After a long silence it may be the reaper, which must be answered.
     silent_since = now - timedelta(seconds=settings.lost_after_seconds / 2)
     others_write = attempt.heartbeat_at is None or attempt.heartbeat_at > silent_since
-    is_due = or_(Attempt.heartbeat_at.is_(None), Attempt.heartbeat_at < due)
+    is_due = or_(Attempt.heartbeat_at.is_(None), Attempt.heartbeat_at < due, Attempt.heartbeat_at > ahead)
     free = select(Attempt.id).where(Attempt.id == attempt.id, is_due)
     free = free.with_for_update(key_share=True, skip_locked=others_write)
     session.execute(
@@ -378,45 +384,54 @@ def lock_attempt(session: Session, attempt: Attempt) -> None:
     )
 
 
-# One rank's shard of a checkpoint, as a row.
+# The shards of a checkpoint's ranks, as rows. Each function takes the ranks of one call, and raises `invalid_request`
+# for a rank outside the world.
 
 
-def shard_of(session: Session, checkpoint: Checkpoint, rank: int) -> Shard | None:
-    """None if the rank has not called yet. Raises `invalid_request` for a rank outside the world."""
-    refuse_unless_in_world(checkpoint, rank)
-    return _read_shard(session, _SHARD, checkpoint, rank)
+def shards_of(session: Session, checkpoint: Checkpoint, ranks: Collection[int]) -> dict[int, Shard]:
+    """By rank; a rank that has not called yet has none."""
+    return _read_shards(session, _SHARDS, checkpoint, ranks)
 
 
-def locked_shard(session: Session, checkpoint: Checkpoint, rank: int) -> Shard:
-    """FOR UPDATE: a late negotiation of the same rank must not add references while it is sealed. Made if absent."""
-    refuse_unless_in_world(checkpoint, rank)
-    shard = _read_shard(session, _LOCKED_SHARD, checkpoint, rank)
-    if shard is None:
-        new_shard(session, checkpoint, rank)  # or another call has made it
-        shard = _read_shard(session, _LOCKED_SHARD, checkpoint, rank)
-    assert shard is not None
-    return shard
+def locked_shards(session: Session, checkpoint: Checkpoint, ranks: Collection[int]) -> dict[int, Shard]:
+    """FOR UPDATE, in the order of the ranks: a late negotiation of the same rank must not add references while it is
+    sealed. Made if absent."""
+    shards = _read_shards(session, _LOCKED_SHARDS, checkpoint, ranks)
+    if absent := sorted(set(ranks) - shards.keys()):
+        new_shards(session, checkpoint, absent)  # or another call has made them
+        shards |= _read_shards(session, _LOCKED_SHARDS, checkpoint, absent)
+    return shards
 
 
-_SHARD = select(Shard).where(Shard.checkpoint_id == bindparam("checkpoint_id"), Shard.rank == bindparam("rank"))
-_LOCKED_SHARD = _SHARD.with_for_update()
+_SHARDS = (
+    select(Shard)
+    .where(Shard.checkpoint_id == bindparam("checkpoint_id"), Shard.rank.in_(bindparam("ranks", expanding=True)))
+    .order_by(Shard.rank)
+)
+_LOCKED_SHARDS = _SHARDS.with_for_update()
 
 
-def _read_shard(session: Session, statement: Select[Shard], checkpoint: Checkpoint, rank: int) -> Shard | None:
-    named = {"checkpoint_id": checkpoint.id, "rank": rank}
-    return session.execute(statement, named, execution_options=_ANEW).scalar_one_or_none()
+def _read_shards(
+    session: Session, statement: Select[Shard], checkpoint: Checkpoint, ranks: Collection[int]
+) -> dict[int, Shard]:
+    refuse_unless_in_world(checkpoint, ranks)
+    named = {"checkpoint_id": checkpoint.id, "ranks": sorted(ranks)}
+    return {shard.rank: shard for shard in session.execute(statement, named, execution_options=_ANEW).scalars()}
 
 
-def new_shard(session: Session, checkpoint: Checkpoint, rank: int) -> int | None:
-    """Its id; None if another call has made it. Raises `invalid_request` for a rank outside the world."""
-    refuse_unless_in_world(checkpoint, rank)
-    row = {
-        "checkpoint_id": checkpoint.id,
-        "rank": rank,
-        "state": ShardState.OPEN,
-        "logical_bytes": 0,
-        "uploaded_bytes": 0,
-        "components": {},
-        "finite": True,
-    }
-    return next((made.id for made in insert_new(session, Shard, [row], Shard.id)), None)
+def new_shards(session: Session, checkpoint: Checkpoint, ranks: Collection[int]) -> dict[int, int]:
+    """The ids by rank; without those that another call has made."""
+    refuse_unless_in_world(checkpoint, ranks)
+    rows = [
+        {
+            "checkpoint_id": checkpoint.id,
+            "rank": rank,
+            "state": ShardState.OPEN,
+            "logical_bytes": 0,
+            "uploaded_bytes": 0,
+            "components": {},
+            "finite": True,
+        }
+        for rank in sorted(ranks)
+    ]
+    return {made.rank: made.id for made in insert_new(session, Shard, rows, Shard.rank, Shard.id)}

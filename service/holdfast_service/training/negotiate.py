@@ -1,4 +1,5 @@
-"""One call of a rank: verify what it has sent, reserve what it will send, hand out tickets.
+"""One call of a rank: verify what it has sent, reserve what it will send, hand out tickets. A begin may reserve for
+several ranks of one host (training/begin.py).
 
 The client hashes chunks -> negotiate (here) -> PUT to the store -> negotiate, with what is finished -> training/seal.py
 """
@@ -6,8 +7,7 @@ The client hashes chunks -> negotiate (here) -> PUT to the store -> negotiate, w
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -17,15 +17,11 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.checkpoints import (
-    BeginCheckpoint,
-    CheckpointBegun,
-    CheckpointView,
     ChunkAnswer,
     ChunkOffer,
     ChunksNegotiated,
     FinishedAnswer,
     FinishedState,
-    FirstOffer,
     MountProof,
     NegotiateChunks,
     UploadTicket,
@@ -41,16 +37,14 @@ from holdfast_service.copies.verify_upload import Finding, Upload, verify_upload
 from holdfast_service.db.dialect import clock, database_now, insert_all, insert_new
 from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy, Project, Shard, ShardChunk
 from holdfast_service.errors import ProblemError
-from holdfast_service.runs.views import current_checkpoint_view
-from holdfast_service.stores.base import Capabilities, MountedStore, StoreError, make_tickets
+from holdfast_service.stores.base import Capabilities, MountedStore, make_tickets
 from holdfast_service.tallies.sums import bytes_against_quota
-from holdfast_service.training.begin import begin_checkpoint, begin_in, has_begun
 from holdfast_service.training.fencing import (
     Writing,
     begin_writing,
     keep_alive,
-    locked_shard,
-    new_shard,
+    locked_shards,
+    new_shards,
     refuse_unless_uploading,
 )
 
@@ -266,57 +260,60 @@ def _negotiated(session: Session, checkpoint_id: str, rank: int, digests: Sequen
 # before it marks a copy, and this takes FOR KEY SHARE before it relies on one.
 
 _STILL_GOOD = (CopyState.PENDING, CopyState.VERIFIED)
+_Offered = tuple[int, str]
+"""A rank, and the digest that it offers."""
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """By digest, the copy to send into; of the others, those that were asked for and are not there."""
+    """By rank and digest, the copy to send into; of the others, those that were asked for and are not there."""
 
     project_id: str
-    send_into: dict[str, Copy]
-    absent: frozenset[str]
+    send_into: Mapping[_Offered, Copy]
+    absent: frozenset[_Offered]
 
 
 def reserve(
     session: Session,
     context: ServiceContext,
     writing: Writing,
-    rank: int,
-    offered: Sequence[ChunkOffer],
+    offered: Mapping[int, Sequence[ChunkOffer]],
     *,
     first: bool = False,
 ) -> Reservation:
-    """`first`: it is probably the rank's first call. Raises `checkpoint_aborted`, `shard_sealed`, `quota_exceeded`,
-    `rate_limited` and `invalid_request`. Repeatable."""
+    """`offered`: by rank. `first`: it is probably these ranks' first call. Raises `checkpoint_aborted`, `shard_sealed`,
+    `quota_exceeded`, `rate_limited` and `invalid_request`, if one of the ranks meets it. Repeatable."""
     refuse_unless_uploading(writing.checkpoint)
-    new = new_shard(session, writing.checkpoint, rank) if first else None
-    shard_id = new or open_shard(session, writing, rank).id
+    new = new_shards(session, writing.checkpoint, offered) if first else {}
+    shards = open_shards(session, writing, offered.keys() - new.keys()) | new
     quota_bytes = lock_quota(session, writing.project)
-    offers = sorted({offer.digest: offer for offer in offered}.values(), key=lambda offer: offer.digest)
-    sizes = _sizes(offered)
-    chunks, inserted = _locked_chunks(session, writing, offers)
-    references = {} if new else _references(session, shard_id, sizes)
+    offers = {(rank, each.digest): each for rank, said in sorted(offered.items()) for each in said}
+    sizes = _sizes(each for said in offered.values() for each in said)
+    needed = {offer.digest for offer in offers.values() if not offer.ask}
+    chunks, inserted = _locked_chunks(session, writing, sizes, needed)
+    references = _references(session, {shard for rank, shard in shards.items() if rank not in new}, sizes)
     now = _now_while_uploading(session, writing)  # after the locks: no ticket may outlive what its copy's row says
     known = [chunk_id for digest, chunk_id in chunks.items() if digest not in inserted]
     copies_of = _copies(session, context, known)
+    own = {key: references.get((shards[key[0]], chunks.get(key[1], 0))) for key in offers}
     decisions = {
-        offer.digest: decide(
+        key: decide(
             offer,
             copies_of.get(chunks.get(offer.digest, 0), ()),
             attempt_id=writing.attempt.id,
-            own_copy_id=references[chunk_id].copy_id if (chunk_id := chunks.get(offer.digest)) in references else None,
+            own_copy_id=reference.copy_id if (reference := own[key]) is not None else None,
             now=now,
         )
-        for offer in offers
+        for key, offer in offers.items()
     }
     sent_anew = sum(answer is Answer.SEND_ANEW for answer, _ in decisions.values())
     context.tickets.hand_out(session, writing.project, sent_anew, context.settings.project_tickets)
     expires_at = now + timedelta(seconds=context.settings.ticket_seconds)
     longest_upload = timedelta(seconds=context.settings.longest_upload_seconds)
     bound = context.store.capabilities is not None and context.store.capabilities.binds_tickets
-    copies: dict[str, Copy] = {}
-    for offer in offers:
-        answer, copy = decisions[offer.digest]
+    copies: dict[_Offered, Copy] = {}
+    for key, offer in offers.items():
+        answer, copy = decisions[key]
         if answer is Answer.ABSENT:
             continue
         if copy is None:
@@ -325,17 +322,15 @@ def reserve(
             copy.ticket_expires_at = expires_at
             if not bound:
                 copy.overwritable_until = expires_at + longest_upload
-        copies[offer.digest] = copy
-    _insert_copies(session, added := [copy for digest, copy in copies.items() if decisions[digest].copy is None])
+        copies[key] = copy
+    _insert_copies(session, added := [copy for key, copy in copies.items() if decisions[key].copy is None])
     new_bytes = sum(copy.stored_bytes for copy in added)
     if quota_bytes is not None and new_bytes:
         refuse_over_quota(session, context, writing.project, quota_bytes, new_bytes)
-    _refer(session, shard_id, copies, decisions, references)
-    return Reservation(
-        writing.project.id,
-        {digest: copy for digest, copy in copies.items() if decisions[digest].answer is not Answer.PRESENT},
-        frozenset(digest for digest, each in decisions.items() if each.answer is Answer.ABSENT),
-    )
+    send_into = {key: copy for key, copy in copies.items() if decisions[key].answer is not Answer.PRESENT}
+    _refer(session, shards, copies, send_into.keys(), own)
+    absent = frozenset(key for key, each in decisions.items() if each.answer is Answer.ABSENT)
+    return Reservation(writing.project.id, send_into, absent)
 
 
 def _now_while_uploading(session: Session, writing: Writing) -> datetime:
@@ -353,47 +348,51 @@ _STATE = select(clock(), Checkpoint.state).where(Checkpoint.id == bindparam("id"
 _HELD = _STATE.with_for_update(read=True, key_share=True)
 
 
-def open_shard(session: Session, writing: Writing, rank: int) -> Shard:
-    """The rank's shard, made at its first call. Raises `shard_sealed`."""
+def open_shards(session: Session, writing: Writing, ranks: Collection[int]) -> dict[int, int]:
+    """The ids of the ranks' shards, made at their first call. Raises `shard_sealed`."""
+    if not ranks:
+        return {}
     # Locked: two calls of one rank at once (a retry overtook) must see each other's references.
-    shard = locked_shard(session, writing.checkpoint, rank)
-    if shard.state != ShardState.OPEN:
-        raise ProblemError(
-            ProblemCode.SHARD_SEALED,
-            f"Rank {rank} has sealed its shard of step {writing.checkpoint.step}: nothing can be added. "
-            "Wait for the checkpoint to commit.",
-            rank=rank,
-        )
-    return shard
+    shards = locked_shards(session, writing.checkpoint, ranks)
+    for rank, shard in shards.items():
+        if shard.state != ShardState.OPEN:
+            raise ProblemError(
+                ProblemCode.SHARD_SEALED,
+                f"Rank {rank} has sealed its shard of step {writing.checkpoint.step}: nothing can be added. "
+                "Wait for the checkpoint to commit.",
+                rank=rank,
+            )
+    return {rank: shard.id for rank, shard in shards.items()}
 
 
 def _sizes(offers: Iterable[ChunkOffer]) -> dict[str, int]:
-    """By digest. Raises `invalid_request`."""
+    """By digest, in the order of the digests. Raises `invalid_request`."""
     sizes: dict[str, int] = {}
     for offer in offers:
         if sizes.setdefault(offer.digest, offer.bytes) != offer.bytes:
             _refuse_two_sizes(offer.digest)
-    return sizes
+    return dict(sorted(sizes.items()))
 
 
-def _locked_chunks(session: Session, writing: Writing, offers: Sequence[ChunkOffer]) -> tuple[dict[str, int], set[str]]:
+def _locked_chunks(
+    session: Session, writing: Writing, sizes: Mapping[str, int], needed: Set[str]
+) -> tuple[dict[str, int], set[str]]:
     """The rows' ids by digest, and the digests that this transaction has inserted: those have no copy and no reference.
-    Inserted in order and locked in the same order, or overlapping batches deadlock (rule sorted-inserts).
+    `sizes` is in the order of the digests: inserted and locked in it, or overlapping batches deadlock (rule
+    sorted-inserts).
 
-    What is only asked for is not inserted, and is not among them if it was never offered.
+    What is only asked for, and not `needed`, is not inserted, and is not among them if it was never offered.
     """
-    sizes = {offer.digest: offer.bytes for offer in offers}
-    needed = {offer.digest for offer in offers if not offer.ask}
     inserted: dict[str, int] = {}
     missing = needed
     while True:  # again only if the collector forgot one between the two statements
         rows = [
-            {"project_id": writing.project.id, "digest": each.digest, "bytes": each.bytes, "created_at": writing.now}
-            for each in offers
-            if each.digest in missing
+            {"project_id": writing.project.id, "digest": digest, "bytes": size, "created_at": writing.now}
+            for digest, size in sizes.items()
+            if digest in missing
         ]
         inserted |= {row.digest: row.id for row in insert_new(session, Chunk, rows, Chunk.digest, Chunk.id)}
-        others = [offer.digest for offer in offers if offer.digest not in inserted]
+        others = [digest for digest in sizes if digest not in inserted]
         if not others:
             return inserted, set(inserted)
         # A later statement: the insert's snapshot does not show what a concurrent one has just committed.
@@ -410,17 +409,22 @@ def _locked_chunks(session: Session, writing: Writing, offers: Sequence[ChunkOff
             return chunks, set(inserted)
 
 
-def _references(session: Session, shard_id: int, sizes: dict[str, int]) -> dict[int, ShardChunk]:
-    """By chunk id, what this shard refers to. Raises `invalid_request` for what it offered with another size before."""
+def _references(
+    session: Session, shards: Collection[int], sizes: Mapping[str, int]
+) -> dict[tuple[int, int], ShardChunk]:
+    """By shard and chunk, what these shards refer to. Raises `invalid_request` for what one of them offered with
+    another size before."""
+    if not shards:
+        return {}
     rows = session.execute(
         select(ShardChunk, Chunk.digest, Chunk.bytes)
         .join(Chunk, Chunk.id == ShardChunk.chunk_id)
-        .where(ShardChunk.shard_id == shard_id, Chunk.digest.in_(sizes))
+        .where(ShardChunk.shard_id.in_(shards), Chunk.digest.in_(sizes))
     ).all()
     for _, digest, size in rows:
         if sizes[digest] != size:
             _refuse_two_sizes(digest)
-    return {row.ShardChunk.chunk_id: row.ShardChunk for row in rows}
+    return {(row.ShardChunk.shard_id, row.ShardChunk.chunk_id): row.ShardChunk for row in rows}
 
 
 def _refuse_two_sizes(digest: str) -> NoReturn:
@@ -471,19 +475,19 @@ def _insert_copies(session: Session, added: Sequence[Copy]) -> None:
 
 def _refer(
     session: Session,
-    shard_id: int,
-    copies: Mapping[str, Copy],
-    decisions: Mapping[str, Decision],
-    references: Mapping[int, ShardChunk],
+    shards: Mapping[int, int],
+    copies: Mapping[_Offered, Copy],
+    sending: Set[_Offered],
+    own: Mapping[_Offered, ShardChunk | None],
 ) -> None:
     rows = []
-    for digest, copy in copies.items():
-        sending = decisions[digest].answer is not Answer.PRESENT
-        reference = references.get(copy.chunk_id)
+    for (rank, digest), copy in copies.items():
+        uploading, reference = (rank, digest) in sending, own[rank, digest]
         if reference is None:
-            rows.append({"shard_id": shard_id, "chunk_id": copy.chunk_id, "copy_id": copy.id, "uploading": sending})
+            refers = {"shard_id": shards[rank], "chunk_id": copy.chunk_id}
+            rows.append(refers | {"copy_id": copy.id, "uploading": uploading})
         elif reference.copy_id != copy.id:
-            reference.copy_id, reference.uploading = copy.id, sending
+            reference.copy_id, reference.uploading = copy.id, uploading
     insert_all(session, ShardChunk, rows, ShardChunk.chunk_id)
 
 
@@ -531,7 +535,7 @@ def negotiate_chunks(
     context: ServiceContext, caller: Principal, checkpoint_id: str, rank: int, request: NegotiateChunks
 ) -> ChunksNegotiated:
     """An answer per offered chunk, in the order offered. Repeating it is fine: the same copies, fresh tickets."""
-    check_offers(request.chunks, md5_needed=_md5_needed(context.store.capabilities))
+    check_offers(request.chunks, md5_needed=md5_needed(context.store.capabilities))
     # First what has arrived: a chunk that is reported and offered again in one call is present.
     finished = verify_finished(context, caller, checkpoint_id, rank, request)
     if finished and not request.chunks:
@@ -539,62 +543,36 @@ def negotiate_chunks(
 
     def reserved(session: Session) -> Reservation:
         writing = begin_writing(session, caller, checkpoint_id, request, context.epoch)
-        reservation = reserve(session, context, writing, rank, request.chunks)
+        reservation = reserve(session, context, writing, {rank: request.chunks})
         keep_alive(session, writing, context.settings)
         return reservation
 
     reservation = context.database.run(reserved)
-    chunks = _answers(context, reservation, request.chunks, request.mount_proof)
+    chunks = answers(context, reservation, rank, request.chunks, request.mount_proof)
     return ChunksNegotiated(chunks=chunks, finished=finished)
 
 
-def _answers(
-    context: ServiceContext, reservation: Reservation, offers: Sequence[ChunkOffer], mount_proof: MountProof | None
+def answers(
+    context: ServiceContext,
+    reservation: Reservation,
+    rank: int,
+    offers: Sequence[ChunkOffer],
+    mount_proof: MountProof | None,
 ) -> list[ChunkAnswer]:
-    """One for each offer, in their order. Raises StoreError."""
+    """One for each offer of the rank, in their order. Raises StoreError."""
     office = TicketOffice(context, reservation.project_id, mount_proof)
 
     def answer(offer: ChunkOffer) -> ChunkAnswer:
-        copy = reservation.send_into.get(offer.digest)
-        if copy is not None:
+        key = (rank, offer.digest)
+        if (copy := reservation.send_into.get(key)) is not None:
             return ChunkAnswer(digest=offer.digest, status="upload", ticket=office.ticket(offer, copy))
-        return ChunkAnswer(digest=offer.digest, status="absent" if offer.digest in reservation.absent else "present")
+        return ChunkAnswer(digest=offer.digest, status="absent" if key in reservation.absent else "present")
 
     return make_tickets(context.store, answer, offers)
 
 
-def _md5_needed(capabilities: Capabilities | None) -> bool:
+def md5_needed(capabilities: Capabilities | None) -> bool:
     """Not at once where the store has only just come to compare MD5: jobs that run must hear of it first."""
     if capabilities is None or not capabilities.asks_md5:
         return False
     return capabilities.changed_at is None or datetime.now(UTC) - capabilities.changed_at > _CLIENTS_ASK_WITHIN
-
-
-def begin_and_negotiate(
-    context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: BeginCheckpoint
-) -> CheckpointBegun:
-    """Begins a checkpoint and answers the rank's first offer, in one transaction. Raises what `begin_checkpoint` does.
-    An offer that is refused is no failure of the begin: the rank offers again in a call of its own, and hears why."""
-    if request.offer is not None:
-        with suppress(ProblemError, StoreError):
-            return _begun_with(request.offer, context, caller, (project_name, run_name), request)
-    return CheckpointBegun(**dict(begin_checkpoint(context, caller, project_name, run_name, request)))
-
-
-def _begun_with(
-    offer: FirstOffer, context: ServiceContext, caller: Principal, run: tuple[str, str], request: BeginCheckpoint
-) -> CheckpointBegun:
-    check_offers(offer.chunks, md5_needed=_md5_needed(context.store.capabilities))
-
-    def begun(session: Session) -> tuple[CheckpointView, Reservation | None]:
-        writing = begin_in(session, context, caller, run, request)
-        uploading = writing.checkpoint.state == CheckpointState.UPLOADING
-        reservation = reserve(session, context, writing, offer.rank, offer.chunks, first=True) if uploading else None
-        has_begun(session, context, writing)
-        return current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint), reservation
-
-    view, reservation = context.database.run(begun)
-    if reservation is None:
-        return CheckpointBegun(**dict(view))
-    chunks = _answers(context, reservation, offer.chunks, offer.mount_proof)
-    return CheckpointBegun(**dict(view), negotiated=ChunksNegotiated(chunks=chunks, finished=[]))

@@ -1,4 +1,6 @@
-"""Seal a shard: what it negotiated, what its seal says, its chunk list; a rank says that its share is complete."""
+"""Seal shards: what they negotiated, what their seals say, their chunk lists; ranks say that their shares are complete.
+
+One call seals the shard of one rank, or those of several ranks of one host."""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from typing import NamedTuple
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session, load_only
 
+from holdfast_protocol.base import Fence
 from holdfast_protocol.checkpoints import CheckpointView, SealShard
 from holdfast_protocol.digests import MAX_STORED_DOCUMENT_BYTES, shard_digest
 from holdfast_protocol.problems import ProblemCode
@@ -23,12 +26,13 @@ from holdfast_service.copies.verify_upload import Finding, Upload, Verdict, ask_
 from holdfast_service.db.dialect import database_now, insert_all, insert_new
 from holdfast_service.db.tables.core import Chunk, ChunkList, ChunkListEntry, Copy, Shard, ShardChunk
 from holdfast_service.errors import ProblemError
-from holdfast_service.training.commit import Arrived, commit_seal, sealed_before
+from holdfast_service.runs.views import current_checkpoint_view
+from holdfast_service.training.commit import Arrived, commit_seals, not_sealed_before
 from holdfast_service.training.fencing import (
     begin_writing,
     keep_alive,
     refuse_unless_uploading,
-    shard_of,
+    shards_of,
 )
 
 # The chunk list of a sealed shard: one row for all the shards that have this very list. Until the shard refers to it,
@@ -37,24 +41,45 @@ from holdfast_service.training.fencing import (
 _ROWS_PER_STATEMENT = 5000
 
 
-def ensure_chunk_list(session: Session, project_id: str, digest: str, chunk_ids: Sequence[int]) -> int:
-    """The row's id, held against the collector until the transaction ends. `digest` is the shard_digest of the list;
-    equal lists are those of the same rows, sizes and all."""
-    entries_digest = hashlib.sha256(",".join(map(str, chunk_ids)).encode("ascii")).hexdigest()
-    same = {"project_id": project_id, "entries_digest": entries_digest}
-    while True:  # again only if the collector forgot it between the two statements
-        # Waits for a rank that is writing the same list.
-        for row in insert_new(session, ChunkList, [same | {"digest": digest}], ChunkList.id):
-            _fill_list(session, row.id, chunk_ids)
-            return int(row.id)
-        held = select(ChunkList.id).filter_by(**same).with_for_update(read=True, key_share=True)
-        if (list_id := session.scalar(held)) is not None:
-            return list_id
+def ensure_chunk_lists(
+    session: Session, project_id: str, lists: Mapping[int, tuple[str, Sequence[int]]]
+) -> dict[int, int]:
+    """`lists`: by rank, the shard_digest and the chunk ids. The rows' ids by rank, held against the collector until the
+    transaction ends. Equal lists are those of the same rows, sizes and all."""
+    entries = {rank: _entries_digest(chunk_ids) for rank, (_, chunk_ids) in lists.items()}
+    by_entries = {entries[rank]: lists[rank] for rank in lists}
+    found: dict[str, int] = {}
+    while missing := sorted(by_entries.keys() - found.keys()):  # again only if the collector forgot one in between
+        rows = [{"project_id": project_id, "entries_digest": each, "digest": by_entries[each][0]} for each in missing]
+        # Waits for a rank that is writing the same list, and in the same order (rule sorted-inserts).
+        made = insert_new(session, ChunkList, rows, ChunkList.entries_digest, ChunkList.id)
+        found |= {row.entries_digest: row.id for row in made}
+        _fill_lists(session, {row.id: by_entries[row.entries_digest][1] for row in made})
+        if others := [each for each in missing if each not in found]:
+            same = {"project": project_id, "entries": others}
+            found |= {row.entries_digest: row.id for row in session.execute(_HELD_LISTS, same)}
+    return {rank: found[entries[rank]] for rank in lists}
 
 
-def _fill_list(session: Session, list_id: int, chunk_ids: Sequence[int]) -> None:
+_HELD_LISTS = (
+    select(ChunkList.entries_digest, ChunkList.id)
+    .where(
+        ChunkList.project_id == bindparam("project"),
+        ChunkList.entries_digest.in_(bindparam("entries", expanding=True)),
+    )
+    .order_by(ChunkList.entries_digest)
+    .with_for_update(read=True, key_share=True)
+)
+
+
+def _entries_digest(chunk_ids: Sequence[int]) -> str:
+    return hashlib.sha256(",".join(map(str, chunk_ids)).encode("ascii")).hexdigest()
+
+
+def _fill_lists(session: Session, lists: Mapping[int, Sequence[int]]) -> None:
     entries = [
         {"chunk_list_id": list_id, "ordinal": ordinal, "chunk_id": chunk_id}
+        for list_id, chunk_ids in lists.items()
         for ordinal, chunk_id in enumerate(chunk_ids)
     ]
     for first in range(0, len(entries), _ROWS_PER_STATEMENT):
@@ -75,19 +100,21 @@ class Negotiated(NamedTuple):
     sent: bool
 
 
-def all_negotiated(session: Session, shard: Shard | None) -> dict[str, Negotiated]:
-    """By digest. Read in one go: 200,000 digests are too many for one statement's parameters."""
-    if shard is None:
-        return {}
-    rows = session.execute(_NEGOTIATED, {"shard": shard.id})
-    return {row.digest: Negotiated(row.id, row.bytes, row.Copy, row.uploading) for row in rows}
+def all_negotiated(session: Session, shards: Mapping[int, Shard]) -> dict[int, dict[str, Negotiated]]:
+    """By rank and digest. Read in one go: 200,000 digests are too many for one statement's parameters."""
+    known: dict[int, dict[str, Negotiated]] = {rank: {} for rank in shards}
+    ranks = {shard.id: rank for rank, shard in shards.items()}
+    if ranks:
+        for row in session.execute(_NEGOTIATED, {"shards": sorted(ranks)}):
+            known[ranks[row.shard_id]][row.digest] = Negotiated(row.id, row.bytes, row.Copy, row.uploading)
+    return known
 
 
 _NEGOTIATED = (
-    select(Chunk.digest, Chunk.id, Chunk.bytes, Copy, ShardChunk.uploading)
+    select(ShardChunk.shard_id, Chunk.digest, Chunk.id, Chunk.bytes, Copy, ShardChunk.uploading)
     .join(ShardChunk, ShardChunk.chunk_id == Chunk.id)
     .join(Copy, Copy.id == ShardChunk.copy_id)
-    .where(ShardChunk.shard_id == bindparam("shard"))
+    .where(ShardChunk.shard_id.in_(bindparam("shards", expanding=True)))
     .options(
         load_only(  # a thousand of them are read in a seal
             Copy.generation,
@@ -164,12 +191,12 @@ def _refuse(detail: str) -> None:
     raise ProblemError(ProblemCode.INVALID_REQUEST, detail)
 
 
-# Seal a shard: a rank says that its share is complete. The seal that completes the world commits (rule
+# Seal shards: ranks say that their shares are complete. The seal that completes the world commits (rule
 # commit-before-reply).
 #
 # 1. look     the request against itself, the checkpoint, what was negotiated; a repeated seal ends here
 # 2. ask      the store is asked for what is not known to have arrived, outside of any transaction
-# 3. commit   what has arrived, the chunk list and the shard are written in one transaction; the last seal commits
+# 3. commit   what has arrived, the chunk lists and the shards are written in one transaction; the last seal commits
 #             (training/commit.py)
 
 _SHOWN_MISSING = 100
@@ -179,85 +206,101 @@ _ASKED_IN_A_MOMENT = 100
 
 @dataclass(frozen=True)
 class _Look:
-    """`view` is set where there is nothing left to do: this very content was sealed before. `known`: what the shard has
-    negotiated, by digest."""
+    """`known`: by rank and digest, what the ranks that have not sealed yet have negotiated. `view` is set where there
+    is none: this very content was sealed before."""
 
     view: CheckpointView | None
     project_id: str = ""
     attempt_id: int = 0
-    known: Mapping[str, Negotiated] = field(default_factory=dict)
+    known: Mapping[int, Mapping[str, Negotiated]] = field(default_factory=dict)
 
 
-def seal_shard(
-    context: ServiceContext, caller: Principal, checkpoint_id: str, rank: int, request: SealShard
+def seal_shards(
+    context: ServiceContext, caller: Principal, checkpoint_id: str, seals: Mapping[int, SealShard]
 ) -> CheckpointView:
-    """Repeating it with the same content is fine: a reply may be lost. Raises `manifest_conflict` for other content,
-    `chunk_not_negotiated`, `incomplete_checkpoint` with the digests that are missing, `checkpoint_aborted`,
-    `chunk_gone` and `stale_attempt`.
+    """`seals`: by rank, all under one fence; all are sealed, or none. Repeating it with the same content is fine: a
+    reply may be lost. Raises `manifest_conflict` for other content, `chunk_not_negotiated`, `incomplete_checkpoint`
+    with the digests that are missing, `checkpoint_aborted`, `chunk_gone` and `stale_attempt`.
     """
-    check_seal(rank, request)
+    for rank, request in seals.items():
+        check_seal(rank, request)
+    fence = next(iter(seals.values()))
     try:
-        look = _look(context, caller, checkpoint_id, rank, request)
+        look = _look(context, caller, checkpoint_id, seals, fence)
     except ProblemError as problem:
         if problem.code is not ProblemCode.CHUNK_NOT_NEGOTIATED:
             raise
         # An earlier try of this call, whose reply was lost or late, may have sealed the shard between two statements of
         # the look: what was negotiated goes with the seal. Another look sees the shard sealed.
-        look = _look(context, caller, checkpoint_id, rank, request)
+        look = _look(context, caller, checkpoint_id, seals, fence)
     if look.view is not None:
         return look.view
-    listed = [look.known[digest] for digest in request.chunks]
-    check_sizes(request, [each.bytes for each in listed])
-    pending = _pending(look, request.chunks)
+    left = {rank: seals[rank] for rank in look.known}
+    for rank, request in left.items():
+        check_sizes(request, [look.known[rank][digest].bytes for digest in request.chunks])
+    pending = _pending(look, left)
     if len(pending) > _ASKED_IN_A_MOMENT:
         with context.database.transaction() as session:
-            writing = begin_writing(session, caller, checkpoint_id, request, context.epoch)
+            writing = begin_writing(session, caller, checkpoint_id, fence, context.epoch)
             keep_alive(session, writing, context.settings)
     verdicts = ask_for_all(context.store, pending)
-    _refuse_incomplete(context, look, request.chunks, verdicts)
+    _refuse_incomplete(context, look, left, verdicts)
 
-    def arrive(session: Session, now: datetime) -> Arrived:
-        # The list before the copies: the collector locks a chunk, and then its copies.
-        chunk_ids = [each.chunk_id for each in listed]
-        list_id = ensure_chunk_list(session, look.project_id, request.digest, chunk_ids)
+    def arrive(session: Session, now: datetime) -> dict[int, Arrived]:
+        # The lists before the copies: the collector locks a chunk, and then its copies.
+        lists = {
+            rank: (request.digest, [look.known[rank][digest].chunk_id for digest in request.chunks])
+            for rank, request in left.items()
+        }
+        list_ids = ensure_chunk_lists(session, look.project_id, lists)
         settle(session, verdicts, now)
-        return Arrived(list_id, sent_bytes(look.known), deduplicated_bytes(look.known, request.chunks))
+        return {
+            rank: Arrived(
+                list_ids[rank], sent_bytes(look.known[rank]), deduplicated_bytes(look.known[rank], request.chunks)
+            )
+            for rank, request in left.items()
+        }
 
-    return commit_seal(context, caller, checkpoint_id, rank, request, arrive=arrive)
+    return commit_seals(context, caller, checkpoint_id, left, arrive=arrive)
 
 
-def _look(context: ServiceContext, caller: Principal, checkpoint_id: str, rank: int, request: SealShard) -> _Look:
+def _look(
+    context: ServiceContext, caller: Principal, checkpoint_id: str, seals: Mapping[int, SealShard], fence: Fence
+) -> _Look:
     """Locks nothing and writes nothing: the commit looks again behind the run's lock."""
     with context.database.read(in_transaction=False) as session:
         # Any attempt may compare once it is committed: the one that staged a late save may have made it in time.
-        writing = begin_writing(session, caller, checkpoint_id, request, context.epoch, only_looks=True)
-        shard = shard_of(session, writing.checkpoint, rank)
-        view = sealed_before(session, writing, shard, request)
-        if view is not None:
-            return _Look(view)
+        writing = begin_writing(session, caller, checkpoint_id, fence, context.epoch, only_looks=True)
+        shards = shards_of(session, writing.checkpoint, seals)
+        left = not_sealed_before(session, writing, shards, seals)
+        if not left:
+            return _Look(current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint))
         refuse_unless_uploading(writing.checkpoint)
-        known = all_negotiated(session, shard)
-        refuse_not_negotiated(known, request.chunks)
+        known = all_negotiated(session, {rank: shard for rank, shard in shards.items() if rank in left})
+        for rank, request in left.items():
+            refuse_not_negotiated(known.setdefault(rank, {}), request.chunks)
         return _Look(None, writing.project.id, writing.attempt.id, known)
 
 
-def _pending(look: _Look, digests: Sequence[str]) -> list[Upload]:
+def _pending(look: _Look, seals: Mapping[int, SealShard]) -> list[Upload]:
     """Uploads that were not reported as finished."""
-    return [
-        Upload(copy.id, object_key(look.project_id, digest, copy), copy.stored_bytes, copy.stored_digest)
-        for digest in dict.fromkeys(digests)
-        if (copy := look.known[digest].copy).state == CopyState.PENDING
-    ]
+    pending = {
+        copy.id: Upload(copy.id, object_key(look.project_id, digest, copy), copy.stored_bytes, copy.stored_digest)
+        for rank, request in seals.items()
+        for digest in request.chunks
+        if (copy := look.known[rank][digest].copy).state == CopyState.PENDING
+    }
+    return list(pending.values())
 
 
 def _refuse_incomplete(
-    context: ServiceContext, look: _Look, digests: Sequence[str], verdicts: Sequence[Verdict]
+    context: ServiceContext, look: _Look, seals: Mapping[int, SealShard], verdicts: Sequence[Verdict]
 ) -> None:
     """Every chunk must be in the store as the store itself says (rule seal-only-negotiated). What has arrived is
     settled before the refusal."""
     why = {v.upload.key.digest: v.detail for v in verdicts if v.finding is not Finding.ARRIVED}
-    for digest in dict.fromkeys(digests):
-        copy = look.known[digest].copy
+    for rank, digest in ((rank, digest) for rank, request in seals.items() for digest in request.chunks):
+        copy = look.known[rank][digest].copy
         if copy.state != CopyState.PENDING and not usable_by(copy, look.attempt_id):
             why[digest] = f"its copy is {copy.state}"
     if not why:
@@ -267,7 +310,7 @@ def _refuse_incomplete(
     first = next(iter(why))
     raise ProblemError(
         ProblemCode.INCOMPLETE_CHECKPOINT,
-        f"{counted(len(why), 'chunk')} of this shard cannot be used (the first: {first}, {why[first]}). "
+        f"{counted(len(why), 'chunk')} of this seal cannot be used (the first: {first}, {why[first]}). "
         "Offer them again, send them and seal again.",
         digests=list(why)[:_SHOWN_MISSING],
         count=len(why),

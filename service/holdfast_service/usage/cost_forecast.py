@@ -14,9 +14,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Request
-from holdfast_protocol.policies import PolicyError, PolicyKind, read_policy
+from holdfast_protocol.policies.policy import PolicyError, PolicyKind, read_policy
+from holdfast_protocol.policies.retention import RetentionPolicy
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.retention import RetentionPolicy
 from holdfast_protocol.states import CheckpointKind, CheckpointState, Health, StoreRole
 from holdfast_protocol.tiers import COLD_STORE, TierPolicy
 from holdfast_protocol.usage import GIB, CostForecast, ForecastCost, ForecastLine, PriceList

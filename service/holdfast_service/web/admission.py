@@ -32,6 +32,7 @@ _RUN = "/v1/projects/{project}/runs/{run}"
 _CHECKPOINT = "/v1/checkpoints/{checkpoint_id}"
 CLASSES: Mapping[tuple[str, str], CallClass] = {
     ("PUT", f"{_CHECKPOINT}/shards/{{rank}}"): CallClass.PROMISED,
+    ("PUT", f"{_CHECKPOINT}/shards"): CallClass.PROMISED,
     ("POST", f"{_CHECKPOINT}/abort"): CallClass.PROMISED,
     ("POST", f"{_RUN}/attempts/{{number}}/heartbeat"): CallClass.PROMISED,
     ("POST", f"{_RUN}/attempts/{{number}}/end"): CallClass.PROMISED,

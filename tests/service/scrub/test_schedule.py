@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 
 import holdfast_service.scrub.read_copies
 import holdfast_service.scrub.verify
-from holdfast_protocol.checkpoints import ReportChunk
+from holdfast_protocol.restores import ReportChunk
 from holdfast_protocol.states import CopyState, Proof, Scope, StoreRole
 from holdfast_service.attached_stores.ownership import MARKER_NAME
 from holdfast_service.auth.principal import Principal

@@ -26,7 +26,7 @@ from holdfast.restore.restorer import read_documents
 from holdfast.session.session import Session
 from holdfast.state.destinations import Arrivals, in_place
 from holdfast_client.chunks.workers import TransferWorkers
-from holdfast_protocol.checkpoints import RestorePoint
+from holdfast_protocol.restores import RestorePoint
 
 ROUND_BYTES = 1024**3
 """Host memory that one round of reads may take."""

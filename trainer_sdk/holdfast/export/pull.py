@@ -26,7 +26,7 @@ from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import ConfigurationError, HoldfastError, IntegrityError, NoRestorePoint
 from holdfast_protocol.base import RunName
-from holdfast_protocol.checkpoints import RestoreDecision, RestorePoint
+from holdfast_protocol.restores import RestoreDecision, RestorePoint
 from holdfast_protocol.runs import Point
 from holdfast_protocol.states import StoreRole
 

@@ -35,9 +35,10 @@ from holdfast_client.errors import HoldfastError
 from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.private_folder import job_folder_in_use, new_job_folder
 from holdfast_protocol.base import RunName
-from holdfast_protocol.checkpoints import Manifest, RestorePoint
+from holdfast_protocol.checkpoints import Manifest
 from holdfast_protocol.digests import MAX_STORED_DOCUMENT_BYTES, DocumentError, checkpoint_digest, shard_digest
 from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
+from holdfast_protocol.restores import RestorePoint
 from holdfast_protocol.states import StoreRole
 
 log = logging.getLogger("holdfast")

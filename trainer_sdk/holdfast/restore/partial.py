@@ -31,7 +31,7 @@ from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.base import RunName
-from holdfast_protocol.checkpoints import RestorePoint
+from holdfast_protocol.restores import RestorePoint
 from holdfast_protocol.runs import SelectorError, parse_selector
 
 log = logging.getLogger("holdfast")

@@ -33,8 +33,9 @@ from holdfast.state.destinations import Arrivals
 from holdfast.state.load import LoadPlan, StoredState, plan_load
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.errors import CheckpointCold, ChunkNotFound
-from holdfast_protocol.checkpoints import Manifest, RestoreDecision, RestorePoint, Skipped
+from holdfast_protocol.checkpoints import Manifest
 from holdfast_protocol.index_documents import Layout, ShardIndex
+from holdfast_protocol.restores import RestoreDecision, RestorePoint, Skipped
 from holdfast_protocol.runs import SelectorError, parse_point
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.text import counted

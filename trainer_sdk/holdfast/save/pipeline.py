@@ -183,6 +183,7 @@ class SavePipeline:
         `waited_seconds`: how long the caller has waited already."""
         self._idle.wait(drain_seconds)
         self._stop.set()
+        self._session.host_calls.close()
         if (writer := self._writer) is not None:
             writer.stop()
         if (staged := self._staged) is not None:

@@ -17,6 +17,7 @@ from holdfast.session.heartbeat import ENDS_THE_JOB, HeartbeatThread, OutcomeFil
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import AttemptConflict
+from holdfast_client.host_calls import HostCalls
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.attempts import AttemptOpened, Notice, OpenAttempt, ResumedFrom
 from holdfast_protocol.base import Fence, RunName
@@ -35,6 +36,7 @@ class Session:
         *,
         create: bool | None,
         outcome_file: OutcomeFile,
+        host_calls: HostCalls,
         adoption: Adoption | None = None,
     ) -> None:
         self.client = client
@@ -42,6 +44,8 @@ class Session:
         """For reports that are useful but not worth waiting for."""
         self.run = run
         self.ranks = ranks
+        self.host_calls = host_calls
+        """The pipeline closes it when it stops."""
         self.progress = ProgressReport()
         self.save_interval_seconds = math.inf
         """The save interval that the service recommends; known once the attempt is open."""
@@ -180,7 +184,13 @@ class Session:
         deadline."""
         begin = BeginCheckpoint(**self.fence.model_dump(), step=step, world_size=self.ranks.world_size, kind=kind)
         return ShardWriter(
-            client or self.client, self.run, self.ranks.rank, begin, workers=workers, brief_client=self.brief_client
+            client or self.client,
+            self.run,
+            self.ranks.rank,
+            begin,
+            workers=workers,
+            brief_client=self.brief_client,
+            host_calls=self.host_calls,
         )
 
     def note(self, error: BaseException) -> None:

@@ -23,7 +23,7 @@ from pydantic_core import to_json
 
 from holdfast_protocol.base import Reply, Request, example
 from holdfast_protocol.copies import CopyPolicy
-from holdfast_protocol.retention import RetentionPolicy
+from holdfast_protocol.policies.retention import RetentionPolicy
 from holdfast_protocol.tiers import TierPolicy
 
 

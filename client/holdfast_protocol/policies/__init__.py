@@ -1,0 +1,1 @@
+"""Policies: what a project, or one run, wishes of a controller."""
