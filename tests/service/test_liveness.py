@@ -167,6 +167,33 @@ def test_the_services_own_downtime_neither_stalls_nor_loses_a_run(service: Runni
     assert [each.view()["outcome"] for each in (alive, dead)] == ["fenced", "lost"]
 
 
+@pytest.mark.rule("database-clock")
+def test_a_clock_that_was_ahead_for_a_while_hides_no_lost_run(service: RunningService, clock: Clock) -> None:
+    """It went forward by ten minutes and back: what was noted meanwhile is still to come."""
+    excused, fenced, gone, alive = (
+        Job(service.http(), f"demo/{name}") for name in ("excused", "fenced", "gone", "alive")
+    )
+    for each in (excused, fenced, gone, alive):
+        each.heartbeat(**_trains(5))
+    reap.reconcile(service.context)
+    clock.advance(600)
+    assert reap.reconcile(service.context).deadlines_moved_seconds, "it takes the jump for a downtime of its own"
+    Job(service.http(), "demo/fenced", after=1)
+    alive.heartbeat(**_trains(6))
+    clock.advance(-600)
+    Job(service.http(), "demo/excused", after=1)
+    alive.heartbeat(**_trains(7))
+    clock.advance(LOST_AFTER_SECONDS + 1)
+    alive.heartbeat(**_trains(8))
+    reap.reconcile(service.context)
+    reconcile(service.context)
+    outcomes = {job.run_name: job.view()["outcome"] for job in (excused, fenced, gone, alive)}
+    assert outcomes == {"excused": "lost", "fenced": "lost", "gone": "lost", "alive": None}
+    clock.advance(LOST_AFTER_SECONDS + 1)
+    reap.reconcile(service.context)
+    assert alive.view()["outcome"] == "lost", "its heartbeat of the time ahead hides nothing"
+
+
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # its planner goes by the indexes alone
 def test_a_round_with_nothing_to_do_looks_at_no_row_that_is_over(service: RunningService) -> None:
     engine = service.context.database.engine

@@ -26,7 +26,7 @@ def mark_lost(session: Session, actor: Actor, settings: ServiceSettings) -> int:
         .where(
             Attempt.ended_at.is_(None),
             func.coalesce(Attempt.heartbeat_at, Attempt.opened_at) < silent_since,
-            func.coalesce(Attempt.excused_until, Attempt.opened_at) < silent_since,
+            or_(func.coalesce(Attempt.excused_until, Attempt.opened_at) < silent_since, Attempt.excused_until > now),
         )
         .values(
             ended_at=now,
@@ -58,19 +58,21 @@ def _record_lost(session: Session, actor: Actor, attempt_ids: Sequence[int]) -> 
         )
 
 
+# A moment that is still to come was noted by a clock that was ahead and has gone back since: it says nothing. If an
+# attempt is called lost for that, its next call corrects it.
+
 _HEARTBEATS = 3
 """So many a living job would have sent meanwhile, and have been refused."""
 
 
 def fenced_and_silent(session: Session, settings: ServiceSettings) -> ColumnElement[bool]:
     """Over `attempts`."""
-    silent_since = heard_until(session, database_now(session)) - timedelta(
-        seconds=settings.heartbeat_interval_seconds * _HEARTBEATS
-    )
+    now = database_now(session)
+    silent_since = heard_until(session, now) - timedelta(seconds=settings.heartbeat_interval_seconds * _HEARTBEATS)
     return and_(
         is_silent(silent_since),
-        Attempt.ended_at <= silent_since,
-        or_(Attempt.excused_until.is_(None), Attempt.excused_until <= silent_since),
+        or_(Attempt.ended_at <= silent_since, Attempt.ended_at > now),
+        or_(Attempt.excused_until.is_(None), Attempt.excused_until <= silent_since, Attempt.excused_until > now),
     )
 
 
