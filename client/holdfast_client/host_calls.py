@@ -41,9 +41,6 @@ _KEYS_KEPT = 16
 KEEP_ALIVE_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
 """A rank whose leader says nothing for so long calls alone. A leader that waits for the service is not silent."""
-RETRY_SECONDS = 60.0
-"""A joint call is retried this long: a busy service may tell it more than once to come again, and all ranks at once
-would make it busier. After that each rank retries within its own deadline."""
 MOST_REQUEST_BYTES = 64 * 1024
 MOST_GROUP_BYTES = 512 * 1024
 """Half of what the service takes."""
@@ -115,9 +112,12 @@ class HostCalls:
         self._secret = secret.encode()
         # An abstract name leaves no file behind: the system forgets it with the process.
         self._address = f"\0holdfast-{hashlib.sha256(self._secret).hexdigest()[:32]}"
-        self._count = min(count, protocol.MAX_RANKS)
+        self._count = count
+        self._ending = False
         self._closed = threading.Event()
-        self._client = client.with_retry_deadline(RETRY_SECONDS, self._closed)
+        # A busy service may tell a joint call to come again, and all ranks at once would make it busier. Once this
+        # deadline is over, each rank retries within its own.
+        self._client = client.with_retry_deadline(client.settings.retry_seconds, self._closed)
         self._lock = threading.Lock()
         self._open: dict[str, _Group] = {}
         self._called: OrderedDict[str, set[int]] = OrderedDict()
@@ -163,8 +163,16 @@ class HostCalls:
                 return view
         return client.checkpoints.seal(checkpoint_id, rank, seal)
 
+    def flush(self, *, last: bool = False) -> None:
+        """Makes the calls that wait for other ranks now. `last`: afterwards each rank calls alone."""
+        with self._lock:
+            self._ending = self._ending or last
+            for group in self._open.values():
+                group.complete.set()
+
     def close(self) -> None:
-        """At the end of the job. Ranks that wait call alone. A second call does nothing."""
+        """At the end of the job. Calls that are under way are cut off. A second call does nothing."""
+        self.flush(last=True)
         with self._lock:
             self._closed.set()
             links = [*self._links]
@@ -179,7 +187,7 @@ class HostCalls:
     def _together(self, call: _Begin | _Seal, kind: type[ReplyT]) -> ReplyT | None:
         """None: this rank must call alone."""
         frame = call.model_dump_json().encode()
-        if len(frame) > MOST_REQUEST_BYTES or self._closed.is_set():
+        if len(frame) > MOST_REQUEST_BYTES or self._ending:
             return None
         try:
             if self._leads:
@@ -199,6 +207,9 @@ class HostCalls:
             if self._leader is None:
                 self._leader = self._add(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                 self._leader.socket.connect(self._address)
+                if self._closed.is_set():
+                    raise OSError("the job has ended")  # close() could not cut what was not connected
+                self._leader.refuse_strangers()
                 answer_challenge(self._leader, self._secret)
                 deliver_challenge(self._leader, self._secret)
             self._leader.send_bytes(frame)
@@ -241,6 +252,7 @@ class HostCalls:
     def _serve(self, link: _Link) -> None:
         """One rank's calls, until it is gone. A rank that dies or hangs ends this thread and harms no group."""
         try:
+            link.refuse_strangers()
             deliver_challenge(link, self._secret)
             answer_challenge(link, self._secret)
             while link.poll(None):
@@ -258,6 +270,8 @@ class HostCalls:
             group = self._open.get(call.key)
             if group is None or not group.takes(call, size):
                 full, group = group, _Group()
+                if self._ending:
+                    return None
                 # First: without a thread nobody may wait for the group.
                 self._start(self._make, call.key, group, call.window_seconds)
                 self._open[call.key] = group
@@ -291,7 +305,8 @@ class HostCalls:
                 if self._open.get(key) is group:
                     del self._open[key]
             calls: list[Any] = [*group.calls.values()]
-            if len(calls) > 1:  # a rank alone makes its own call
+            # A rank alone makes its own call; but at the end of the job its own client makes no more.
+            if len(calls) > 1 or self._ending:
                 group.replies = calls[0].together(self._client, calls)
         except Exception as error:  # each rank calls alone, and hears its own error
             log.info("%d ranks of this host call the service one by one: %s", len(group.calls), error)
@@ -327,7 +342,8 @@ class _Group:
 
     def takes(self, call: _Begin | _Seal, size: int) -> bool:
         fits = self._bytes + size <= MOST_GROUP_BYTES and self._chunks + call.chunks <= protocol.MAX_BATCH
-        return fits and call.rank not in self.calls and not self.complete.is_set()
+        has_room = len(self.calls) < protocol.MAX_RANKS and call.rank not in self.calls
+        return fits and has_room and not self.complete.is_set()
 
     def add(self, call: _Begin | _Seal, size: int) -> None:
         self.calls[call.rank] = call
@@ -346,6 +362,13 @@ class _Link(Connection):
             connected.setsockopt(socket.SOL_SOCKET, option, limit)
         self.socket = connected
         super().__init__(os.dup(connected.fileno()))
+
+    def refuse_strangers(self) -> None:
+        """Raises OSError for another user's process: the socket's name is no secret, and the handshake does not say
+        which of two ranks has made it."""
+        peer = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", peer)[1] != os.geteuid():
+            raise OSError("this is another user's process")
 
     def receive(self) -> bytes:
         """The next frame; an empty one says that the leader is alive. Raises OSError after a silence."""

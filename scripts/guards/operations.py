@@ -394,8 +394,8 @@ GUARDS = (
         "database-clock",
         "an attempt is lost for a silence in which nobody could have heard it",
         "service/holdfast_service/liveness/lost_attempts.py",
-        "func.coalesce(Attempt.excused_until, Attempt.opened_at) < silent_since, Attempt.excused_until > now",
-        "Attempt.opened_at <= now",
+        "func.coalesce(Attempt.excused_until, Attempt.opened_at) < silent_since,",
+        "Attempt.opened_at <= now,",
         ("tests/service/test_liveness.py",),
     ),
     Guard(

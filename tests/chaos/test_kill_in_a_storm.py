@@ -170,7 +170,7 @@ def storm(cluster: Cluster, client: Client, kill: Callable[[], None]) -> str:
     client.attempts.resumed_from(run.project, run.run, opened.attempt, resumed)
     begin = BeginCheckpoint(step=1, world_size=RANKS, **fence.model_dump())
     begun = client.checkpoints.begin(run.project, run.run, begin)
-    ranks = Ranks(Orders(run=str(run), begin=begin, first=0, last=RANKS))
+    ranks = Ranks(Orders(run=str(run), begin=begin, first=0, last=RANKS, ranks_per_host=4))
     count = select(Checkpoint.sealed_ranks).where(Checkpoint.id == begun.id)
     with closing(ranks), ThreadPoolExecutor(2) as pool:
         ranks.connect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import httpx
@@ -59,7 +60,7 @@ def save_each_alone(rank, run):
     job = Job(rank, "ddp")
     with holdfast.Checkpointer(run, create=True) as ckpt:
         if rank == 0:
-            ckpt.parts.session.host_calls.close()
+            ckpt.parts.pipeline.host_calls.close()
         ckpt.restore(job.state)
         return [ckpt.save(step, job.state).committed.result(timeout=60).step for step in range(SAVES)]
 
@@ -69,3 +70,28 @@ def test_without_its_leader_each_rank_calls_alone(run, service):
     assert run_ranks(save_each_alone, 2, run) == [[*range(SAVES)]] * 2
     made = requests(service) - before
     assert (made[BEGIN], made[SEAL_TOGETHER], made[SEAL]) == (2 * SAVES, 0, 2 * SAVES)
+
+
+def end_while_it_waits(rank, run):
+    host_calls.SEAL_WINDOW_SECONDS = 60.0
+    job = Job(rank, "ddp")
+    ckpt = holdfast.Checkpointer(run, create=True)
+    pipeline = ckpt.parts.pipeline
+    if rank == 1:
+        pipeline.host_calls.close()  # it calls alone, so the leader waits for it in vain
+    ckpt.restore(job.state)
+    dist.barrier()
+    handle = ckpt.save(0, job.state)
+    if rank == 0:
+        while not any(key.startswith("ck_") for key in pipeline.host_calls._open):
+            time.sleep(0.01)
+        pipeline.close(drain_seconds=0)
+    else:
+        handle.committed.result(timeout=60)
+    dist.barrier()
+    ckpt.close()
+
+
+def test_a_seal_that_waits_for_other_ranks_counts_when_the_job_ends(run, service):
+    run_ranks(end_while_it_waits, 2, run)
+    assert [view.state for view in service.client.checkpoints.all(*run.split("/"))] == ["committed"]

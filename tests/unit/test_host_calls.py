@@ -19,6 +19,7 @@ import pytest
 from holdfast_client import host_calls
 from holdfast_client.errors import CheckpointAborted, RouteNotFound, ServiceUnavailable, StaleAttempt, TransferStopped
 from holdfast_client.host_calls import HostCalls
+from holdfast_client.settings import ClientSettings
 from holdfast_protocol.checkpoints import (
     BeginCheckpoint,
     CheckpointBegun,
@@ -68,6 +69,7 @@ class FakeClient:
         self.checkpoints = self
         self._service = service
         self._who = who
+        self.settings = ClientSettings()
 
     def with_retry_deadline(self, retry_seconds, stop):
         return self
@@ -311,6 +313,26 @@ def test_a_rank_that_dies_in_a_group_does_the_others_no_harm(service):
             service.go_on.set()
             assert [result.result(LONG) for result in results.values()] == ["ck_1", "ck_1"]
         assert service.calls == [("joint", "seal", [0, 1, 2])]
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("ranks", [[0], [0, 1]])
+def test_what_waits_when_the_job_ends_is_sent_and_counts(service, ranks):
+    """A rank's own client makes no more calls then."""
+    with hosts(service, 3) as made:
+        with starting(service, {rank: made[rank] for rank in ranks}, seal) as results:
+            until(lambda: [sorted(group.calls) for group in made[0]._open.values()] == [ranks])
+            made[0].flush(last=True)
+            assert [result.result(LONG) for result in results.values()] == ["ck_1"] * len(ranks)
+        assert seal(made[0], service.client(0), 0) == "ck_1"
+    assert service.calls == [("joint", "seal", ranks), (0, "seal", [0])]
+
+
+def test_another_users_process_is_called_by_nobody(service, monkeypatch):
+    with hosts(service, 2) as made:
+        monkeypatch.setattr(os, "geteuid", lambda: -1)
+        assert seal(made[1], service.client(1), 1) == "ck_1"
+    assert service.calls == [(1, "seal", [1])]
 
 
 def test_a_rank_with_another_secret_calls_alone(service):

@@ -117,13 +117,18 @@ def compose(
         ranks,
         create=create,
         outcome_file=OutcomeFile(run_name, ranks.rank, settings),
-        host_calls=HostCalls(
-            client, secret=ranks.host_secret, count=len(ranks.host_ranks), leads=ranks.rank == ranks.host_leader
-        ),
         adoption=Adoption(client, run_name, ranks, workers, tier, stats) if any_rank_has_tier else None,
     )
     pipeline = SavePipeline(
-        session, stats, workers, retry_seconds=settings.save_retry_seconds, progress=progress, tier=tier
+        session,
+        stats,
+        workers,
+        host_calls=HostCalls(
+            client, secret=ranks.host_secret, count=len(ranks.host_ranks), leads=ranks.rank == ranks.host_leader
+        ),
+        retry_seconds=settings.save_retry_seconds,
+        progress=progress,
+        tier=tier,
     )
     judge = HealthJudge(healthy, asked=ranks.is_first)
     saver = Saver(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy import ColumnElement, and_, func, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from holdfast_protocol.states import AttemptOutcome
 from holdfast_service.audit.record import Actor, record_event
@@ -26,7 +26,10 @@ def mark_lost(session: Session, actor: Actor, settings: ServiceSettings) -> int:
         .where(
             Attempt.ended_at.is_(None),
             func.coalesce(Attempt.heartbeat_at, Attempt.opened_at) < silent_since,
-            or_(func.coalesce(Attempt.excused_until, Attempt.opened_at) < silent_since, Attempt.excused_until > now),
+            or_(
+                func.coalesce(Attempt.excused_until, Attempt.opened_at) < silent_since,
+                _is_to_come(Attempt.excused_until, now, settings),
+            ),
         )
         .values(
             ended_at=now,
@@ -58,9 +61,6 @@ def _record_lost(session: Session, actor: Actor, attempt_ids: Sequence[int]) -> 
         )
 
 
-# A moment that is still to come was noted by a clock that was ahead and has gone back since: it says nothing. If an
-# attempt is called lost for that, its next call corrects it.
-
 _HEARTBEATS = 3
 """So many a living job would have sent meanwhile, and have been refused."""
 
@@ -69,11 +69,20 @@ def fenced_and_silent(session: Session, settings: ServiceSettings) -> ColumnElem
     """Over `attempts`."""
     now = database_now(session)
     silent_since = heard_until(session, now) - timedelta(seconds=settings.heartbeat_interval_seconds * _HEARTBEATS)
+    excused = Attempt.excused_until
     return and_(
         is_silent(silent_since),
-        or_(Attempt.ended_at <= silent_since, Attempt.ended_at > now),
-        or_(Attempt.excused_until.is_(None), Attempt.excused_until <= silent_since, Attempt.excused_until > now),
+        or_(Attempt.ended_at <= silent_since, _is_to_come(Attempt.ended_at, now, settings)),
+        or_(excused.is_(None), excused <= silent_since, _is_to_come(excused, now, settings)),
     )
+
+
+def _is_to_come(
+    moment: InstrumentedAttribute[datetime | None], now: datetime, settings: ServiceSettings
+) -> ColumnElement[bool]:
+    """It was noted by a clock that was ahead and has gone back since, and says nothing. If an attempt is called lost
+    for that, its next call corrects it. A heartbeat of that time is overwritten by the next one."""
+    return moment > now + timedelta(seconds=settings.heartbeat_interval_seconds)
 
 
 def settle_fenced(session: Session, actor: Actor, settings: ServiceSettings) -> int:

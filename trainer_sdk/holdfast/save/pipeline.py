@@ -39,6 +39,7 @@ from holdfast.staging import StagedShard
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.errors import ServiceUnavailable, TransferStopped
+from holdfast_client.host_calls import HostCalls
 from holdfast_client.local.push import push_shard
 from holdfast_client.local.tier import LocalTier, NoRoom
 from holdfast_client.shard_writer import ShardWriter
@@ -92,14 +93,16 @@ class SavePipeline:
         stats: SaveStats,
         workers: TransferWorkers,
         *,
+        host_calls: HostCalls,
         retry_seconds: float,
         progress: ProgressBoard,
         tier: LocalTier | None = None,
     ) -> None:
-        """`retry_seconds`: how long a staged save is retried while service or store are unavailable. With a local tier
-        it is retried until the job ends."""
+        """Closes `host_calls` at its end. `retry_seconds`: how long a staged save is retried while service or store are
+        unavailable. With a local tier it is retried until the job ends."""
         self._session = session
         self._rank = session.ranks.rank
+        self.host_calls = host_calls
         self._tier = tier
         self._progress = progress
         self._reports = SaveReports(session, stats, tier)
@@ -170,6 +173,7 @@ class SavePipeline:
         if writer is None or not given_up:
             return
         writer.stop()
+        self.host_calls.flush()
         self._session.client.transfers.cut()
         if self._rank == 0:
             # Ranks that have sealed wait at the service, and hear of the abort there.
@@ -183,7 +187,7 @@ class SavePipeline:
         `waited_seconds`: how long the caller has waited already."""
         self._idle.wait(drain_seconds)
         self._stop.set()
-        self._session.host_calls.close()
+        self.host_calls.flush(last=True)
         if (writer := self._writer) is not None:
             writer.stop()
         if (staged := self._staged) is not None:
@@ -193,6 +197,7 @@ class SavePipeline:
             thread.end()
         for thread in threads:
             thread.join(STOP_SECONDS)
+        self.host_calls.close()  # not before: a seal that is under way counts
         with self._lock:
             cut_off = list(self._in_flight.values())
         for job in cut_off:
@@ -321,7 +326,7 @@ class SavePipeline:
         prompt = self._tier is not None or (staged is not None and not staged.can_repeat)
         client = self._prompt_client if prompt else self._retrying_client
         job.handle.become(SaveState.UPLOADING)
-        self._writer = writer = self._session.shard_writer(job.step, job.kind, self._workers, client)
+        self._writer = writer = self._session.shard_writer(job.step, job.kind, self._workers, client, self.host_calls)
         writer.on_begun = functools.partial(self._refuse_if_given_up, job, writer)
         try:
             if staged is not None and not staged.can_repeat:

@@ -36,7 +36,6 @@ class Session:
         *,
         create: bool | None,
         outcome_file: OutcomeFile,
-        host_calls: HostCalls,
         adoption: Adoption | None = None,
     ) -> None:
         self.client = client
@@ -44,8 +43,6 @@ class Session:
         """For reports that are useful but not worth waiting for."""
         self.run = run
         self.ranks = ranks
-        self.host_calls = host_calls
-        """The pipeline closes it when it stops."""
         self.progress = ProgressReport()
         self.save_interval_seconds = math.inf
         """The save interval that the service recommends; known once the attempt is open."""
@@ -178,7 +175,12 @@ class Session:
         self.may_save, self.is_half_restored = False, True
 
     def shard_writer(
-        self, step: int, kind: CheckpointKind, workers: TransferWorkers, client: Client | None = None
+        self,
+        step: int,
+        kind: CheckpointKind,
+        workers: TransferWorkers,
+        client: Client | None = None,
+        host_calls: HostCalls | None = None,
     ) -> ShardWriter:
         """The writer of this rank's part of a checkpoint. Its first call begins it. `client`: one with another retry
         deadline."""
@@ -190,7 +192,7 @@ class Session:
             begin,
             workers=workers,
             brief_client=self.brief_client,
-            host_calls=self.host_calls,
+            host_calls=host_calls,
         )
 
     def note(self, error: BaseException) -> None:
