@@ -10,6 +10,7 @@ import torch.distributed as dist
 import holdfast
 from holdfast import errors
 from holdfast.settings import TrainerSettings
+from holdfast_client import host_calls
 from holdfast_client.chunks import uploader
 from holdfast_client.settings import ClientSettings
 from tests.chaos.network import BOUND_SECONDS, HELD_BYTES, SMALL_CHUNKS, big_tensor
@@ -17,20 +18,29 @@ from tests.support.fault_proxy import SLOW_DOWN, CutReply, CutRequest, Delay, Dr
 
 PASSING: tuple[Fault, ...] = (DropReply(), CutRequest(), CutReply(), SLOW_DOWN)
 SAVE = ("begin", "negotiate", "put", "finished", "seal")
+TOGETHER = ("begin", "seal_together")
 RESTORE = ("read_tickets", "get")
 
 
 def rank_main(rank: int, service_port: int, token: str, run: str) -> list[str]:
     """What this rank has seen, line by line; both must have seen the same."""
-    with fault_proxy(service_port) as proxy, patch.object(uploader, "HELD_BYTES", HELD_BYTES):
+    with (
+        fault_proxy(service_port) as proxy,
+        patch.object(uploader, "HELD_BYTES", HELD_BYTES),
+        patch.multiple(host_calls, BEGIN_WINDOW_SECONDS=60.0, SEAL_WINDOW_SECONDS=60.0),
+    ):
         client = ClientSettings(url=proxy.url, token=token, direct_files=False, retry_seconds=20.0)
         settings = TrainerSettings(transfers=4, collective_timeout_seconds=60, save_retry_seconds=20.0)
         with checkpointer(run, client, settings) as ckpt:
+            ckpt.parts.pipeline.host_calls.close()  # rank 0's network would carry the calls of the victim
             ckpt.restore(state_of(rank, 0))
             seen = faults_that_pass(ckpt, proxy, rank)
         impatient = client.model_copy(update={"retry_seconds": 0.5})
         with checkpointer(run, impatient, settings.model_copy(update={"save_retry_seconds": 0.5})) as ckpt:
+            ckpt.parts.pipeline.host_calls.close()
             seen += faults_that_last(ckpt, proxy, rank)
+        with checkpointer(run, client, settings) as ckpt:
+            seen += faults_of_the_leader(ckpt, proxy, rank)
         return seen
 
 
@@ -90,6 +100,21 @@ def faults_that_last(ckpt: holdfast.Checkpointer, proxy: FaultProxy, rank: int) 
         seen.append(f"committed {step}")
         step += 1
     seen.append(f"restored {restored(ckpt, rank, step - 1)}")
+    return seen
+
+
+def faults_of_the_leader(ckpt: holdfast.Checkpointer, proxy: FaultProxy, rank: int) -> list[str]:
+    """Rank 0's network fails, which carries the joint calls of both ranks."""
+    seen, step = [], ckpt.restore(state_of(rank, -1))
+    for call in TOGETHER:
+        for fault in PASSING:
+            if rank == 0:
+                proxy.script(fault, on=call)
+            ckpt.save(step, state_of(rank, step)).committed.result(timeout=BOUND_SECONDS)
+            assert rank == 1 or proxy.struck(), f"no {call} came by"
+            seen.append(f"committed {step}")
+            heal(proxy)
+            step += 1
     return seen
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from tests.chaos.network import network
-from tests.chaos.network_rank import PASSING, RESTORE, SAVE, rank_main
+from tests.chaos.network_rank import PASSING, RESTORE, SAVE, TOGETHER, rank_main
 from tests.trainer.gloo import run_ranks
 
 
@@ -26,6 +26,7 @@ def test_both_ranks_see_the_same_whatever_one_ranks_network_does() -> None:
         *(f"SaveFailed {saves}", f"committed {saves + 1}"),
         *(f"SaveFailed {saves + 2}", f"committed {saves + 3}"),
         f"restored {saves + 3}",
+        *(f"committed {saves + 4 + number}" for number in range(len(TOGETHER) * len(PASSING))),
     ]
     assert steps[saves] == "aborted"
     assert steps[saves + 2] == "aborted"

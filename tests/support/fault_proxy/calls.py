@@ -18,6 +18,7 @@ _ROUTES: tuple[tuple[str, str, str], ...] = (
     ("GET", rf"{_RUN}/restore-point", "restore_point"),
     ("POST", rf"{_CHECKPOINT}/shards/\d+/chunks", "negotiate"),
     ("PUT", rf"{_CHECKPOINT}/shards/\d+", "seal"),
+    ("PUT", rf"{_CHECKPOINT}/shards", "seal_together"),
     ("GET", _CHECKPOINT, "wait"),
     ("GET", rf"{_CHECKPOINT}/manifest", "manifest"),
     ("GET", rf"{_CHECKPOINT}/shards/\d+", "shard_chunks"),
