@@ -13,7 +13,7 @@ from holdfast_protocol.base import RunName
 
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    # Another byte each time: what is damaged twice, as by two tests that share a chunk, must not be whole again.
+    # Another byte each time: what is damaged twice must not be whole again.
     data[len(data) // 2] = (data[len(data) // 2] + 1) % 256
     path.chmod(0o600)
     path.write_bytes(data)

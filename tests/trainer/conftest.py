@@ -11,16 +11,22 @@ import pytest
 from tests.support.serve import ServedHoldfast, holdfast_serve
 
 from holdfast_client.client import Client
-from holdfast_protocol.runs import EditProject
+from holdfast_protocol.runs import EditProject, ProjectView
 
 
 @dataclass(frozen=True)
 class Service:
-    """`chunk_files` is where its store keeps the chunks."""
+    """A service, and the project that a test has in it."""
 
     served: ServedHoldfast
-    store: Path
+    data: Path
     client: Client
+    project: ProjectView
+
+    @property
+    def store(self) -> Path:
+        """The folder of the store that has the chunks of the project."""
+        return self.data / "store" / self.project.id
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +38,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServedHol
 
 @pytest.fixture
 def service(served: tuple[ServedHoldfast, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """The one of all tests, with a project that no other test uses.
+
+    Chunks are shared within a project: while a chunk that one test has damaged waits for its repair, the service reads
+    each good copy of it. In a common project it so finds what another test has damaged before that test's restore does.
+    """
     running, data = served
     for name, value in running.environment.items():
         monkeypatch.setenv(name, value)
@@ -41,16 +52,14 @@ def service(served: tuple[ServedHoldfast, Path], monkeypatch: pytest.MonkeyPatch
     # Threads of a crowded machine answer late, and no timing decides a result.
     monkeypatch.setenv("HOLDFAST_PREEMPTION_AGREE_SECONDS", "60")
     with Client() as client:
-        yield Service(running, data, client)
+        yield Service(running, data, client, client.projects.edit(f"p{uuid.uuid4().hex}", EditProject()))
 
 
 @pytest.fixture
 def run(service: Service) -> str:
-    """A run that no other test uses; made here, so that its name is never taken for a mistyped one."""
-    name = f"r{uuid.uuid4().hex}"
-    service.client.projects.edit("tests", EditProject())
-    service.client.runs.create("tests", name)
-    return f"tests/{name}"
+    """A run that is made already, so that its name is never taken for a mistyped one."""
+    service.client.runs.create(service.project.name, "run")
+    return f"{service.project.name}/run"
 
 
 @pytest.fixture
@@ -62,5 +71,4 @@ def own_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ser
         monkeypatch.setenv("HOLDFAST_RETRY_SECONDS", "3")
         monkeypatch.setenv("HOLDFAST_SAVE_RETRY_SECONDS", "3")
         with Client() as client:
-            client.projects.edit("tests", EditProject())
-            yield Service(running, tmp_path / "data", client)
+            yield Service(running, tmp_path / "data", client, client.projects.edit("tests", EditProject()))

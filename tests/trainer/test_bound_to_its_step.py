@@ -29,7 +29,7 @@ def saved(service, run):
 
 
 def alter(service, statement, *values):
-    with closing(sqlite3.connect(service.store / "catalog.db", timeout=60)) as database, database:
+    with closing(sqlite3.connect(service.data / "catalog.db", timeout=60)) as database, database:
         assert database.execute(statement, values).rowcount == 1
 
 

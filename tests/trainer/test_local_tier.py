@@ -106,7 +106,7 @@ def test_a_relaunch_reads_from_the_node_what_has_the_right_bytes_and_the_rest_fr
     assert values(restored.state) == values(job.state)
     assert sum(found.values()) > 3
     assert found.get(rotten.name, False) is False
-    assert service.client.restores.restore_point("tests", run.partition("/")[2]).restore_point.step == 0
+    assert service.client.restores.restore_point(*run.split("/")).restore_point.step == 0
 
 
 def test_a_full_folder_lets_saves_go_straight_to_the_store_and_says_what_helps(run, folder, monkeypatch, caplog):
