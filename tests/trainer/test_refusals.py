@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -130,6 +131,38 @@ def test_the_earlier_launch_learns_it_by_its_heartbeat_while_it_saves_nothing(ow
         earlier.parts.session.may_save = True
         with pytest.raises(errors.StaleAttempt):
             earlier.step(0, {})
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_log_handler_that_raises_does_not_end_the_heartbeats(own_service, caplog):
+    """Else the service would take a healthy attempt for lost."""
+    beats = []
+
+    def raising(record):
+        raise BrokenPipeError("the script's log is gone")
+
+    def heartbeat(*_):
+        beats.append(time.monotonic())
+        raise errors.ServiceUnavailable("no answer")
+
+    logger = logging.getLogger("holdfast")
+    caplog.set_level(logging.INFO, "holdfast")
+    with holdfast.Checkpointer("tests/logs", create=True) as ckpt:
+        session = ckpt.parts.session
+        session.open()
+        object.__setattr__(session.opened, "heartbeat_interval_seconds", 0.01)
+        session._heartbeat._client.attempts.heartbeat = heartbeat
+        logger.addFilter(raising)
+        try:
+            beating = threading.Thread(target=session._heartbeat._beat, daemon=True)
+            beating.start()
+            until = time.monotonic() + 60
+            while len(beats) < 3 and beating.is_alive():
+                assert time.monotonic() < until
+                time.sleep(0.01)
+        finally:
+            logger.removeFilter(raising)
+        assert len(beats) >= 3
 
 
 def test_a_failing_service_never_stops_training_and_the_next_save_goes_on(own_service, caplog):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import sys
 import threading
 import time
 import uuid
@@ -290,23 +291,29 @@ class HeartbeatThread:
 
     def _beat(self) -> None:
         while not self._stop.wait(self._opened.heartbeat_interval_seconds):
-            request = Heartbeat(
-                **self._fence.model_dump(),
-                **self._progress.read(),
-                steps_per_second=self._progress.steps_per_second(),
-            )
             try:
-                reply = self._client.attempts.heartbeat(self._run.project, self._run.run, self._opened.attempt, request)
-                self._take_interval(reply.save_interval_seconds)
-            except ServiceUnavailable as error:
-                log.info("a heartbeat was lost: %s", error)
-            except ENDS_THE_JOB as error:
-                if self._left:
+                goes_on = self._send_one()
+            except Exception:  # of the script's log handler: without heartbeats the service takes the attempt for lost
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+            else:
+                if not goes_on:
                     return
+
+    def _send_one(self) -> bool:
+        """False once the service takes no more of this attempt."""
+        request = Heartbeat(
+            **self._fence.model_dump(), **self._progress.read(), steps_per_second=self._progress.steps_per_second()
+        )
+        try:
+            reply = self._client.attempts.heartbeat(self._run.project, self._run.run, self._opened.attempt, request)
+            self._take_interval(reply.save_interval_seconds)
+        except ServiceUnavailable as error:
+            log.info("a heartbeat was lost: %s", error)
+        except ENDS_THE_JOB as error:
+            if not self._left:
                 self._note(error)
                 log.warning("the service does not take this attempt's heartbeat: %s", error)
-                return
-            except HoldfastError as error:
-                # A gateway's page or a bug's reply may pass; without heartbeats the service would take the attempt for
-                # lost.
-                log.warning("the service did not understand a heartbeat: %s", error)
+            return False
+        except HoldfastError as error:  # a gateway's page or a bug's reply, which may pass
+            log.warning("the service did not understand a heartbeat: %s", error)
+        return True
