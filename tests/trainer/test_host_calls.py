@@ -7,7 +7,9 @@ from collections import Counter
 
 import httpx
 import pytest
+import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from gloo import run_ranks
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.training import Job
@@ -68,6 +70,21 @@ def save_each_alone(rank, run):
 def test_without_its_leader_each_rank_calls_alone(run, service):
     before = requests(service)
     assert run_ranks(save_each_alone, 2, run) == [[*range(SAVES)]] * 2
+    made = requests(service) - before
+    assert (made[BEGIN], made[SEAL_TOGETHER], made[SEAL]) == (2 * SAVES, 0, 2 * SAVES)
+
+
+def save_by_dcp(rank, run):
+    with holdfast.Checkpointer(run, create=True) as ckpt:
+        ckpt.restore({})
+        for step in range(SAVES):
+            dcp.save({"mine": torch.full((4,), float(rank))}, storage_writer=ckpt.writer(step))
+
+
+def test_dcp_save_waits_for_no_rank_of_its_host(run, service):
+    """The coordinator seals after all others, and training stands meanwhile: who waited would wait in vain."""
+    before = requests(service)
+    run_ranks(save_by_dcp, 2, run)
     made = requests(service) - before
     assert (made[BEGIN], made[SEAL_TOGETHER], made[SEAL]) == (2 * SAVES, 0, 2 * SAVES)
 

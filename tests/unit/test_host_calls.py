@@ -69,9 +69,11 @@ class FakeClient:
         self.checkpoints = self
         self._service = service
         self._who = who
-        self.settings = ClientSettings()
+        self.settings = ClientSettings(retry_seconds=7.0)
+        self.retry_deadlines: list[float] = []
 
     def with_retry_deadline(self, retry_seconds, stop):
+        self.retry_deadlines.append(retry_seconds)
         return self
 
     def begin(self, project, run, request):
@@ -234,6 +236,12 @@ def test_a_refused_joint_call_is_made_by_each_alone_and_only_the_refused_one_hea
 
 
 @pytest.mark.usefixtures("patient")
+def test_a_joint_call_is_retried_no_longer_than_a_call_of_the_leader(service):
+    client = service.client("joint")
+    HostCalls(client, secret=SECRET, count=2, leads=False).close()
+    assert client.retry_deadlines == [client.settings.retry_seconds]
+
+
 def test_an_older_service_negotiates_nothing_and_seals_each_alone(service):
     service.negotiates = service.knows_joint_seals = False
     with hosts(service, 2) as made:
