@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import resource
 import secrets
 import subprocess
@@ -38,7 +39,9 @@ from holdfast_service.db.engine import Database
 from holdfast_service.db.migrate import upgrade
 
 _PROJECT = "scale"
-_PROCESSES = 2
+_LEAST_PROCESSES = 2
+_RANKS_PER_PROCESS = 512
+"""At most: the threads of more would wait for each other, which ranks of many hosts do not."""
 _COMMIT_SECONDS = 60
 _MOST_CONNECTIONS = 10_000  # no rank's idle connection is taken for another rank's
 RANKS_PER_HOST = 8
@@ -176,7 +179,8 @@ def begin_for(client: Client, run: RunName, ranks: int) -> BeginCheckpoint:
 
 
 def _parts(ranks: int) -> list[tuple[int, int]]:
-    bounds = [at * ranks // _PROCESSES for at in range(_PROCESSES + 1)]
+    processes = max(_LEAST_PROCESSES, math.ceil(ranks / _RANKS_PER_PROCESS))
+    bounds = [at * ranks // processes for at in range(processes + 1)]
     return list(itertools.pairwise(bounds))
 
 
