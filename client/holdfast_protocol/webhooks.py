@@ -9,7 +9,8 @@
 
 A call is a POST by the Standard Webhooks specification (1.0.0): `webhook-id` is the same in each retry,
 `webhook-timestamp`, and `webhook-signature`: `v1,` and the Base64 of HMAC-SHA256 over `id.timestamp.body`, by the
-secret that was shown once. The body is a WebhookBody. Answer 2xx once it is kept; 410 ends this call.
+secret that was shown once. The body is a WebhookBody, or what the webhook's `format` makes of it. Answer 2xx once it is
+kept; 410 ends this call.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from holdfast_protocol.base import Reply, Request, example
 
@@ -32,11 +33,34 @@ class WebhookEvent(StrEnum):
     RUN_STALLED = "run.stalled"
     RUN_GOES_ON = "run.goes_on"
     """It was stalled, and makes progress again."""
+    RESTORE_FINISHED = "restore.finished"
+    """The ranks of an attempt have loaded a checkpoint."""
+    CHECKPOINT_COMMITTED = "checkpoint.committed"
+    CHECKPOINT_ABORTED = "checkpoint.aborted"
+    CHECKPOINT_TRASHED = "checkpoint.trashed"
+    """By a person or by a policy; it can be taken back."""
+    CHECKPOINT_PURGED = "checkpoint.purged"
+    """For good."""
     CHECKPOINT_QUARANTINED = "checkpoint.quarantined"
     CHECKPOINT_DIVERGED = "checkpoint.diverged"
     CHECKPOINT_CORRUPT = "checkpoint.corrupt"
+    DRILL_SUCCEEDED = "drill.succeeded"
+    DRILL_FAILED = "drill.failed"
     TEST = "webhook.test"
     """Only on request."""
+
+
+class WebhookFormat(StrEnum):
+    """The form of a call's body."""
+
+    STANDARD = "standard"
+    """A WebhookBody."""
+    SLACK = "slack"
+    """A message, for an incoming webhook of Slack, and of what takes the same."""
+    PAGERDUTY = "pagerduty"
+    """An event of the Events API v2. `run.goes_on` resolves what `run.stalled` has triggered."""
+    ALERTMANAGER = "alertmanager"
+    """An alert for `/api/v2/alerts` of Prometheus's Alertmanager; `run.goes_on` ends that of `run.stalled`."""
 
 
 class CreateWebhook(Request):
@@ -46,13 +70,24 @@ class CreateWebhook(Request):
         description="https; http and addresses that are not public only for hosts of HOLDFAST_WEBHOOK_ALLOWED_HOSTS."
     )
     events: list[WebhookEvent] = Field(min_length=1, max_length=len(WebhookEvent))
+    format: WebhookFormat = WebhookFormat.STANDARD
+    routing_key: Annotated[str, StringConstraints(pattern="^[0-9A-Za-z]{8,64}$")] | None = Field(
+        default=None, description="PagerDuty's integration key. For the format `pagerduty`, and for no other."
+    )
+
+    @model_validator(mode="after")
+    def _only_pagerduty_has_a_routing_key(self) -> CreateWebhook:
+        if (self.format is WebhookFormat.PAGERDUTY) != (self.routing_key is not None):
+            raise ValueError("the format `pagerduty` needs a routing_key, and no other format has one")
+        return self
 
 
 class WebhookView(Reply):
     id: str
     project: str
-    url: str = Field(description="Without its query.")
+    url: str = Field(description="Without its query, and of other formats than `standard` without its path.")
     events: list[WebhookEvent]
+    format: WebhookFormat
     created_at: datetime
     created_by: str
     deleted_at: datetime | None
@@ -61,7 +96,9 @@ class WebhookView(Reply):
 
 
 class WebhookCreated(WebhookView):
-    secret: str = Field(description="`whsec_…`: signs each call. Shown once.")
+    secret: str | None = Field(
+        description="`whsec_…`: signs each call of the format `standard`. Shown once. Null for other formats."
+    )
 
 
 class DeliveryView(Reply):
@@ -84,6 +121,7 @@ class WebhookData(Reply):
     attempt: int | None = None
     step: int | None = None
     checkpoint_id: str | None = None
+    operation: str | None = None
     reason: str | None = None
 
 

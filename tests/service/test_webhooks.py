@@ -32,6 +32,7 @@ from holdfast_service.webhooks.target import RefusedTargetError, Target, find_ta
 from tests.service.conftest import Clock
 from tests.support.interleave import in_background
 from tests.support.rank import Job, answer
+from tests.support.retention import prune, purge
 from tests.support.scripted_http import DROP, Reply, ScriptedServer, Seen
 from tests.support.service import RunningService
 from tests.support.tls import self_signed
@@ -105,6 +106,7 @@ def test_what_happens_to_a_run_is_told_once_and_signed(
         "attempt": 1,
         "step": 7,
         "checkpoint_id": None,
+        "operation": None,
         "reason": "ValueError: GET https://x.example/a?***",
     }
     assert {view["delivered_at"] is not None for view in deliveries(service, hook)} == {True}
@@ -114,6 +116,65 @@ def test_what_happens_to_a_run_is_told_once_and_signed(
     kept = json.dumps([event.after for event in events])
     assert "s3cret" not in kept
     assert hook["secret"] not in kept
+
+
+def test_the_life_of_a_checkpoint_is_told(service: RunningService, receiver: Receiver, clock: Clock) -> None:
+    service.make_project("demo")
+    life = ["committed", "aborted", "trashed", "purged"]
+    make_hook(service, receiver.url, *(f"checkpoint.{each}" for each in life), "restore.finished")
+    job = Job(service.http())
+    first, second, third = (job.save(step)["id"] for step in (1, 2, 3))
+    save = job.begin(4)
+    save.abort("the loss is NaN")
+    again = Job(service.http(), after=1)
+    for _ in range(2):  # the reply was lost
+        again.resumed_from(third)
+    prune(service, checkpoint_ids=[first])
+    clock.advance(30 * 86400)
+    purge(service)
+    reconcile(service.context)
+    told = [
+        (seen.json["type"], seen.json["data"]["checkpoint_id"], seen.json["data"]["step"]) for seen in receiver.seen
+    ]
+    assert sorted(told) == sorted(
+        [
+            ("checkpoint.committed", first, 1),
+            ("checkpoint.committed", second, 2),
+            ("checkpoint.committed", third, 3),
+            ("checkpoint.aborted", save.id, 4),
+            ("restore.finished", third, 3),
+            ("checkpoint.trashed", first, 1),
+            ("checkpoint.purged", first, 1),
+        ]
+    )
+
+
+def test_what_pagerduty_and_slack_keep_secret_is_shown_nowhere(
+    service: RunningService, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    service.make_project("demo")
+    monkeypatch.setenv("HOLDFAST_URL", service.url)
+    monkeypatch.setenv("HOLDFAST_TOKEN", service.token(Scope.ADMIN, project="demo"))
+    key = tmp_path / "key"
+    key.write_text("0123456789abcdef\n")
+    create = ["webhooks", "create", "demo", "--url", f"{receiver.url}/services/T0/s3cret", "--events", "run.stalled"]
+    shown = []
+    for more in (["slack"], ["pagerduty", "--routing-key-file", str(key)], ["alertmanager"]):
+        ran = CliRunner().invoke(app, [*create, "--format", *more])
+        assert ran.exit_code == 0, ran.output
+        shown.append(ran.output)
+    assert CliRunner().invoke(app, [*create, "--format", "pagerduty"]).exit_code == 2
+    listed = service.http().get("/v1/projects/demo/webhooks")
+    shown += [listed.text, service.http().get("/v1/events").text]
+    for one in answer(listed)["items"]:
+        answer(service.http().post(f"/v1/webhooks/{one['id']}/test"))
+    assert reconcile(service.context) == WebhooksReport(done=3)
+    assert [text for text in shown if "s3cret" in text or "0123456789abcdef" in text] == []
+    bodies = [seen.json for seen in receiver.seen]
+    assert [body["text"].partition(".")[0] for body in bodies if "text" in body] == ["demo: webhook"]
+    assert [body["routing_key"] for body in bodies if "routing_key" in body] == ["0123456789abcdef"]
+    assert [body[0]["labels"]["project"] for body in bodies if isinstance(body, list)] == ["demo"]
+    assert all("webhook-signature" not in map(str.lower, seen.headers) for seen in receiver.seen)
 
 
 def test_a_call_is_made_again_with_the_same_id_until_it_arrives_or_is_given_up(
@@ -232,7 +293,8 @@ def test_what_did_not_happen_is_not_told(service: RunningService, receiver: Rece
     assert reconcile(service.context) == WebhooksReport(done=2)
     assert [seen.json["type"] for seen in receiver.seen] == ["checkpoint.quarantined", "checkpoint.diverged"]
     assert receiver.seen[1].json["data"] | {"reason": ""} == {
-        "project": "demo", "run": "gpt", "attempt": 1, "step": 5, "checkpoint_id": view["id"], "reason": "",
+        "project": "demo", "run": "gpt", "attempt": 1, "step": 5, "checkpoint_id": view["id"],
+        "operation": None, "reason": "",
     }  # fmt: skip
 
 

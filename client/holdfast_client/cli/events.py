@@ -6,6 +6,7 @@ import json as json_lines
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -32,7 +33,7 @@ from holdfast_client.resources.base import all_items
 from holdfast_protocol.base import Page
 from holdfast_protocol.runs import ById
 from holdfast_protocol.service import ActorKind, EventView
-from holdfast_protocol.webhooks import CreateWebhook, DeliveryView, WebhookEvent
+from holdfast_protocol.webhooks import CreateWebhook, DeliveryView, WebhookEvent, WebhookFormat
 
 events = noun("events")
 webhooks = noun("webhooks")
@@ -210,17 +211,38 @@ def create(
     *,
     url: Annotated[str, typer.Option(help="Where to call: https://…")],
     events: Annotated[str, typer.Option(help="The events, with commas: attempt.lost,attempt.failed,run.stalled,…")],
+    form: Annotated[
+        WebhookFormat, typer.Option("--format", help="The form of a call's body.")
+    ] = WebhookFormat.STANDARD,
+    routing_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file with PagerDuty's integration key, for --format pagerduty.", exists=True, dir_okay=False
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a URL called when something happens to a project's runs. The secret that signs the calls is shown once."""
-    request = CreateWebhook(url=url, events=[_event(name.strip()) for name in events.split(",") if name.strip()])
+    """Have a URL called when something happens to a project's runs.
+
+    The secret that signs the calls of the standard format is shown once.
+    """
+    if (form is WebhookFormat.PAGERDUTY) != (routing_key_file is not None):
+        raise typer.BadParameter("--format pagerduty and --routing-key-file go together.")
+    request = CreateWebhook(
+        url=url,
+        events=[_event(name.strip()) for name in events.split(",") if name.strip()],
+        format=form,
+        routing_key=None if routing_key_file is None else routing_key_file.read_text(encoding="utf-8").strip(),
+    )
     with connect() as client:
         made = client.webhooks.create(project, request)
     if json:
         show_json(made)
         return
-    show_line(made.secret)
-    show_note(f"Webhook {made.id} calls {made.url}. Its secret is not shown again.")
+    if made.secret is not None:
+        show_line(made.secret)
+    kept = " Its secret is not shown again." if made.secret is not None else ""
+    show_note(f"Webhook {made.id} calls {made.url}.{kept}")
 
 
 @webhooks.command("list")
@@ -232,8 +254,8 @@ def list_webhooks(project: ProjectArgument, *, limit: LimitOption = None, json: 
         show_json(found)
         return
     show_table(
-        ["id", "url", "events", ">waiting", ">given up"],
-        ((one.id, one.url, " ".join(one.events), str(one.waiting), str(one.given_up)) for one in found),
+        ["id", "url", "format", "events", ">waiting", ">given up"],
+        ((one.id, one.url, one.format, " ".join(one.events), str(one.waiting), str(one.given_up)) for one in found),
         nothing=f"{project} has no webhooks. `holdfast webhooks create {project}` makes one.",
     )
 

@@ -10,18 +10,25 @@ from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.states import Health
+from holdfast_protocol.states import Health, OperationState
 from holdfast_protocol.webhooks import WebhookEvent
 from holdfast_service.auth.principal import Principal
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.engine import note_change
 from holdfast_service.db.tables.operations import AuditEvent
-from holdfast_service.webhooks.outbox import leave_calls
+from holdfast_service.webhooks.outbox import hooks_wanting, leave_calls
 
 _CALLS = {
     "attempt.lost": WebhookEvent.ATTEMPT_LOST,
     "attempt.stalled": WebhookEvent.RUN_STALLED,
     "attempt.goes_on": WebhookEvent.RUN_GOES_ON,
+    "checkpoint.trash": WebhookEvent.CHECKPOINT_TRASHED,
+    "checkpoint.expire": WebhookEvent.CHECKPOINT_TRASHED,
+    "checkpoint.delete": WebhookEvent.CHECKPOINT_PURGED,
+}
+_DRILL_CALLS: dict[str, WebhookEvent] = {
+    OperationState.DONE: WebhookEvent.DRILL_SUCCEEDED,
+    OperationState.FAILED: WebhookEvent.DRILL_FAILED,
 }
 _HEALTH_CALLS: dict[str, WebhookEvent] = {
     Health.CORRUPT: WebhookEvent.CHECKPOINT_CORRUPT,
@@ -82,17 +89,19 @@ def record_event(
     session.add(event)
     note_change(session, f"{action} by {actor.name}" + (f" of {checkpoint_id}" if checkpoint_id else ""))
     call = _webhook_event(action, before or {}, after or {})
-    if call is not None and project_id is not None:
+    if call is not None and project_id is not None and (wanting := hooks_wanting(session, call, project_id)):
         session.flush()
         leave_calls(
             session,
             call,
             f"event {event.id}",
+            wanting=wanting,
             project_id=project_id,
             run_id=run_id,
             attempt=(after or {}).get("attempt"),
             step=(after or {}).get("step"),
             checkpoint_id=checkpoint_id,
+            operation=(after or {}).get("operation"),
             reason=reason,
         )
 
@@ -101,5 +110,7 @@ def _webhook_event(action: str, before: dict[str, Any], after: dict[str, Any]) -
     """Whom it concerns besides those who read the events. A checkpoint's health tells by what it has become."""
     if action in _CALLS:
         return _CALLS[action]
+    if action == "operation.end" and after.get("kind") == "drill":
+        return _DRILL_CALLS.get(after["state"])
     health = after.get("health")
     return _HEALTH_CALLS.get(health) if isinstance(health, str) and health != before.get("health") else None

@@ -171,10 +171,10 @@ def _give_up(context: ServiceContext, checkpoint_id: str) -> bool:
             # A lost attempt was only silent: it may be cut off, and comes back by calling again.
             lost = attempt.outcome == AttemptOutcome.LOST
             cause = AbortCause.SILENT if lost else AbortCause.ATTEMPT_ENDED
-            abort(checkpoint, ended(attempt.number, attempt.outcome), now, cause=cause, rank=blamed)
+            abort(session, checkpoint, ended(attempt.number, attempt.outcome), now, cause=cause, rank=blamed)
         elif checkpoint.deadline_at <= now:
             reason = silent(missing, context.settings.upload_idle_seconds)
-            abort(checkpoint, reason, now, cause=AbortCause.SILENT, rank=blamed)
+            abort(session, checkpoint, reason, now, cause=AbortCause.SILENT, rank=blamed)
         else:
             return False
         record_event(

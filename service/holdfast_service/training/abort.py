@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
 from holdfast_protocol.checkpoints import AbortCheckpoint, CheckpointView, FailShard
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import AbortCause, CheckpointState, ShardState
 from holdfast_protocol.text import without_secrets
+from holdfast_protocol.webhooks import WebhookEvent
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.tables.core import (
-    Checkpoint,
-)
+from holdfast_service.db.tables.core import Checkpoint, Run
 from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import current_checkpoint_view
 from holdfast_service.training.fencing import (
@@ -23,9 +25,18 @@ from holdfast_service.training.fencing import (
     locked_shards,
     refuse_unless_uploading,
 )
+from holdfast_service.webhooks.outbox import leave_calls
 
 
-def abort(checkpoint: Checkpoint, reason: str, now: datetime, *, cause: AbortCause, rank: int | None = None) -> None:
+def abort(
+    session: Session,
+    checkpoint: Checkpoint,
+    reason: str,
+    now: datetime,
+    *,
+    cause: AbortCause,
+    rank: int | None = None,
+) -> None:
     """`rank` is the one to blame, if it is known. The same step can be begun anew afterwards (rule
     one-checkpoint-per-step). The caller has locked the row, and tells the notifier after its transaction."""
     if checkpoint.state != CheckpointState.UPLOADING:
@@ -36,6 +47,17 @@ def abort(checkpoint: Checkpoint, reason: str, now: datetime, *, cause: AbortCau
     checkpoint.abort_rank = rank
     checkpoint.abort_cause = cause
     checkpoint.version += 1
+    leave_calls(
+        session,
+        WebhookEvent.CHECKPOINT_ABORTED,
+        checkpoint.id,
+        project_id=session.execute(select(Run.project_id).where(Run.id == checkpoint.run_id)).scalar_one(),
+        run_id=checkpoint.run_id,
+        attempt=checkpoint.attempt_number,
+        step=checkpoint.step,
+        checkpoint_id=checkpoint.id,
+        reason=reason,
+    )
 
 
 def abort_checkpoint(
@@ -48,7 +70,7 @@ def abort_checkpoint(
         writing = begin_writing(session, caller, checkpoint_id, request, context.epoch, lock=True)
         checkpoint = writing.checkpoint
         if checkpoint.state == CheckpointState.UPLOADING:
-            abort(checkpoint, reason, database_now(session), cause=AbortCause.JOB)
+            abort(session, checkpoint, reason, database_now(session), cause=AbortCause.JOB)
             record_event(
                 session,
                 Actor.person(caller),
@@ -95,6 +117,7 @@ def fail_shard(
                 )
             shard.state = ShardState.FAILED
             abort(
+                session,
                 checkpoint,
                 f"rank {rank} failed: {without_secrets(request.reason)}",
                 database_now(session),

@@ -325,7 +325,7 @@ def _abort_uploading(session: Session, run: Run, number: int, now: datetime) -> 
         execution_options={"populate_existing": True},
     ).all()
     for checkpoint in uploading:
-        abort(checkpoint, f"fenced by attempt {number}", now, cause=AbortCause.FENCED)
+        abort(session, checkpoint, f"fenced by attempt {number}", now, cause=AbortCause.FENCED)
     session.flush()
     return [checkpoint.id for checkpoint in uploading]
 
@@ -348,7 +348,22 @@ def record_resumed_from(
             session.flush()
             subject_changed(session, RecordKind.RUN, run.id, run.project_id)
             note_change(session, f"attempt {attempt.number} of {project_name}/{run_name} resumed")
+            if request.checkpoint_id is not None:
+                _tell_restored(session, run, attempt, request.checkpoint_id)
         return attempt_view(attempt)
+
+
+def _tell_restored(session: Session, run: Run, attempt: Attempt, checkpoint_id: str) -> None:
+    leave_calls(
+        session,
+        WebhookEvent.RESTORE_FINISHED,
+        f"attempt {attempt.number} of {run.id} from {checkpoint_id}",
+        project_id=run.project_id,
+        run_id=run.id,
+        attempt=attempt.number,
+        step=session.scalar(select(Checkpoint.step).where(Checkpoint.id == checkpoint_id)),
+        checkpoint_id=checkpoint_id,
+    )
 
 
 def _is_own(session: Session, run: Run, attempt: Attempt, request: ResumedFrom) -> bool:

@@ -91,7 +91,9 @@ def commit_seals(
             if problem.code not in _NEVER_COMPLETE:
                 raise
             # Another rank's chunk was lost since it sealed, or has another size there: no rank could ever complete it.
-            abort(writing.checkpoint, problem.detail, database_now(session), cause=_NEVER_COMPLETE[problem.code])
+            abort(
+                session, writing.checkpoint, problem.detail, database_now(session), cause=_NEVER_COMPLETE[problem.code]
+            )
             refusal = problem
         session.flush()
         keep_alive(session, writing, context.settings)  # last: the checkpoint's row is locked before the attempt's
@@ -268,16 +270,17 @@ def complete_if_whole(session: Session, writing: Writing, seals: int, store_id: 
     checkpoint.version += 1
     if not checkpoint.detached:
         _cut_the_line(session, writing.attempt, now)
+    _tell(session, writing, WebhookEvent.CHECKPOINT_COMMITTED)
     if checkpoint.health == Health.DIVERGED:
-        _tell_diverged(session, writing)
+        _tell(session, writing, WebhookEvent.CHECKPOINT_DIVERGED)
     note_change(session, f"step {checkpoint.step} of {writing.project.name}/{writing.run.name} was committed")
     return True
 
 
-def _tell_diverged(session: Session, writing: Writing) -> None:
+def _tell(session: Session, writing: Writing, event: WebhookEvent) -> None:
     leave_calls(
         session,
-        WebhookEvent.CHECKPOINT_DIVERGED,
+        event,
         writing.checkpoint.id,
         project_id=writing.project.id,
         run_id=writing.run.id,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import structlog
 from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, or_, select, text
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.webhooks import WebhookBody, WebhookFormat
 from holdfast_service.context import ServiceContext
 from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
@@ -21,6 +21,7 @@ from holdfast_service.db.tables.webhooks import TO_DELIVER, Webhook, WebhookDeli
 from holdfast_service.release import VERSION
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.webhooks.call import WHOLE_SECONDS, Answer, call, pause_seconds, signature
+from holdfast_service.webhooks.formats import render
 from holdfast_service.webhooks.manage import delivery_id
 from holdfast_service.webhooks.target import RefusedTargetError, find_target
 from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
@@ -96,6 +97,7 @@ class _Call:
 
     delivery: WebhookDelivery
     url: str
+    format: WebhookFormat
     secret: bytes
     at: datetime
     lease_token: str
@@ -189,7 +191,7 @@ def _claim(context: ServiceContext) -> _Call | None:
                 continue
             delivery.tries += 1
             token = lease.claim_locked(session, delivery, seconds=_LEASE_SECONDS)
-            return _Call(delivery, hook.url, hook.secret, now, token)
+            return _Call(delivery, hook.url, WebhookFormat(hook.format), hook.secret, now, token)
 
 
 def _in_hand(now: datetime) -> Select[str]:
@@ -210,7 +212,9 @@ def _unanswered() -> Select[str]:
 
 def _make(context: ServiceContext, claimed: _Call, tls: ssl.SSLContext) -> Answer:
     message_id = delivery_id(claimed.delivery)
-    body = json.dumps(claimed.delivery.body, separators=(",", ":")).encode()
+    signs = claimed.format is WebhookFormat.STANDARD
+    routing_key = claimed.secret.decode() if claimed.format is WebhookFormat.PAGERDUTY else None
+    body = render(claimed.format, WebhookBody.model_validate(claimed.delivery.body), routing_key)
     timestamp = int(claimed.at.timestamp())
     try:
         target = find_target(claimed.url, context.settings.webhook_hosts)
@@ -224,8 +228,9 @@ def _make(context: ServiceContext, claimed: _Call, tls: ssl.SSLContext) -> Answe
         "Connection": "close",
         "webhook-id": message_id,
         "webhook-timestamp": str(timestamp),
-        "webhook-signature": signature(claimed.secret, message_id, timestamp, body),
     }
+    if signs:
+        headers["webhook-signature"] = signature(claimed.secret, message_id, timestamp, body)
     answer = call(target, body, headers, tls)
     _log.info("webhook_called", delivery=message_id, host=target.host, status=answer.status, error=answer.error)
     return answer

@@ -18,6 +18,7 @@ from holdfast_protocol.webhooks import (
     WebhookCreated,
     WebhookData,
     WebhookEvent,
+    WebhookFormat,
     WebhookView,
 )
 from holdfast_service.audit.record import Actor, record_event
@@ -52,8 +53,9 @@ def webhook_views(session: Session, project: Project, hooks: Sequence[Webhook]) 
         WebhookView(
             id=hook.id,
             project=project.name,
-            url=shown_url(hook.url),
+            url=shown_url(hook),
             events=[WebhookEvent(event) for event in hook.events],
+            format=WebhookFormat(hook.format),
             created_at=hook.created_at,
             created_by=hook.created_by,
             deleted_at=hook.deleted_at,
@@ -64,9 +66,12 @@ def webhook_views(session: Session, project: Project, hooks: Sequence[Webhook]) 
     ]
 
 
-def shown_url(url: str) -> str:
-    """Without the query, where receivers often keep a secret."""
-    head, mark, _ = url.partition("?")
+def shown_url(hook: Webhook) -> str:
+    """Without the query, where receivers often keep a secret; Slack and others keep it in the path."""
+    if hook.format != WebhookFormat.STANDARD:
+        scheme, _, rest = hook.url.partition("://")
+        return f"{scheme}://{rest.partition('/')[0]}/…"
+    head, mark, _ = hook.url.partition("?")
     return head + (f"{mark}…" if mark else "")
 
 
@@ -114,14 +119,14 @@ MOST_OF_A_PROJECT = 20
 def create_webhook(
     context: ServiceContext, caller: Principal, project_name: str, request: CreateWebhook, key: str | None = None
 ) -> WebhookCreated:
-    """Makes a webhook. Its secret is shown once; it is kept as it is and signs each call. Its name is resolved when
-    it is called, each time: only its form is judged here. `key`: the client's Idempotency-Key. Raises
-    `invalid_request`, `already_made` and `idempotency_key_reused`."""
+    """Makes a webhook. Its secret is shown once; it is kept as it is and signs each call of the standard format. Its
+    name is resolved when it is called, each time: only its form is judged here. `key`: the client's Idempotency-Key.
+    Raises `invalid_request`, `already_made` and `idempotency_key_reused`."""
     try:
         parsed(request.url, context.settings.webhook_hosts)
     except RefusedTargetError as refused:
         raise ProblemError(ProblemCode.INVALID_REQUEST, str(refused)) from None
-    secret = new_secret()
+    secret = new_secret() if request.routing_key is None else request.routing_key.encode()
     repeat = Repeatable(caller.token_id, key, digest_of("webhook", project_name, request=request))
     with context.database.transaction() as session:
         project = project_named(session, caller, project_name)
@@ -142,6 +147,7 @@ def create_webhook(
             url=request.url,
             secret=secret,
             events=sorted({event.value for event in request.events}),
+            format=request.format.value,
             created_at=database_now(session),
             created_by=caller.name,
         )
@@ -152,11 +158,12 @@ def create_webhook(
             Actor.person(caller),
             "webhook.create",
             project_id=project.id,
-            after={"webhook": hook.id, "host": host_of(hook.url), "events": hook.events},
+            after={"webhook": hook.id, "host": host_of(hook.url), "events": hook.events, "format": hook.format},
         )
         repeat.made(session, hook.id)
         (view,) = webhook_views(session, project, [hook])
-    return WebhookCreated(**view.model_dump(), secret=shown(secret))
+    signs = request.format is WebhookFormat.STANDARD
+    return WebhookCreated(**view.model_dump(), secret=shown(secret) if signs else None)
 
 
 def delete_webhook(context: ServiceContext, caller: Principal, webhook_id: str) -> WebhookView:

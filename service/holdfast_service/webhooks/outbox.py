@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -13,26 +15,31 @@ from holdfast_service.db.tables.webhooks import Webhook, WebhookDelivery
 _LONGEST_REASON = 500
 
 
+def hooks_wanting(session: Session, event: WebhookEvent, project_id: str) -> list[Webhook]:
+    """The webhooks of the project that want such events. Flushes nothing: a pass leaves thousands of events."""
+    of_project = select(Webhook).where(Webhook.project_id == project_id, Webhook.deleted_at.is_(None))
+    with session.no_autoflush:
+        return [hook for hook in session.scalars(of_project.order_by(Webhook.id)) if event in hook.events]
+
+
 def leave_calls(
     session: Session,
     event: WebhookEvent,
     subject: str,
     *,
     project_id: str,
+    wanting: Sequence[Webhook] | None = None,
     run_id: str | None = None,
     attempt: int | None = None,
     step: int | None = None,
     checkpoint_id: str | None = None,
+    operation: str | None = None,
     reason: str | None = None,
 ) -> None:
-    """For each webhook of the project that wants such events. Once for a `subject`, however often it is left."""
-    wanting = [
-        hook
-        for hook in session.scalars(
-            select(Webhook).where(Webhook.project_id == project_id, Webhook.deleted_at.is_(None)).order_by(Webhook.id)
-        )
-        if event in hook.events
-    ]
+    """For each webhook of the project that wants such events. Once for a `subject`, however often it is left.
+    `wanting`: these webhooks, where the caller has read them."""
+    if wanting is None:
+        wanting = hooks_wanting(session, event, project_id)
     if not wanting:
         return
     now = database_now(session)
@@ -45,6 +52,7 @@ def leave_calls(
             attempt=attempt,
             step=step,
             checkpoint_id=checkpoint_id,
+            operation=operation,
             reason=None if reason is None else reason[:_LONGEST_REASON],
         ),
     )

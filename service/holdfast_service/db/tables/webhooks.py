@@ -21,7 +21,9 @@ class Webhook(Table):
     id: Mapped[str] = mapped_column(Text, primary_key=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), index=True)
     url: Mapped[str] = mapped_column(Text)
-    secret: Mapped[bytes] = mapped_column(LargeBinary)  # signs each call; shown once; empty after deletion
+    # What proves a call to its receiver: signs it, or PagerDuty's routing key. Empty after deletion.
+    secret: Mapped[bytes] = mapped_column(LargeBinary)
+    format: Mapped[str] = mapped_column(Text, default="standard", server_default="standard")
     events: Mapped[list[str]] = mapped_column(Document)
     created_at: Mapped[datetime] = mapped_column(Moment)
     created_by: Mapped[str] = mapped_column(Text)

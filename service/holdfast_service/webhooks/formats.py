@@ -1,0 +1,106 @@
+"""What a call says, in the form that its receiver takes. Pure.
+
+One call is one event. Where a receiver keeps alerts open, an event that ends a trouble closes the alert of the event
+that began it: both have the same name.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+from holdfast_protocol.webhooks import WebhookBody, WebhookEvent, WebhookFormat
+
+_ENDS = {WebhookEvent.RUN_GOES_ON: WebhookEvent.RUN_STALLED}
+_CRITICAL = {WebhookEvent.CHECKPOINT_CORRUPT, WebhookEvent.ATTEMPT_LOST, WebhookEvent.RUN_STALLED}
+_ERROR = {
+    WebhookEvent.ATTEMPT_FAILED,
+    WebhookEvent.CHECKPOINT_QUARANTINED,
+    WebhookEvent.CHECKPOINT_DIVERGED,
+    WebhookEvent.DRILL_FAILED,
+}
+_WARNING = {WebhookEvent.CHECKPOINT_ABORTED, WebhookEvent.ATTEMPT_PREEMPTED}
+# Alertmanager closes an alert that nobody repeats. Ours is told once, so it says itself how long it stays open.
+_OPEN_FOR = timedelta(hours=24)
+
+
+def render(format_: WebhookFormat, body: WebhookBody, routing_key: str | None = None) -> bytes:
+    """The bytes of a call's body. `routing_key`: PagerDuty's, which has no other place for it."""
+    match format_:
+        case WebhookFormat.STANDARD:
+            content: Any = body.model_dump(mode="json")
+        case WebhookFormat.SLACK:
+            content = {"text": _for_slack(summary(body))}
+        case WebhookFormat.PAGERDUTY:
+            content = _for_pagerduty(body, routing_key)
+        case WebhookFormat.ALERTMANAGER:
+            content = [_for_alertmanager(body)]
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def summary(body: WebhookBody) -> str:
+    """One line: `demo/gpt@500 (attempt 3): checkpoint.corrupt. A chunk has other bytes in the store.`"""
+    data = body.data
+    subject = data.project if data.run is None else f"{data.project}/{data.run}"
+    if data.step is not None:
+        subject += f"@{data.step}"
+    if data.attempt is not None:
+        subject += f" (attempt {data.attempt})"
+    return f"{subject}: {body.type.value}" + (f". {data.reason}" if data.reason else "")
+
+
+def severity(event: WebhookEvent) -> str:
+    """In PagerDuty's words."""
+    event = _ENDS.get(event, event)
+    return (
+        "critical" if event in _CRITICAL else "error" if event in _ERROR else "warning" if event in _WARNING else "info"
+    )
+
+
+def _for_slack(text: str) -> str:
+    """Slack reads these three as its own markup: a run's name must not mention a channel."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _name(body: WebhookBody) -> dict[str, str]:
+    """What the alert of an event is known by. Equal for the event that ends it."""
+    data = body.data
+    event = _ENDS.get(body.type, body.type)
+    name = {"event": event.value, "project": data.project, "run": data.run or ""}
+    if event is not WebhookEvent.RUN_STALLED:
+        name |= {"attempt": str(data.attempt or ""), "checkpoint": data.checkpoint_id or ""}
+    return {key: value for key, value in name.items() if value}
+
+
+def _for_pagerduty(body: WebhookBody, routing_key: str | None) -> dict[str, Any]:
+    """An event of PagerDuty's Events API v2. Its limits: 1,024 characters of summary, 255 of the key."""
+    name = _name(body)
+    return {
+        "routing_key": routing_key,
+        "event_action": "resolve" if body.type in _ENDS else "trigger",
+        "dedup_key": " ".join(name.values())[:255],
+        "payload": {
+            "summary": summary(body)[:1024],
+            "source": "holdfast",
+            "severity": severity(body.type),
+            "timestamp": body.timestamp.isoformat(),
+            "group": name["project"],
+            "component": name.get("run"),
+            "class": name["event"],
+            "custom_details": body.data.model_dump(mode="json"),
+        },
+    }
+
+
+def _for_alertmanager(body: WebhookBody) -> dict[str, Any]:
+    """An alert as `POST /api/v2/alerts` takes it."""
+    name = _name(body)
+    over = body.type in _ENDS
+    alert_name = "Holdfast" + "".join(word.title() for word in name["event"].replace("_", ".").split("."))
+    return {
+        "labels": name | {"alertname": alert_name, "severity": severity(body.type)},
+        "annotations": {"summary": summary(body)},
+        "startsAt": body.timestamp.isoformat(),
+        "endsAt": (body.timestamp if over else body.timestamp + _OPEN_FOR).isoformat(),
+    }

@@ -1,0 +1,98 @@
+"""What a webhook's call says to Slack, PagerDuty and Alertmanager, held against what these document."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pydantic import ValidationError
+
+from holdfast_protocol.webhooks import CreateWebhook, WebhookBody, WebhookData, WebhookEvent, WebhookFormat
+from holdfast_service.webhooks.formats import render, severity, summary
+
+AT = datetime(2026, 11, 21, 18, tzinfo=UTC)
+KEY = "0123456789abcdef0123456789abcdef"
+
+
+def body(event: WebhookEvent, **data: object) -> WebhookBody:
+    return WebhookBody(type=event, timestamp=AT, data=WebhookData(project="demo", **data))
+
+
+def rendered(format_: WebhookFormat, said: WebhookBody):
+    return json.loads(render(format_, said, KEY if format_ is WebhookFormat.PAGERDUTY else None))
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (body(WebhookEvent.TEST, reason="asked for by ada"), "demo: webhook.test. asked for by ada"),
+        (body(WebhookEvent.ATTEMPT_FINISHED, run="gpt", attempt=3), "demo/gpt (attempt 3): attempt.finished"),
+        (body(WebhookEvent.CHECKPOINT_COMMITTED, run="gpt", step=500), "demo/gpt@500: checkpoint.committed"),
+    ],
+)
+def test_the_line_that_people_read(said, line):
+    assert summary(said) == line
+
+
+def test_slack_gets_a_text_that_mentions_nobody():
+    said = body(WebhookEvent.ATTEMPT_FAILED, run="gpt", attempt=1, reason="<!channel> a & b")
+    assert rendered(WebhookFormat.SLACK, said) == {
+        "text": "demo/gpt (attempt 1): attempt.failed. &lt;!channel&gt; a &amp; b"
+    }
+
+
+@pytest.mark.parametrize("event", WebhookEvent)
+def test_pagerduty_gets_an_event_of_its_api(event):
+    said = rendered(
+        WebhookFormat.PAGERDUTY, body(event, run="r" * 200, step=1, checkpoint_id="ck_1", reason="x" * 2000)
+    )
+    assert said.keys() == {"routing_key", "event_action", "dedup_key", "payload"}
+    assert said["routing_key"] == KEY
+    assert said["event_action"] == ("resolve" if event is WebhookEvent.RUN_GOES_ON else "trigger")
+    assert 0 < len(said["dedup_key"]) <= 255
+    payload = said["payload"]
+    assert payload.keys() == {
+        "summary", "source", "severity", "timestamp", "group", "component", "class", "custom_details",
+    }  # fmt: skip
+    assert len(payload["summary"]) <= 1024
+    assert payload["severity"] in {"critical", "error", "warning", "info"}
+    assert datetime.fromisoformat(payload["timestamp"]) == AT
+
+
+@pytest.mark.parametrize("event", WebhookEvent)
+def test_alertmanager_gets_a_list_of_one_alert(event):
+    (alert,) = rendered(WebhookFormat.ALERTMANAGER, body(event, run="gpt", step=1))
+    assert alert.keys() == {"labels", "annotations", "startsAt", "endsAt"}
+    assert alert["labels"]["alertname"].startswith("Holdfast")
+    assert alert["labels"]["alertname"].isalnum()
+    assert all(isinstance(value, str) and value for value in alert["labels"].values())
+    ends = datetime.fromisoformat(alert["endsAt"])
+    assert ends == AT + (timedelta() if event is WebhookEvent.RUN_GOES_ON else timedelta(hours=24))
+
+
+def test_a_run_that_goes_on_ends_the_alert_of_its_stall():
+    stalled = body(WebhookEvent.RUN_STALLED, run="gpt", attempt=3, step=7, reason="no step for an hour")
+    goes_on = body(WebhookEvent.RUN_GOES_ON, run="gpt", attempt=3, step=9)
+    key = lambda said: rendered(WebhookFormat.PAGERDUTY, said)["dedup_key"]  # noqa: E731
+    labels = lambda said: rendered(WebhookFormat.ALERTMANAGER, said)[0]["labels"]  # noqa: E731
+    assert key(stalled) == key(goes_on)
+    assert labels(stalled) == labels(goes_on)
+    assert labels(stalled) == {
+        "alertname": "HoldfastRunStalled", "event": "run.stalled", "project": "demo", "run": "gpt",
+        "severity": "critical",
+    }  # fmt: skip
+
+
+def test_two_events_of_one_kind_are_two_alerts():
+    one, other = (body(WebhookEvent.CHECKPOINT_CORRUPT, run="gpt", checkpoint_id=each) for each in ("ck_1", "ck_2"))
+    for format_ in (WebhookFormat.PAGERDUTY, WebhookFormat.ALERTMANAGER):
+        assert rendered(format_, one) != rendered(format_, other)
+    assert severity(WebhookEvent.CHECKPOINT_CORRUPT) == "critical"
+    assert severity(WebhookEvent.CHECKPOINT_COMMITTED) == "info"
+
+
+@pytest.mark.parametrize(("format_", "key"), [("pagerduty", None), ("slack", KEY), ("standard", KEY)])
+def test_only_pagerduty_has_a_routing_key(format_, key):
+    with pytest.raises(ValidationError, match="routing_key"):
+        CreateWebhook(url="https://a.example/", events=["run.stalled"], format=format_, routing_key=key)
