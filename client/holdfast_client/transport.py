@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import random
 import ssl
 import threading
@@ -181,6 +182,12 @@ def _say_nothing(failure: HoldfastError) -> None:
     """The default, because a trainer's log has its own line for each retry."""
 
 
+@functools.cache
+def _trusted(*_named: str | None) -> ssl.SSLContext:
+    """httpx reads the variables that the caller names here, so that a change of one is heard."""
+    return httpx.create_ssl_context()
+
+
 def _connections(settings: ClientSettings, tls: ssl.SSLContext) -> httpx.Client:
     """Opens no connection yet."""
     keep_queries_out_of_logs()
@@ -207,8 +214,9 @@ class Transport:
         self.on_retry: Callable[[HoldfastError], object] = _say_nothing if shares is None else shares.on_retry
         """Called with each failure that is retried, before the pause."""
         self._service: _Service = _Service() if shares is None else shares._service
-        # One set of trusted certificates for both planes: certifi's, or SSL_CERT_FILE's.
-        self.tls: ssl.SSLContext = httpx.create_ssl_context() if shares is None else shares.tls
+        # One set of trusted certificates for both planes and all transports: certifi's, or SSL_CERT_FILE's. To read
+        # them takes 40 ms.
+        self.tls = _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
         self._http: httpx.Client = _connections(settings, self.tls) if shares is None else shares._http
 
     def with_retry_deadline(self, retry_seconds: float, stop: threading.Event) -> Transport:
