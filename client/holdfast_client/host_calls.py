@@ -32,13 +32,13 @@ from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointBegun, Chec
 log = logging.getLogger("holdfast.client")
 
 BEGIN_WINDOW_SECONDS = 0.5
-"""How long the first rank waits for the others of its host. They leave the vote on a save together; a rank that waits
-sends nothing meanwhile."""
+"""The call is made when no further rank of the host has come for so long: on a busy host they come slowly. They leave
+the vote on a save together; a rank that waits sends nothing meanwhile."""
 SEAL_WINDOW_SECONDS = 2.0
 """They hash and send for unequal times. The commit needs the last of them, and that one finds that all others have
 called, and waits for nobody."""
 _KEYS_KEPT = 16
-KEEP_ALIVE_SECONDS = 1.0
+KEEP_ALIVE_SECONDS = 2.0
 SILENCE_SECONDS = 5.0
 """A rank whose leader says nothing for so long calls alone. A leader that waits for the service is not silent."""
 MOST_REQUEST_BYTES = 64 * 1024
@@ -300,7 +300,9 @@ class HostCalls:
     def _make(self, key: str, group: _Group, window_seconds: float) -> None:
         """On a thread of its own, so that the ranks that wait hear that the leader is alive."""
         try:
-            group.complete.wait(window_seconds)
+            seen = 0
+            while (come := self._come(group)) > seen and not group.complete.wait(window_seconds):
+                seen = come
             with self._lock:
                 if self._open.get(key) is group:
                     del self._open[key]
@@ -312,6 +314,11 @@ class HostCalls:
             log.info("%d ranks of this host call the service one by one: %s", len(group.calls), error)
         finally:
             group.done.set()
+
+    def _come(self, group: _Group) -> int:
+        """How many ranks are in it; at least the one that has opened it."""
+        with self._lock:
+            return len(group.calls)
 
     def _start(self, work: Callable[..., None], *of: object) -> None:
         threading.Thread(target=work, args=of, name="holdfast-host", daemon=True).start()

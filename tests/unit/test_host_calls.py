@@ -222,6 +222,26 @@ def test_a_late_rank_is_not_waited_for_and_makes_its_own_call(service):
     assert service.calls[-1] == (2, "seal", [2])
 
 
+def test_ranks_that_come_one_after_the_other_are_in_one_call(service, monkeypatch):
+    monkeypatch.setattr(host_calls, "SEAL_WINDOW_SECONDS", 0.0)
+    come, late, results = HostCalls._come, iter([1, 2]), {}
+
+    with hosts(service, 4) as made, ThreadPoolExecutor(4) as pool:
+
+        def another_comes(self, group):
+            """Each time before the leader looks whether it is to wait on."""
+            if (rank := next(late, None)) is not None:
+                results[rank] = pool.submit(seal, made[rank], service.client(rank), rank)
+                until(lambda: rank in group.calls)
+            return come(self, group)
+
+        monkeypatch.setattr(HostCalls, "_come", another_comes)
+        results[0] = pool.submit(seal, made[0], service.client(0), 0)
+        until(lambda: len(results) == 3)
+        assert {rank: result.result(LONG) for rank, result in results.items()} == dict.fromkeys(range(3), "ck_1")
+    assert service.calls == [("joint", "seal", [0, 1, 2])]
+
+
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("call", [begin, seal])
 @pytest.mark.parametrize("error", [CheckpointAborted, StaleAttempt, ServiceUnavailable, TransferStopped, ValueError])
