@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pydantic import BaseModel
 
+from holdfast_client import host_calls
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers, WorkerThreads
 from holdfast_client.client import Client
@@ -28,8 +29,8 @@ _RETRY_SECONDS = 900.0  # HOLDFAST_SAVE_RETRY_SECONDS, unless it is set
 
 
 class Orders(BaseModel):
-    """Ranks `first` to `last` - 1 of a checkpoint, on hosts of `ranks_per_host` each. The service is found by the
-    environment."""
+    """Ranks `first` to `last` - 1, on hosts of `ranks_per_host` each. They save what `begin` says, and then, in the
+    storm, the step after it. The service is found by the environment."""
 
     run: str
     begin: BeginCheckpoint
@@ -66,17 +67,23 @@ class Ranks:
         self._workers.calls.end()
         self._workers.calls = WorkerThreads(count, "call")
 
-    def connect(self) -> None:
-        """A running job has open connections, and has shown that it sees the store's folder."""
-        for client in self._savers:
-            client.store_asks_md5()
-            client.mount.proof()
+    def save_once(self) -> None:
+        """Without haste, a few hosts at a time. A running job has saved before: it has open connections, has shown that
+        it sees the store's folder, and the ranks of a host know each other."""
+        with ThreadPoolExecutor(_SENDERS) as pool:
+            list(pool.map(lambda at: self._save(at, self._orders.begin), range(len(self._clients))))
 
     def storm(self) -> Told:
         count = len(self._clients)
         gate = threading.Barrier(count + 1)
+        begin = self._orders.begin.model_copy(update={"step": self._orders.begin.step + 1})
+
+        def save(at: int) -> tuple[float, CheckpointState]:
+            gate.wait()
+            return self._save(at, begin)
+
         with ThreadPoolExecutor(count) as pool:
-            pending = [pool.submit(self._save, at, gate) for at in range(count)]
+            pending = [pool.submit(save, at) for at in range(count)]
             gate.wait()
             began, cpu = time.monotonic(), time.process_time()
             ended = [each.result() for each in pending]
@@ -93,15 +100,14 @@ class Ranks:
         for client in self._clients:
             client.close()
 
-    def _save(self, at: int, gate: threading.Barrier) -> tuple[float, CheckpointState]:
+    def _save(self, at: int, begin: BeginCheckpoint) -> tuple[float, CheckpointState]:
         chunks = [OutgoingChunk.of(memoryview(os.urandom(_CHUNK_BYTES))) for _ in range(2)]
         rank = self._orders.first + at
-        gate.wait()
         writer = ShardWriter(
             self._savers[at],
             self._run,
             rank,
-            self._orders.begin,
+            begin,
             workers=self._workers,
             host_calls=self._host_calls[at],
         )
@@ -118,8 +124,13 @@ def _host(savers: list[Client]) -> list[HostCalls]:
 
 
 def main() -> None:
+    # Each thread that waits for the interpreter wakes up so often to ask for it, and there are a thousand: at the
+    # default of 5 ms they use the whole machine for that. A rank of a job has a process of its own.
+    sys.setswitchinterval(0.2)
+    # A host has cores of its own, on which its ranks come within a moment. Here all hosts share these few.
+    host_calls.BEGIN_WINDOW_SECONDS = host_calls.SEAL_WINDOW_SECONDS = host_calls.SILENCE_SECONDS = 30.0
     ranks = Ranks(Orders.model_validate_json(sys.stdin.readline()))
-    ranks.connect()
+    ranks.save_once()
     print(READY, flush=True)
     sys.stdin.readline()
     print(ranks.storm().model_dump_json(), flush=True)

@@ -146,7 +146,7 @@ def storm(cluster: Cluster, ranks: int, *, ranks_per_host: int = RANKS_PER_HOST)
             print(file=process.stdin, flush=True)
         told = [_told(process) for process in processes]
         ended = time.monotonic()
-        _expect_committed(client, run, begin.step)
+        _expect_committed(client, run, begin.step + 1)
         service = cpu_seconds_of_tree(cluster.service_pid) - service
         database = cpu_seconds_of_tree(cluster.postgres.pid) - database
         calls_after, seconds_after = _counted(cluster)
@@ -168,7 +168,7 @@ def storm(cluster: Cluster, ranks: int, *, ranks_per_host: int = RANKS_PER_HOST)
 
 
 def begin_for(client: Client, run: RunName, ranks: int) -> BeginCheckpoint:
-    """What each rank begins: a launch's first save after the newest checkpoint, if there is one."""
+    """What each rank begins first: a launch's first save after the newest checkpoint, if there is one."""
     launch = uuid.uuid4().hex
     opened = client.attempts.open_next(run, launch, world_size=ranks, host="scale", create=True)
     fence = Fence(epoch=opened.epoch, attempt=opened.attempt, launch_id=launch)
