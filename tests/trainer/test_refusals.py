@@ -134,7 +134,7 @@ def test_the_earlier_launch_learns_it_by_its_heartbeat_while_it_saves_nothing(ow
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_log_handler_that_raises_does_not_end_the_heartbeats(own_service, caplog):
+def test_a_log_handler_that_raises_does_not_end_the_heartbeats(own_service, caplog, monkeypatch):
     """Else the service would take a healthy attempt for lost."""
     beats = []
 
@@ -145,6 +145,7 @@ def test_a_log_handler_that_raises_does_not_end_the_heartbeats(own_service, capl
         beats.append(time.monotonic())
         raise errors.ServiceUnavailable("no answer")
 
+    monkeypatch.setattr(threading, "excepthook", raising)  # the script's too
     logger = logging.getLogger("holdfast")
     caplog.set_level(logging.INFO, "holdfast")
     with holdfast.Checkpointer("tests/logs", create=True) as ckpt:

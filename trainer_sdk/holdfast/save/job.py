@@ -3,6 +3,7 @@ ranks learn whether it was committed."""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import sys
 import threading
@@ -269,7 +270,8 @@ class SaveThread:
             try:
                 self._work(job)
             except BaseException:  # raised by code of the script: a log handler, or a callback of a handle's future
-                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+                with contextlib.suppress(Exception):  # the hook may be the script's too
+                    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
             # A waiting thread must not keep the last save's memory alive.
             del job
 

@@ -6,6 +6,7 @@ because the errors of the others then follow from that one. The service keeps th
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
 import sys
@@ -294,7 +295,8 @@ class HeartbeatThread:
             try:
                 goes_on = self._send_one()
             except Exception:  # of the script's log handler: without heartbeats the service takes the attempt for lost
-                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+                with contextlib.suppress(Exception):  # the hook may be the script's too
+                    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
             else:
                 if not goes_on:
                     return
@@ -312,6 +314,7 @@ class HeartbeatThread:
         except ENDS_THE_JOB as error:
             if not self._left:
                 self._note(error)
+                self._stop.set()
                 log.warning("the service does not take this attempt's heartbeat: %s", error)
             return False
         except HoldfastError as error:  # a gateway's page or a bug's reply, which may pass
