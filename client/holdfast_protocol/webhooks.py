@@ -19,7 +19,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from holdfast_protocol.base import Reply, Request, example
 
@@ -64,7 +64,10 @@ class WebhookFormat(StrEnum):
 
 
 class CreateWebhook(Request):
-    model_config = example({"url": "https://alerts.example/holdfast", "events": ["attempt.lost", "run.stalled"]})
+    model_config = ConfigDict(
+        **example({"url": "https://alerts.example/holdfast", "events": ["attempt.lost", "run.stalled"]}),
+        hide_input_in_errors=True,
+    )
 
     url: Annotated[str, StringConstraints(min_length=8, max_length=2000)] = Field(
         description="https; http and addresses that are not public only for hosts of HOLDFAST_WEBHOOK_ALLOWED_HOSTS."
@@ -72,7 +75,9 @@ class CreateWebhook(Request):
     events: list[WebhookEvent] = Field(min_length=1, max_length=len(WebhookEvent))
     format: WebhookFormat = WebhookFormat.STANDARD
     routing_key: Annotated[str, StringConstraints(pattern="^[0-9A-Za-z]{8,64}$")] | None = Field(
-        default=None, description="PagerDuty's integration key. For the format `pagerduty`, and for no other."
+        default=None,
+        repr=False,
+        description="PagerDuty's integration key. For the format `pagerduty`, and for no other.",
     )
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 from typer.testing import CliRunner
 
 import holdfast_service.liveness.stalled_attempts as liveness
@@ -149,6 +149,60 @@ def test_the_life_of_a_checkpoint_is_told(service: RunningService, receiver: Rec
     )
 
 
+def test_a_stall_that_is_over_is_not_told_late_to_who_keeps_alerts(
+    service: RunningService, receiver: Receiver, clock: Clock
+) -> None:
+    project_id = service.make_project("demo")
+    body = {"url": receiver.url, "events": ["run.stalled", "run.goes_on"], "format": "alertmanager"}
+    hook = answer(service.http().post("/v1/projects/demo/webhooks", json=body))
+
+    def record(action: str) -> None:
+        with service.context.database.transaction() as session:
+            record_event(
+                session,
+                Actor.controller("liveness"),
+                action,
+                project_id=project_id,
+                after={"attempt": 1, "step": 7},
+            )
+
+    receiver.says = Reply(503)
+    record("attempt.stalled")
+    assert reconcile(service.context).failed == 1
+    receiver.says = Reply(200)
+    record("attempt.goes_on")
+    clock.advance(3600)
+    assert reconcile(service.context) == WebhooksReport(done=1)
+    assert [seen.json[0]["labels"]["event"] for seen in receiver.seen] == ["run.stalled"] * 2
+    assert receiver.seen[0].json[0]["endsAt"] > receiver.seen[1].json[0]["endsAt"]
+    assert [view["last_error"] for view in deliveries(service, hook)] == [None, "a later call says otherwise"]
+    record("attempt.stalled")
+    assert reconcile(service.context) == WebhooksReport(done=1)
+
+
+def test_who_needs_to_hear_is_told_before_what_comes_by_the_thousand(
+    service: RunningService, receiver: Receiver
+) -> None:
+    service.make_project("demo")
+    make_hook(service, receiver.url, "checkpoint.committed", "attempt.failed")
+    job = Job(service.http())
+    job.save(1)
+    job.end("failed")
+    assert reconcile(service.context) == WebhooksReport(done=2)
+    assert [seen.json["type"] for seen in receiver.seen] == ["attempt.failed", "checkpoint.committed"]
+
+
+def test_a_call_that_a_later_version_has_left_holds_no_other_up(service: RunningService, receiver: Receiver) -> None:
+    service.make_project("demo")
+    hook = make_hook(service, receiver.url, "attempt.failed")
+    Job(service.http()).end("failed")
+    with service.context.database.transaction() as session:
+        session.execute(update(Webhook).where(Webhook.id == hook["id"]).values(format="of tomorrow"))
+    make_hook(service, receiver.url, "attempt.failed")
+    Job(service.http(), after=1).end("failed")
+    assert (reconcile(service.context).done, len(receiver.seen)) == (1, 1)
+
+
 def test_what_pagerduty_and_slack_keep_secret_is_shown_nowhere(
     service: RunningService, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -170,6 +224,10 @@ def test_what_pagerduty_and_slack_keep_secret_is_shown_nowhere(
         answer(service.http().post(f"/v1/webhooks/{one['id']}/test"))
     assert reconcile(service.context) == WebhooksReport(done=3)
     assert [text for text in shown if "s3cret" in text or "0123456789abcdef" in text] == []
+    for one in answer(listed)["items"]:
+        answer(service.http().delete(f"/v1/webhooks/{one['id']}"))
+    with service.context.database.read() as session:
+        assert [url for url in session.scalars(select(Webhook.url)) if "s3cret" in url] == []
     bodies = [seen.json for seen in receiver.seen]
     assert [body["text"].partition(".")[0] for body in bodies if "text" in body] == ["demo: webhook"]
     assert [body["routing_key"] for body in bodies if "routing_key" in body] == ["0123456789abcdef"]

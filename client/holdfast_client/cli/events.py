@@ -232,7 +232,7 @@ def create(
         url=url,
         events=[_event(name.strip()) for name in events.split(",") if name.strip()],
         format=form,
-        routing_key=None if routing_key_file is None else routing_key_file.read_text(encoding="utf-8").strip(),
+        routing_key=None if routing_key_file is None else routing_key_file.read_text("utf-8", "replace").strip(),
     )
     with connect() as client:
         made = client.webhooks.create(project, request)

@@ -187,7 +187,7 @@ def _purge_project(session: Session, project_id: str, actor: Actor) -> bool:
     project.purged_at = now
     for table, column, values in (
         (Token, Token.revoked_at, {"revoked_at": now}),
-        (Webhook, Webhook.deleted_at, {"deleted_at": now, "secret": b""}),
+        (Webhook, Webhook.deleted_at, {"deleted_at": now, "secret": b"", "url": ""}),
     ):
         session.execute(
             update(table).where(table.project_id == project_id, column.is_(None)).values(values),

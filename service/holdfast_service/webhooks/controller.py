@@ -21,7 +21,7 @@ from holdfast_service.db.tables.webhooks import TO_DELIVER, Webhook, WebhookDeli
 from holdfast_service.release import VERSION
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.webhooks.call import WHOLE_SECONDS, Answer, call, pause_seconds, signature
-from holdfast_service.webhooks.formats import render
+from holdfast_service.webhooks.formats import KEEPS_ALERTS, ROUTINE, TURNS, render
 from holdfast_service.webhooks.manage import delivery_id
 from holdfast_service.webhooks.target import RefusedTargetError, find_target
 from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
@@ -97,7 +97,7 @@ class _Call:
 
     delivery: WebhookDelivery
     url: str
-    format: WebhookFormat
+    format: str
     secret: bytes
     at: datetime
     lease_token: str
@@ -158,8 +158,8 @@ def _is_due(now: datetime) -> ColumnElement[bool]:
 
 def _claim(context: ServiceContext) -> _Call | None:
     """The call that waits longest, of the projects without a call in hand: one project with many receivers that do not
-    answer holds one thread up. Receivers that owe an answer come after the others. Calls of a deleted webhook are given
-    up."""
+    answer holds one thread up. What comes by the thousand goes last, and before it receivers that owe an answer. Calls
+    of a deleted webhook are given up, and those that would bring an alert back that a later call has ended."""
     while True:
         with context.database.transaction() as session:
             now = database_now(session)
@@ -169,7 +169,10 @@ def _claim(context: ServiceContext) -> _Call | None:
                 .join(Webhook, Webhook.id == WebhookDelivery.webhook_id)
                 .where(may_be_made)
                 .order_by(
-                    WebhookDelivery.webhook_id.in_(_unanswered()), WebhookDelivery.next_try_at, WebhookDelivery.id
+                    WebhookDelivery.event.in_(ROUTINE),
+                    WebhookDelivery.webhook_id.in_(_unanswered()),
+                    WebhookDelivery.next_try_at,
+                    WebhookDelivery.id,
                 )
                 .limit(1)
             ).first()
@@ -189,9 +192,27 @@ def _claim(context: ServiceContext) -> _Call | None:
             if hook.deleted_at is not None:
                 delivery.given_up_at, delivery.last_error = now, "the webhook was deleted"
                 continue
+            if hook.format in KEEPS_ALERTS and _is_taken_back(session, delivery):
+                delivery.given_up_at, delivery.last_error = now, "a later call says otherwise"
+                continue
             delivery.tries += 1
             token = lease.claim_locked(session, delivery, seconds=_LEASE_SECONDS)
-            return _Call(delivery, hook.url, WebhookFormat(hook.format), hook.secret, now, token)
+            return _Call(delivery, hook.url, hook.format, hook.secret, now, token)
+
+
+def _is_taken_back(session: Session, delivery: WebhookDelivery) -> bool:
+    """Whether a later call to the same receiver says the opposite, made already or not."""
+    if delivery.event not in TURNS:
+        return False
+    said = delivery.body["data"]
+    later = session.scalars(
+        select(WebhookDelivery.body).where(
+            WebhookDelivery.webhook_id == delivery.webhook_id,
+            WebhookDelivery.event.in_(TURNS),
+            WebhookDelivery.id > delivery.id,
+        )
+    )
+    return any(all(body["data"][name] == said[name] for name in ("run", "attempt")) for body in later)
 
 
 def _in_hand(now: datetime) -> Select[str]:
@@ -212,9 +233,12 @@ def _unanswered() -> Select[str]:
 
 def _make(context: ServiceContext, claimed: _Call, tls: ssl.SSLContext) -> Answer:
     message_id = delivery_id(claimed.delivery)
-    signs = claimed.format is WebhookFormat.STANDARD
-    routing_key = claimed.secret.decode() if claimed.format is WebhookFormat.PAGERDUTY else None
-    body = render(claimed.format, WebhookBody.model_validate(claimed.delivery.body), routing_key)
+    try:
+        form = WebhookFormat(claimed.format)
+        routing_key = claimed.secret.decode() if form is WebhookFormat.PAGERDUTY else None
+        body = render(form, WebhookBody.model_validate(claimed.delivery.body), routing_key)
+    except ValueError:
+        return Answer(None, "this version does not know this call; a later one has left it")
     timestamp = int(claimed.at.timestamp())
     try:
         target = find_target(claimed.url, context.settings.webhook_hosts)
@@ -229,7 +253,7 @@ def _make(context: ServiceContext, claimed: _Call, tls: ssl.SSLContext) -> Answe
         "webhook-id": message_id,
         "webhook-timestamp": str(timestamp),
     }
-    if signs:
+    if form is WebhookFormat.STANDARD:
         headers["webhook-signature"] = signature(claimed.secret, message_id, timestamp, body)
     answer = call(target, body, headers, tls)
     _log.info("webhook_called", delivery=message_id, host=target.host, status=answer.status, error=answer.error)

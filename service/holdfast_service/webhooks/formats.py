@@ -23,6 +23,21 @@ _ERROR = {
 _WARNING = {WebhookEvent.CHECKPOINT_ABORTED, WebhookEvent.ATTEMPT_PREEMPTED}
 # Alertmanager closes an alert that nobody repeats. Ours is told once, so it says itself how long it stays open.
 _OPEN_FOR = timedelta(hours=24)
+# What ends in Alertmanager's future would not end the alert that is open there.
+_CLOCKS_DIFFER = timedelta(minutes=5)
+
+
+KEEPS_ALERTS = {WebhookFormat.PAGERDUTY, WebhookFormat.ALERTMANAGER}
+"""Receivers in which a call changes a state."""
+TURNS = {*_ENDS, *_ENDS.values()}
+"""Events of which a later one takes back what an earlier one has said."""
+ROUTINE = {
+    WebhookEvent.CHECKPOINT_COMMITTED,
+    WebhookEvent.CHECKPOINT_ABORTED,
+    WebhookEvent.CHECKPOINT_TRASHED,
+    WebhookEvent.CHECKPOINT_PURGED,
+}
+"""They come by the thousand, and wait for those that somebody needs to hear."""
 
 
 def render(format_: WebhookFormat, body: WebhookBody, routing_key: str | None = None) -> bytes:
@@ -67,26 +82,32 @@ def _name(body: WebhookBody) -> dict[str, str]:
     """What the alert of an event is known by. Equal for the event that ends it."""
     data = body.data
     event = _ENDS.get(body.type, body.type)
-    name = {"event": event.value, "project": data.project, "run": data.run or ""}
-    if event is not WebhookEvent.RUN_STALLED:
-        name |= {"attempt": str(data.attempt or ""), "checkpoint": data.checkpoint_id or ""}
+    name = {
+        "event": event.value,
+        "project": data.project,
+        "run": data.run,
+        "attempt": None if data.attempt is None else str(data.attempt),
+        "checkpoint": data.checkpoint_id,
+        "operation": data.operation,
+    }
     return {key: value for key, value in name.items() if value}
 
 
 def _for_pagerduty(body: WebhookBody, routing_key: str | None) -> dict[str, Any]:
     """An event of PagerDuty's Events API v2. Its limits: 1,024 characters of summary, 255 of the key."""
     name = _name(body)
+    component = {"component": name["run"]} if "run" in name else {}
     return {
         "routing_key": routing_key,
         "event_action": "resolve" if body.type in _ENDS else "trigger",
         "dedup_key": " ".join(name.values())[:255],
-        "payload": {
+        "payload": component
+        | {
             "summary": summary(body)[:1024],
             "source": "holdfast",
             "severity": severity(body.type),
             "timestamp": body.timestamp.isoformat(),
             "group": name["project"],
-            "component": name.get("run"),
             "class": name["event"],
             "custom_details": body.data.model_dump(mode="json"),
         },
@@ -101,6 +122,6 @@ def _for_alertmanager(body: WebhookBody) -> dict[str, Any]:
     return {
         "labels": name | {"alertname": alert_name, "severity": severity(body.type)},
         "annotations": {"summary": summary(body)},
-        "startsAt": body.timestamp.isoformat(),
-        "endsAt": (body.timestamp if over else body.timestamp + _OPEN_FOR).isoformat(),
+        "startsAt": (body.timestamp - _CLOCKS_DIFFER if over else body.timestamp).isoformat(),
+        "endsAt": (body.timestamp - _CLOCKS_DIFFER if over else body.timestamp + _OPEN_FOR).isoformat(),
     }

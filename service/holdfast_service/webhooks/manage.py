@@ -68,7 +68,7 @@ def webhook_views(session: Session, project: Project, hooks: Sequence[Webhook]) 
 
 def shown_url(hook: Webhook) -> str:
     """Without the query, where receivers often keep a secret; Slack and others keep it in the path."""
-    if hook.format != WebhookFormat.STANDARD:
+    if hook.format != WebhookFormat.STANDARD and hook.url:
         scheme, _, rest = hook.url.partition("://")
         return f"{scheme}://{rest.partition('/')[0]}/…"
     head, mark, _ = hook.url.partition("?")
@@ -174,6 +174,8 @@ def delete_webhook(context: ServiceContext, caller: Principal, webhook_id: str) 
         if hook.deleted_at is None:
             hook.deleted_at = database_now(session)
             hook.secret = b""
+            if hook.format != WebhookFormat.STANDARD:
+                hook.url = shown_url(hook)
             record_event(
                 session,
                 Actor.person(caller),
