@@ -169,11 +169,11 @@ def storm(cluster: Cluster, client: Client, kill: Callable[[], None]) -> str:
     resumed = ResumedFrom(checkpoint_id=None, **fence.model_dump())
     client.attempts.resumed_from(run.project, run.run, opened.attempt, resumed)
     begin = BeginCheckpoint(step=1, world_size=RANKS, **fence.model_dump())
-    begun = client.checkpoints.begin(run.project, run.run, begin)
     ranks = Ranks(Orders(run=str(run), begin=begin, first=0, last=RANKS, ranks_per_host=4))
-    count = select(Checkpoint.sealed_ranks).where(Checkpoint.id == begun.id)
     with closing(ranks), ThreadPoolExecutor(2) as pool:
-        ranks.connect()
+        ranks.save_once()
+        begun = client.checkpoints.begin(run.project, run.run, begin.model_copy(update={"step": 2}))
+        count = select(Checkpoint.sealed_ranks).where(Checkpoint.id == begun.id)
         # In a long poll, maybe at another process than the one that commits.
         waiting = pool.submit(until_settled, client, begun.id)
         raging = pool.submit(ranks.storm)
