@@ -20,7 +20,7 @@ from holdfast_client.resources.checkpoints import Checkpoints, Restores
 from holdfast_client.resources.insights import Insights
 from holdfast_client.resources.retention import Holds, Policies, Retention
 from holdfast_client.resources.runs import Projects, Runs, Tokens
-from holdfast_client.resources.service import Controllers, Events, Operations, Service, Webhooks
+from holdfast_client.resources.service import Audit, Controllers, Events, Operations, Service, Webhooks
 from holdfast_client.resources.stores import (
     Catalog,
     Collections,
@@ -59,6 +59,7 @@ class Client:
         self.transport = transport if transport is not None else Transport(self.settings)
         self.transfers = transfers if transfers is not None else TransferPool.of(self.settings, self.transport.tls)
         self.attempts = Attempts(self.transport)
+        self.audit = Audit(self.transport)
         self.catalog = Catalog(self.transport)
         self.checkpoints = Checkpoints(self.transport)
         self.collections = Collections(self.transport)

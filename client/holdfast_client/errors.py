@@ -19,7 +19,7 @@ HoldfastError
 ├── Conflict                    read again, then decide
 │   ├── AttemptConflict  CheckpointConflict  CheckpointAborted  DetachedBranch  ManifestConflict
 │   ├── IncompleteCheckpoint  ChunkNotNegotiated  ChunkGone  ShardSealed  EditConflict
-│   ├── EditNeedsVersion
+│   ├── EditNeedsVersion  EventsForgotten
 │   ├── ControllerPaused
 │   ├── PolicyChanged  CheckpointProtected  CheckpointHeld  CheckpointCold  StoreForeign
 │   └── CommitsUnknown
@@ -261,6 +261,10 @@ class ChunkNotNegotiated(Conflict):
 
 class ChunkGone(Conflict):
     code = ProblemCode.CHUNK_GONE
+
+
+class EventsForgotten(Conflict):
+    code = ProblemCode.EVENTS_FORGOTTEN
 
 
 class ShardSealed(Conflict):

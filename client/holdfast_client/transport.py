@@ -15,7 +15,7 @@ import ssl
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import quote
@@ -40,6 +40,7 @@ from holdfast_client.errors import (
 )
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_MINOR, PROTOCOL_VERSION, body_for, minor_of, speaks_with
+from holdfast_protocol.events import LAST_EVENT_ID_HEADER
 from holdfast_protocol.problems import Problem
 
 FIRST_SECONDS = 0.2
@@ -140,7 +141,7 @@ _FAULT_TRIES = 3
 """A bug's reply of the service may be momentary; a lasting bug must be reported soon."""
 
 ReplyT = TypeVar("ReplyT", bound=BaseModel)
-Params = Mapping[str, str | int | None]
+Params = Mapping[str, str | int | list[str] | None]
 
 
 def path(*segments: str | int) -> str:
@@ -202,6 +203,38 @@ def _connections(settings: ClientSettings, tls: ssl.SSLContext) -> httpx.Client:
     )
 
 
+@dataclass(frozen=True)
+class ServerSentEvent:
+    """`data` is empty in a message that says only how far the stream has come."""
+
+    id: str | None
+    data: str
+
+
+@dataclass
+class _Tried:
+    failed: _Failed | None = None
+
+
+_SILENT_SECONDS = 30.0
+"""A stream sends something twice in this time."""
+_STREAMED_SECONDS = 60.0
+"""A stream that went on for so long was not one of several failures in a row."""
+_COMES_AGAIN_SECONDS = 2.0
+
+
+def _server_sent(pieces: Iterable[str]) -> Iterator[ServerSentEvent]:
+    """The id and the data of each whole message; lines end with "\\n" and with nothing else that could end one."""
+    begun = ""
+    for piece in pieces:
+        *messages, begun = (begun + piece).split("\n\n")
+        for message in messages:
+            fields = [line.partition(": ") for line in message.split("\n")]
+            ids = [value for name, _, value in fields if name == "id"]
+            data = "\n".join(value for name, _, value in fields if name == "data")
+            yield ServerSentEvent(ids[-1] if ids else None, data)
+
+
 class Transport:
     """Calls of the service. `stop` ends the retries: calls then raise TransferStopped."""
 
@@ -257,6 +290,60 @@ class Transport:
         """Like `call`, for a reply without a body."""
         self._send(_Call(method, route, body))
 
+    def follow(self, route: str, *, params: Params, after: str | None) -> Iterator[ServerSentEvent]:
+        """The messages of a stream of server-sent events, without an end: it goes on after the last id when it ends or
+        breaks, as long as that can help. `after`: from this id on, in place of from now. Raises HoldfastError, and
+        nothing else."""
+        call = _Call("GET", route)
+        backoff = Backoff(self.settings.retry_seconds, from_failure=True)
+        last_id: str | None = None
+        while True:
+            check_stop(self._stop)
+            began = time.monotonic()
+            tried = _Tried()
+            # Without a place an event that comes while the first connection breaks would be missed.
+            first = {"after": after} if after is not None else {"seconds": "0"} if last_id is None else {}
+            for message in self._stream_once(call, {**params, **first}, last_id, tried):
+                last_id = message.id or last_id
+                yield message
+            after = None if last_id is not None else after
+            if time.monotonic() - began > _STREAMED_SECONDS:
+                backoff = Backoff(self.settings.retry_seconds, from_failure=True)
+            failed = tried.failed
+            if failed is None:
+                if "seconds" not in first:
+                    time.sleep(_jitter.uniform(0, _COMES_AGAIN_SECONDS))  # others come again too
+                continue
+            if not (failed.retryable or (isinstance(failed.failure, ServiceFault) and backoff.tries < _FAULT_TRIES)):
+                raise failed.failure
+            if not backoff.pause(failed.wait_seconds, before=functools.partial(self.on_retry, failed.failure)):
+                raise failed.failure
+
+    def _stream_once(
+        self, call: _Call, params: Params, last_id: str | None, tried: _Tried
+    ) -> Iterator[ServerSentEvent]:
+        """One connection. Leaves in `tried` why it ended, if not in order."""
+        request_id = uuid.uuid4().hex
+        headers = {REQUEST_ID_HEADER: request_id, "Accept": "text/event-stream", **self._authorization()}
+        if last_id is not None:
+            headers[LAST_EVENT_ID_HEADER] = last_id
+        wanted = {name: value for name, value in params.items() if value is not None}
+        seconds = self.settings.timeout_seconds
+        timeout = httpx.Timeout(seconds, read=seconds + _SILENT_SECONDS)
+        try:
+            with self._http.stream(call.method, call.route, params=wanted, headers=headers, timeout=timeout) as reply:
+                if not reply.is_success:
+                    reply.read()
+                failure = self._read_failure(reply, call, request_id)
+                if failure is None:
+                    yield from _server_sent(reply.iter_text())
+                else:
+                    tried.failed = self._failed(failure, reply)
+        except httpx.TransportError as error:
+            tried.failed = self._not_answered(error, call)
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+            raise UnexpectedReply(f"{self._name(call)} failed ({type(error).__name__})") from None
+
     def reachable(self, route: str) -> bool:
         """Whether a probe answers 200 within one try."""
         try:
@@ -311,15 +398,20 @@ class Transport:
                 timeout=httpx.Timeout(seconds, read=seconds + call.waits_seconds),
             )
         except httpx.TransportError as error:
-            retryable = not isinstance(error, httpx.UnsupportedProtocol) and not certificate_refused(error)
-            return _Failed(self._unreachable(error, call), retryable, not isinstance(error, _NOT_SENT))
+            return self._not_answered(error, call)
         except httpx.DecodingError as error:
             return _Failed(self._unreachable(error, call), retryable=True, maybe_done=True)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UnexpectedReply(f"{self._name(call)} failed ({type(error).__name__})") from None
         failure = self._read_failure(response, call, request_id)
-        if failure is None:
-            return response
+        return response if failure is None else self._failed(failure, response)
+
+    def _not_answered(self, error: httpx.TransportError, call: _Call) -> _Failed:
+        retryable = not isinstance(error, httpx.UnsupportedProtocol) and not certificate_refused(error)
+        return _Failed(self._unreachable(error, call), retryable, not isinstance(error, _NOT_SENT))
+
+    @staticmethod
+    def _failed(failure: HoldfastError, response: httpx.Response) -> _Failed:
         # Only "busy" promises that nothing was done: a database may have lost a commit's reply.
         maybe_done = response.status_code >= 500 and not isinstance(failure, Busy)
         retryable = isinstance(failure, ServiceUnavailable)

@@ -48,6 +48,7 @@ class ProblemCode(StrEnum):
     INCOMPLETE_CHECKPOINT = "incomplete_checkpoint"
     CHUNK_NOT_NEGOTIATED = "chunk_not_negotiated"
     CHUNK_GONE = "chunk_gone"
+    EVENTS_FORGOTTEN = "events_forgotten"
     SHARD_SEALED = "shard_sealed"
     EDIT_CONFLICT = "edit_conflict"
     EDIT_NEEDS_VERSION = "edit_needs_version"
@@ -118,6 +119,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.INCOMPLETE_CHECKPOINT: ProblemKind(409, "Chunks of this shard are not in the store"),
     ProblemCode.CHUNK_NOT_NEGOTIATED: ProblemKind(409, "A chunk was not negotiated under this shard"),
     ProblemCode.CHUNK_GONE: ProblemKind(409, "A chunk is not readable any more"),
+    ProblemCode.EVENTS_FORGOTTEN: ProblemKind(410, "These events are not known any more"),
     ProblemCode.SHARD_SEALED: ProblemKind(409, "This shard is sealed already"),
     ProblemCode.EDIT_CONFLICT: ProblemKind(412, "It was edited in between"),
     ProblemCode.EDIT_NEEDS_VERSION: ProblemKind(428, "An edit needs the version that was seen"),

@@ -19,7 +19,7 @@ belongs to its kind and answers with an OperationView; repeated meanwhile, it an
 `POST /v1/operations/{id}/cancel`                               -> OperationView
 
 Audit events, append-only; and tokens, `hold_<id>_<secret>`, kept as a SHA-256, with scopes, a project and an end:
-`GET    /v1/events`   filters -> Page[EventView]   (the newest first)
+`GET    /v1/audit-events` filters -> Page[AuditEventView] (the newest first)
 `POST   /v1/tokens`        CreateToken -> TokenCreated
 `GET    /v1/tokens`                    -> Page[TokenView]
 `DELETE /v1/tokens/{id}`               -> TokenView
@@ -150,7 +150,7 @@ class OperationView(Reply):
 ActorKind = Literal["person", "controller"]
 
 
-class EventView(Reply):
+class AuditEventView(Reply):
     id: int = Field(description="A larger id was begun later, but may be written earlier.")
     at: datetime = Field(description="By the database's clock.")
     actor_kind: ActorKind

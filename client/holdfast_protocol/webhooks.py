@@ -9,7 +9,7 @@
 
 A call is a POST by the Standard Webhooks specification (1.0.0): `webhook-id` is the same in each retry,
 `webhook-timestamp`, and `webhook-signature`: `v1,` and the Base64 of HMAC-SHA256 over `id.timestamp.body`, by the
-secret that was shown once. The body is a WebhookBody, or what the webhook's `format` makes of it. Answer 2xx once it is
+secret that was shown once. The body is an Event, or what the webhook's `format` makes of it. Answer 2xx once it is
 kept; 410 ends this call.
 """
 
@@ -22,39 +22,14 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from holdfast_protocol.base import Reply, Request, example
-
-
-class WebhookEvent(StrEnum):
-    ATTEMPT_FAILED = "attempt.failed"
-    """A rank has raised."""
-    ATTEMPT_LOST = "attempt.lost"
-    ATTEMPT_PREEMPTED = "attempt.preempted"
-    ATTEMPT_FINISHED = "attempt.finished"
-    RUN_STALLED = "run.stalled"
-    RUN_GOES_ON = "run.goes_on"
-    """It was stalled, and makes progress again."""
-    RESTORE_FINISHED = "restore.finished"
-    """The ranks of an attempt have loaded a checkpoint."""
-    CHECKPOINT_COMMITTED = "checkpoint.committed"
-    CHECKPOINT_ABORTED = "checkpoint.aborted"
-    CHECKPOINT_TRASHED = "checkpoint.trashed"
-    """By a person or by a policy; it can be taken back."""
-    CHECKPOINT_PURGED = "checkpoint.purged"
-    """For good."""
-    CHECKPOINT_QUARANTINED = "checkpoint.quarantined"
-    CHECKPOINT_DIVERGED = "checkpoint.diverged"
-    CHECKPOINT_CORRUPT = "checkpoint.corrupt"
-    DRILL_SUCCEEDED = "drill.succeeded"
-    DRILL_FAILED = "drill.failed"
-    TEST = "webhook.test"
-    """Only on request."""
+from holdfast_protocol.events import EventType
 
 
 class WebhookFormat(StrEnum):
     """The form of a call's body."""
 
     STANDARD = "standard"
-    """A WebhookBody."""
+    """An Event."""
     SLACK = "slack"
     """A message, for an incoming webhook of Slack, and of what takes the same."""
     PAGERDUTY = "pagerduty"
@@ -72,7 +47,7 @@ class CreateWebhook(Request):
     url: Annotated[str, StringConstraints(min_length=8, max_length=2000)] = Field(
         description="https; http and addresses that are not public only for hosts of HOLDFAST_WEBHOOK_ALLOWED_HOSTS."
     )
-    events: list[WebhookEvent] = Field(min_length=1, max_length=len(WebhookEvent))
+    events: list[EventType] = Field(min_length=1, max_length=len(EventType))
     format: WebhookFormat = WebhookFormat.STANDARD
     routing_key: Annotated[str, StringConstraints(pattern="^[0-9A-Za-z]{8,64}$")] | None = Field(
         default=None,
@@ -91,7 +66,7 @@ class WebhookView(Reply):
     id: str
     project: str
     url: str = Field(description="Without its query, and of other formats than `standard` without its path.")
-    events: list[WebhookEvent]
+    events: list[EventType]
     format: WebhookFormat
     created_at: datetime
     created_by: str
@@ -108,7 +83,7 @@ class WebhookCreated(WebhookView):
 
 class DeliveryView(Reply):
     id: str = Field(description="The call's `webhook-id`: the same in each retry.")
-    event: WebhookEvent
+    event: EventType
     created_at: datetime
     tries: int
     next_try_at: datetime | None = Field(description="Null once the call is over.")
@@ -116,21 +91,3 @@ class DeliveryView(Reply):
     given_up_at: datetime | None
     last_status: int | None = Field(description="The receiver's last HTTP status.")
     last_error: str | None
-
-
-class WebhookData(Reply):
-    """The subject of the event; fields that do not apply are null."""
-
-    project: str
-    run: str | None = None
-    attempt: int | None = None
-    step: int | None = None
-    checkpoint_id: str | None = None
-    operation: str | None = None
-    reason: str | None = None
-
-
-class WebhookBody(Reply):
-    type: WebhookEvent
-    timestamp: datetime = Field(description="When it happened.")
-    data: WebhookData

@@ -1,5 +1,4 @@
-"""The guards of retention, copies, tiers, holds, records, time and stores (rule trash-first to 35, 41
-and 46)."""
+"""The guards of retention, copies, tiers, holds, records, time, stores and events."""
 
 from __future__ import annotations
 
@@ -503,5 +502,13 @@ GUARDS = (
         'hashlib.sha256(",".join(map(str, chunk_ids)).encode("ascii")).hexdigest()',
         "digest",
         ("tests/service/test_protocol_chunks.py",),
+    ),
+    Guard(
+        "events-in-order",
+        "two processes give numbers at once",
+        "service/holdfast_service/events/numbering.py",
+        "row = select(EventNumbering).with_for_update()",
+        "row = select(EventNumbering)",
+        ("tests/service/test_events.py",),
     ),
 )

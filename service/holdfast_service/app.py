@@ -21,6 +21,7 @@ import holdfast_service.auth.endpoints
 import holdfast_service.background.endpoints
 import holdfast_service.catalog_check.endpoints
 import holdfast_service.collect.endpoints
+import holdfast_service.events.endpoints
 import holdfast_service.holds.endpoints
 import holdfast_service.insights.endpoints
 import holdfast_service.operations.endpoints
@@ -41,6 +42,7 @@ from holdfast_service.auth.principal import FailedCalls
 from holdfast_service.background.metrics import ControllerNumbers
 from holdfast_service.background.registry import loops_of
 from holdfast_service.context import ServiceContext
+from holdfast_service.events.feed import EventFeed
 from holdfast_service.insights.metrics import RunNumbers
 from holdfast_service.release import VERSION
 from holdfast_service.replicate.metrics import CopyNumbers
@@ -95,6 +97,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.operations.endpoints.router,
     holdfast_service.background.endpoints.controllers_router,
     holdfast_service.background.endpoints.workers_router,
+    holdfast_service.events.endpoints.router,
     holdfast_service.audit.endpoints.router,
     holdfast_service.webhooks.endpoints.router,
     holdfast_service.auth.endpoints.router,
@@ -169,6 +172,7 @@ def create_app(context: ServiceContext, *, lifespan: Lifespan | None = None) -> 
     app.state.context = context
     app.state.loops = loops_of(context.settings)
     app.state.failed_calls = FailedCalls()
+    app.state.event_feed = EventFeed(context.database, context.epoch)
     # One registry per application, not the library's global one: several can live in one process.
     app.state.metrics = CollectorRegistry()
     app.state.metrics.register(CatalogNumbers(context.database))

@@ -140,6 +140,11 @@ class ServiceSettings(BaseSettings):
         ge=1,
         description="Calls of one project that wait for a checkpoint's outcome, in each process. One more gets 429.",
     )
+    project_streams: int = Field(
+        default=2000,
+        ge=1,
+        description="Event streams of one project that are open, in each process. One more gets 429.",
+    )
     project_tickets: int = Field(
         default=1_000_000,
         ge=1,
@@ -238,6 +243,9 @@ class ServiceSettings(BaseSettings):
     )
     keep_webhook_calls_days: float = Field(
         default=30.0, gt=0, description="Calls of webhooks go so long after they were made, if they are over."
+    )
+    keep_events_days: float = Field(
+        default=30.0, gt=0, description="Events can be listed, and followed from then on, for so long."
     )
     keep_checkpoint_rows_days: float = Field(
         default=90.0,

@@ -83,19 +83,19 @@ def test_a_hold_from_its_placing_to_its_release(client: Client, saved: str, monk
 
 def test_events_are_shown_filtered_and_followed(saved: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hold = json.loads(run("holds", "create", saved, "--reason", "seen in events", "--json").stdout)
-    told = json.loads(run("events", "list", f"{saved}@latest", "--action", "hold.", "--json", "-n", "1").stdout)
+    told = json.loads(run("audit", "list", f"{saved}@latest", "--action", "hold.", "--json", "-n", "1").stdout)
     assert [(one["action"], one["reason"], one["after"]["hold"]) for one in told] == [
         ("hold.place", "seen in events", hold["id"])
     ]
-    by_id = run("events", "list", f"{saved}@{hold['checkpoint_id']}", "--action", "hold.", "--json", "-n", "1").stdout
+    by_id = run("audit", "list", f"{saved}@{hold['checkpoint_id']}", "--action", "hold.", "--json", "-n", "1").stdout
     assert json.loads(by_id) == told
-    refused = run("events", "list", f"{saved}~{'0' * 32}", exit_code=3)
+    refused = run("audit", "list", f"{saved}~{'0' * 32}", exit_code=3)
     assert f"There is no run {saved}~" in refused.stderr, "what a purged run is called is asked for"
     monkeypatch.setenv("COLUMNS", "200")
-    text = run("events", "list", "demo", "--people", "--since", "1h").stdout
+    text = run("audit", "list", "demo", "--people", "--since", "1h").stdout
     assert all(word in text for word in ("project.create", "hold.place"))
-    assert "no such events" in run("events", "list", saved, "--action", "nothing.").stderr
-    assert "no such events" in run("events", "list", saved, "--until", "2026-01-01").stderr
+    assert "no such events" in run("audit", "list", saved, "--action", "nothing.").stderr
+    assert "no such events" in run("audit", "list", saved, "--until", "2026-01-01").stderr
 
     polls = itertools.count()
 
@@ -107,7 +107,7 @@ def test_events_are_shown_filtered_and_followed(saved: str, monkeypatch: pytest.
             raise KeyboardInterrupt
 
     monkeypatch.setattr(events_command.time, "sleep", poll)
-    seen = CliRunner().invoke(app, ["events", "follow", saved, "--json", "-n", "1"]).stdout
+    seen = CliRunner().invoke(app, ["audit", "follow", saved, "--json", "-n", "1"]).stdout
     assert [json.loads(line)["reason"] for line in seen.splitlines()] == ["seen in events", "while looking"]
 
 

@@ -42,7 +42,7 @@ NOT_AUDITED = {
 
 
 def events(service: RunningService, *, token: str = "", **wanted: Any) -> list[dict[str, Any]]:
-    return answer(service.http(token=token).get("/v1/events", params=wanted))["items"]  # type: ignore[no-any-return]
+    return answer(service.http(token=token).get("/v1/audit-events", params=wanted))["items"]  # type: ignore[no-any-return]
 
 
 def actions(service: RunningService, **wanted: Any) -> list[str]:
@@ -82,8 +82,8 @@ def test_what_people_change_is_told_newest_first_with_who_and_why(service: Runni
     assert edit["before"] == {"health": "ok", "health_reason": None, "labels": []}
     assert edit["after"] == {"health": "quarantined", "health_reason": "loss spike", "labels": ["odd"]}
     assert (told[5]["before"], told[5]["after"]) == ({"quota_bytes": None}, {"quota_bytes": 10**9})
-    first = answer(http.get("/v1/events", params={"limit": 4, "project": "demo"}))
-    rest = answer(http.get("/v1/events", params={"cursor": first["next_cursor"], "project": "demo"}))
+    first = answer(http.get("/v1/audit-events", params={"limit": 4, "project": "demo"}))
+    rest = answer(http.get("/v1/audit-events", params={"cursor": first["next_cursor"], "project": "demo"}))
     assert first["items"] + rest["items"] == told
     assert actions(service, project="demo", run="gpt") == ["checkpoint.abort", "checkpoint.edit", "run.create"]
     assert actions(service, checkpoint=saved["id"]) == ["checkpoint.edit"]

@@ -51,7 +51,7 @@ def test_what_three_attempts_crashed_from_is_quarantined_and_the_one_before_is_o
     assert found["health"] == "quarantined"
     assert "Attempts 2, 3, 4" in found["health_reason"]
     assert found["etag"] != etag
-    events = answer(service.http().get("/v1/events", params={"action": "checkpoint.quarantine"}))["items"]
+    events = answer(service.http().get("/v1/audit-events", params={"action": "checkpoint.quarantine"}))["items"]
     assert [(event["actor_kind"], event["actor"], event["checkpoint_id"]) for event in events] == [
         ("controller", "crash-loop", found["id"])
     ]

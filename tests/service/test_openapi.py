@@ -22,6 +22,7 @@ FACTS = {
     "restore-point",
     "resumed-from",
     "service",
+    "stream",
     "thaw",
     "usage",
 }

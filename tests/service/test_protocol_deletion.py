@@ -354,7 +354,7 @@ def test_the_audit_is_asked_by_what_was_there_before_the_purge(service: RunningS
     purged = [each for each in told(service, project="demo", run="gpt") if each["action"] == "run.purge"]
     own = service.http(token=service.token(project="other"))
     with refused("checkpoint_not_found"):
-        answer(own.get("/v1/events", params={"checkpoint": gone}))
+        answer(own.get("/v1/audit-events", params={"checkpoint": gone}))
     saved(service, steps=(2,))
     assert [each["action"] for each in told(service, checkpoint=gone)][-1] == "checkpoint.trash"
     (before,) = told(service, project="demo", run="gpt", action="run.delete")
@@ -372,7 +372,7 @@ def test_the_audit_is_asked_by_what_was_there_before_the_purge(service: RunningS
 
 
 def told(service: RunningService, **wanted: str) -> list[dict[str, Any]]:
-    return answer(service.http().get("/v1/events", params=wanted))["items"]  # type: ignore[no-any-return]
+    return answer(service.http().get("/v1/audit-events", params=wanted))["items"]  # type: ignore[no-any-return]
 
 
 @ON_SQLITE

@@ -231,7 +231,7 @@ def test_cost_is_bytes_times_prices_and_prices_are_the_administrators(service: R
     assert answer(http.put("/v1/prices", json=wanted))["updated_by"]
     cost = answer(http.get("/v1/projects/demo/runs/gpt/cost"))
     assert (cost["per_month"], cost["currency"], cost["unpriced_bytes"]) == (3 * 0.5 + 0.25, "EUR", 0)
-    assert [event["action"] for event in answer(http.get("/v1/events?action=prices."))["items"]] == ["prices.put"]
+    assert [event["action"] for event in answer(http.get("/v1/audit-events?action=prices."))["items"]] == ["prices.put"]
     for token, code in (
         (service.token(Scope.READ, Scope.OPERATE), "forbidden"),
         (service.token(project="demo"), "forbidden"),

@@ -219,7 +219,7 @@ def test_what_pagerduty_and_slack_keep_secret_is_shown_nowhere(
         shown.append(ran.output)
     assert CliRunner().invoke(app, [*create, "--format", "pagerduty"]).exit_code == 2
     listed = service.http().get("/v1/projects/demo/webhooks")
-    shown += [listed.text, service.http().get("/v1/events").text]
+    shown += [listed.text, service.http().get("/v1/audit-events").text]
     for one in answer(listed)["items"]:
         answer(service.http().post(f"/v1/webhooks/{one['id']}/test"))
     assert reconcile(service.context) == WebhooksReport(done=3)

@@ -8,27 +8,28 @@ from datetime import UTC, datetime
 import pytest
 from pydantic import ValidationError
 
-from holdfast_protocol.webhooks import CreateWebhook, WebhookBody, WebhookData, WebhookEvent, WebhookFormat
+from holdfast_protocol.events import Event, EventData, EventType
+from holdfast_protocol.webhooks import CreateWebhook, WebhookFormat
 from holdfast_service.webhooks.formats import render, severity, summary
 
 AT = datetime(2026, 11, 21, 18, tzinfo=UTC)
 KEY = "0123456789abcdef0123456789abcdef"
 
 
-def body(event: WebhookEvent, **data: object) -> WebhookBody:
-    return WebhookBody(type=event, timestamp=AT, data=WebhookData(project="demo", **data))
+def body(event: EventType, **data: object) -> Event:
+    return Event(type=event, timestamp=AT, data=EventData(project="demo", **data))
 
 
-def rendered(format_: WebhookFormat, said: WebhookBody):
+def rendered(format_: WebhookFormat, said: Event):
     return json.loads(render(format_, said, KEY if format_ is WebhookFormat.PAGERDUTY else None))
 
 
 @pytest.mark.parametrize(
     ("said", "line"),
     [
-        (body(WebhookEvent.TEST, reason="asked for by ada"), "demo: webhook.test. asked for by ada"),
-        (body(WebhookEvent.ATTEMPT_FINISHED, run="gpt", attempt=3), "demo/gpt (attempt 3): attempt.finished"),
-        (body(WebhookEvent.CHECKPOINT_COMMITTED, run="gpt", step=500), "demo/gpt@500: checkpoint.committed"),
+        (body(EventType.TEST, reason="asked for by ada"), "demo: webhook.test. asked for by ada"),
+        (body(EventType.ATTEMPT_FINISHED, run="gpt", attempt=3), "demo/gpt (attempt 3): attempt.finished"),
+        (body(EventType.CHECKPOINT_COMMITTED, run="gpt", step=500), "demo/gpt@500: checkpoint.committed"),
     ],
 )
 def test_the_line_that_people_read(said, line):
@@ -36,20 +37,20 @@ def test_the_line_that_people_read(said, line):
 
 
 def test_slack_gets_a_text_that_mentions_nobody():
-    said = body(WebhookEvent.ATTEMPT_FAILED, run="gpt", attempt=1, reason="<!channel> a & b")
+    said = body(EventType.ATTEMPT_FAILED, run="gpt", attempt=1, reason="<!channel> a & b")
     assert rendered(WebhookFormat.SLACK, said) == {
         "text": "demo/gpt (attempt 1): attempt.failed. &lt;!channel&gt; a &amp; b"
     }
 
 
-@pytest.mark.parametrize("event", WebhookEvent)
+@pytest.mark.parametrize("event", EventType)
 def test_pagerduty_gets_an_event_of_its_api(event):
     said = rendered(
         WebhookFormat.PAGERDUTY, body(event, run="r" * 200, step=1, checkpoint_id="ck_1", reason="x" * 2000)
     )
     assert said.keys() == {"routing_key", "event_action", "dedup_key", "payload"}
     assert said["routing_key"] == KEY
-    assert said["event_action"] == ("resolve" if event is WebhookEvent.RUN_GOES_ON else "trigger")
+    assert said["event_action"] == ("resolve" if event is EventType.RUN_GOES_ON else "trigger")
     assert 0 < len(said["dedup_key"]) <= 255
     payload = said["payload"]
     assert payload.keys() == {
@@ -60,7 +61,7 @@ def test_pagerduty_gets_an_event_of_its_api(event):
     assert datetime.fromisoformat(payload["timestamp"]) == AT
 
 
-@pytest.mark.parametrize("event", WebhookEvent)
+@pytest.mark.parametrize("event", EventType)
 def test_alertmanager_gets_a_list_of_one_alert(event):
     (alert,) = rendered(WebhookFormat.ALERTMANAGER, body(event, run="gpt", step=1))
     assert alert.keys() == {"labels", "annotations", "startsAt", "endsAt"}
@@ -69,12 +70,12 @@ def test_alertmanager_gets_a_list_of_one_alert(event):
     assert all(isinstance(value, str) and value for value in alert["labels"].values())
     starts, ends = (datetime.fromisoformat(alert[name]) for name in ("startsAt", "endsAt"))
     assert starts <= ends
-    assert (ends < AT) == (event is WebhookEvent.RUN_GOES_ON), "over, also by a clock that is a little behind"
+    assert (ends < AT) == (event is EventType.RUN_GOES_ON), "over, also by a clock that is a little behind"
 
 
 def test_a_run_that_goes_on_ends_the_alert_of_its_stall():
-    stalled = body(WebhookEvent.RUN_STALLED, run="gpt", attempt=3, step=7, reason="no step for an hour")
-    goes_on = body(WebhookEvent.RUN_GOES_ON, run="gpt", attempt=3, step=9)
+    stalled = body(EventType.RUN_STALLED, run="gpt", attempt=3, step=7, reason="no step for an hour")
+    goes_on = body(EventType.RUN_GOES_ON, run="gpt", attempt=3, step=9)
     key = lambda said: rendered(WebhookFormat.PAGERDUTY, said)["dedup_key"]  # noqa: E731
     labels = lambda said: rendered(WebhookFormat.ALERTMANAGER, said)[0]["labels"]  # noqa: E731
     assert key(stalled) == key(goes_on)
@@ -88,18 +89,18 @@ def test_a_run_that_goes_on_ends_the_alert_of_its_stall():
 def test_two_events_of_one_kind_are_two_alerts():
     key = lambda said: rendered(WebhookFormat.PAGERDUTY, said)["dedup_key"]  # noqa: E731
     for field, event in (
-        ("attempt", WebhookEvent.RUN_STALLED),
-        ("checkpoint_id", WebhookEvent.CHECKPOINT_CORRUPT),
-        ("operation", WebhookEvent.DRILL_FAILED),
+        ("attempt", EventType.RUN_STALLED),
+        ("checkpoint_id", EventType.CHECKPOINT_CORRUPT),
+        ("operation", EventType.DRILL_FAILED),
     ):
         assert key(body(event, run="gpt", **{field: 1 if field == "attempt" else "a"})) != key(
             body(event, run="gpt", **{field: 2 if field == "attempt" else "b"})
         )
-    one, other = (body(WebhookEvent.CHECKPOINT_CORRUPT, run="gpt", checkpoint_id=each) for each in ("ck_1", "ck_2"))
+    one, other = (body(EventType.CHECKPOINT_CORRUPT, run="gpt", checkpoint_id=each) for each in ("ck_1", "ck_2"))
     for format_ in (WebhookFormat.PAGERDUTY, WebhookFormat.ALERTMANAGER):
         assert rendered(format_, one) != rendered(format_, other)
-    assert severity(WebhookEvent.CHECKPOINT_CORRUPT) == "critical"
-    assert severity(WebhookEvent.CHECKPOINT_COMMITTED) == "info"
+    assert severity(EventType.CHECKPOINT_CORRUPT) == "critical"
+    assert severity(EventType.CHECKPOINT_COMMITTED) == "info"
 
 
 @pytest.mark.parametrize(("format_", "key"), [("pagerduty", None), ("slack", KEY), ("standard", KEY)])

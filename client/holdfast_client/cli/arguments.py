@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from math import isinf
 from typing import Annotated, TypeVar
 
 import typer
@@ -24,9 +25,11 @@ from holdfast_protocol.text import counted
 LONGEST_RETRY_SECONDS = 5.0
 
 
-def connect() -> Client:
+def connect(*, retry_seconds: float | None = None) -> Client:
+    """`retry_seconds`: in place of what is right for a person who waits."""
     settings = ClientSettings()
-    retry_seconds = min(settings.retry_seconds, LONGEST_RETRY_SECONDS)
+    if retry_seconds is None:
+        retry_seconds = min(settings.retry_seconds, LONGEST_RETRY_SECONDS)
     client = Client(settings.model_copy(update={"retry_seconds": retry_seconds}))
     client.transport.on_retry = _SayOnce(retry_seconds)
     return client
@@ -42,7 +45,8 @@ class _SayOnce:
     def __call__(self, failure: HoldfastError) -> None:
         if not self._said:
             self._said = True
-            show_note(f"holdfast: {failure} Retrying for {counted(round(self._seconds), 'second')}...")
+            long = "until it answers" if isinf(self._seconds) else f"for {counted(round(self._seconds), 'second')}"
+            show_note(f"holdfast: {failure} Retrying {long}...")
 
 
 ProjectArgument = Annotated[str, typer.Argument(metavar="PROJECT", help="For example demo.")]

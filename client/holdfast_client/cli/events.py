@@ -1,4 +1,4 @@
-"""`holdfast events` tells who changed what; `holdfast webhooks` has a URL called when something happens."""
+"""`holdfast events` tells what happens, and `holdfast audit` who changed what; `holdfast webhooks` has a URL called."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ from holdfast_client.cli.say import show_line, show_note
 from holdfast_client.client import Client
 from holdfast_client.resources.base import all_items
 from holdfast_protocol.base import Page
+from holdfast_protocol.events import EventData, EventType, EventView
 from holdfast_protocol.runs import ById
-from holdfast_protocol.service import ActorKind, EventView
-from holdfast_protocol.webhooks import CreateWebhook, DeliveryView, WebhookEvent, WebhookFormat
+from holdfast_protocol.service import ActorKind, AuditEventView
+from holdfast_protocol.webhooks import CreateWebhook, DeliveryView, WebhookFormat
 
+audit = noun("audit")
 events = noun("events")
 webhooks = noun("webhooks")
 
@@ -48,11 +50,11 @@ ActorOption = Annotated[str | None, typer.Option(help="Only by this token's name
 PeopleOption = Annotated[bool, typer.Option("--people", help="Only changes by people, not by controllers.")]
 ActionOption = Annotated[str | None, typer.Option(help="Only actions with this prefix: hold., checkpoint.trash.")]
 SinceOption = Annotated[str | None, typer.Option(help="From then on: 2h, 7d, 2026-11-01 (UTC).")]
-_ReadPage = Callable[[str | None], Page[EventView]]
+_ReadPage = Callable[[str | None], Page[AuditEventView]]
 
 
-@events.command("list")
-def list_events(
+@audit.command("list")
+def list_audit_events(
     what: OnlyOf = None,
     *,
     actor: ActorOption = None,
@@ -80,7 +82,7 @@ def list_events(
     )
 
 
-@events.command()
+@audit.command()
 def follow(
     what: OnlyOf = None,
     *,
@@ -116,8 +118,8 @@ def _pages(
     kind: ActorKind | None = "person" if people else None
     begins, ends = _moment(since), _moment(until)
 
-    def page(cursor: str | None) -> Page[EventView]:
-        return client.events.list(
+    def page(cursor: str | None) -> Page[AuditEventView]:
+        return client.audit.list(
             **chosen,
             actor=actor,
             actor_kind=kind,
@@ -146,7 +148,7 @@ def _chosen(client: Client, what: str | None) -> dict[str, Any]:
     return {"checkpoint": client.checkpoints.select(name.project, name.run, str(point)).id}
 
 
-def _followed(read_page: _ReadPage, limit: int) -> Iterator[EventView]:
+def _followed(read_page: _ReadPage, limit: int) -> Iterator[AuditEventView]:
     """First the newest ones, then each new one, the oldest first; until the user ends it."""
     newest = first(all_items(read_page), limit)
     seen = dict.fromkeys(event.id for event in reversed(newest))
@@ -154,7 +156,7 @@ def _followed(read_page: _ReadPage, limit: int) -> Iterator[EventView]:
     yield from reversed(newest)
     while True:
         time.sleep(_FOLLOW_SECONDS)
-        fresh: list[EventView] = []
+        fresh: list[AuditEventView] = []
         cursor: str | None = None
         while True:
             page = read_page(cursor)
@@ -175,12 +177,12 @@ def _moment(text: str | None) -> datetime | None:
     return None if text is None else read_moment(text, ago=True)
 
 
-def _of(event: EventView) -> str:
+def _of(event: AuditEventView) -> str:
     name = "/".join(part for part in (event.project, event.run) if part)
     return f"{name}@{event.step}" if event.step is not None else name
 
 
-def _changed(event: EventView) -> str:
+def _changed(event: AuditEventView) -> str:
     before, after = event.before or {}, event.after or {}
     return (
         ", ".join(
@@ -194,9 +196,69 @@ def _changed(event: EventView) -> str:
     )
 
 
-def _line(event: EventView) -> str:
+def _line(event: AuditEventView) -> str:
     parts = (f"{event.at:%Y-%m-%d %H:%M:%S}", event.actor, event.action, _of(event), _changed(event), event.reason)
     return "  ".join(part for part in parts if part and part != NOTHING)
+
+
+OfRun = Annotated[str | None, typer.Argument(metavar="[PROJECT[/RUN]]", help="Only of this project, or of this run.")]
+TypesOption = Annotated[str | None, typer.Option("--type", help="Only such, with commas: checkpoint.committed,…")]
+
+
+@events.command("list")
+def list_events(
+    what: OfRun = None, *, types: TypesOption = None, limit: LimitedOption = 50, json: JsonOption = False
+) -> None:
+    """List what has happened to runs and checkpoints, the newest first."""
+    project, run = _project_and_run(what)
+    with connect() as client:
+        found = first(client.events.all(project=project, run=run, types=_types(types)), limit)
+    if json:
+        show_json(found)
+        return
+    show_table(
+        ["id", "when (UTC)", "event", "of", "why"],
+        ((one.id, as_time(one.timestamp), one.type, _subject(one.data), one.data.reason or NOTHING) for one in found),
+        nothing="There are no such events. They are kept for HOLDFAST_KEEP_EVENTS_DAYS.",
+    )
+
+
+@events.command("follow")
+def follow_events(
+    what: OfRun = None,
+    *,
+    types: TypesOption = None,
+    after: Annotated[str | None, typer.Option(help="From the event with this id on, in place of now.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show events as they happen, until you end it.
+
+    Waits for a service that is away, and misses none. With --json each is one line.
+    """
+    project, run = _project_and_run(what)
+    with connect(retry_seconds=float("inf")) as client:
+        for event in client.events.follow(project=project, run=run, types=_types(types), after=after):
+            show_line(json_lines.dumps(event.model_dump(mode="json")) if json else _told(event))
+
+
+def _project_and_run(what: str | None) -> tuple[str | None, str | None]:
+    project, _, run = (what or "").partition("/")
+    return project or None, run or None
+
+
+def _types(names: str | None) -> list[EventType]:
+    return [_event(name.strip()) for name in (names or "").split(",") if name.strip()]
+
+
+def _subject(data: EventData) -> str:
+    name = "/".join(part for part in (data.project, data.run) if part)
+    return f"{name}@{data.step}" if data.step is not None else name
+
+
+def _told(event: EventView) -> str:
+    when = f"{event.timestamp:%Y-%m-%d %H:%M:%S}"
+    parts = (event.id, when, event.type, _subject(event.data), event.data.reason)
+    return "  ".join(part for part in parts if part)
 
 
 _WAITS_SECONDS = 30.0
@@ -322,11 +384,11 @@ def deliveries(
     )
 
 
-def _event(name: str) -> WebhookEvent:
+def _event(name: str) -> EventType:
     try:
-        return WebhookEvent(name)
+        return EventType(name)
     except ValueError:
-        known = ", ".join(event.value for event in WebhookEvent)
+        known = ", ".join(event.value for event in EventType)
         raise typer.BadParameter(f"There is no event {name!r}; there are {known}.") from None
 
 

@@ -12,8 +12,9 @@ from holdfast_protocol.text import printable
 
 
 def show_line(text: str) -> None:
-    """On stdout: the result."""
+    """On stdout, at once: the result. A program behind a pipe waits for it."""
     sys.stdout.write(printable(text) + "\n")
+    sys.stdout.flush()
 
 
 def show_note(text: str) -> None:

@@ -1,19 +1,23 @@
-"""The service itself: controllers, long operations, audit events, webhooks."""
+"""The service itself: controllers, long operations, events, the audit log, webhooks."""
 
 from __future__ import annotations
 
+import builtins
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 
-from holdfast_client.errors import ControllerPaused, ServiceUnavailable
+from pydantic import ValidationError
+
+from holdfast_client.errors import ControllerPaused, ServiceUnavailable, UnexpectedReply
 from holdfast_client.resources.base import Resource, all_items, made_once, once
 from holdfast_client.transport import path
 from holdfast_protocol.base import Page
+from holdfast_protocol.events import EventType, EventView
 from holdfast_protocol.service import (
     ActorKind,
+    AuditEventView,
     ControllerView,
-    EventView,
     OperationView,
     PauseController,
     Readiness,
@@ -21,9 +25,7 @@ from holdfast_protocol.service import (
     WorkerView,
 )
 from holdfast_protocol.states import OperationState
-from holdfast_protocol.stores import (
-    StoreClock,
-)
+from holdfast_protocol.stores import StoreClock
 from holdfast_protocol.webhooks import CreateWebhook, DeliveryView, WebhookCreated, WebhookView
 
 _FIRST_PAUSE_SECONDS = 0.1
@@ -159,6 +161,52 @@ class Operations(Resource):
 
 
 class Events(Resource):
+    """What happens to runs and checkpoints: see holdfast_protocol.events."""
+
+    def list(
+        self,
+        *,
+        project: str | None = None,
+        run: str | None = None,
+        types: Sequence[EventType] = (),
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Page[EventView]:
+        """One page, the newest first. No types: all of them."""
+        params = {"project": project, "run": run, "type": _names(types), "cursor": cursor, "limit": limit}
+        return self.transport.call("GET", path("events"), Page[EventView], params=params)
+
+    def all(
+        self, *, project: str | None = None, run: str | None = None, types: Sequence[EventType] = ()
+    ) -> Iterator[EventView]:
+        """The events of all pages, read page by page as they are asked for."""
+        return all_items(lambda cursor: self.list(project=project, run=run, types=types, cursor=cursor))
+
+    def follow(
+        self,
+        *,
+        project: str | None = None,
+        run: str | None = None,
+        types: Sequence[EventType] = (),
+        after: str | None = None,
+    ) -> Iterator[EventView]:
+        """Each event as it happens, without an end: those after the event with this id, or from the first `next` on.
+        Goes on after a lost connection, and misses none. Raises EventsForgotten, and ServiceUnavailable once the
+        service was not there for the retry deadline."""
+        params = {"project": project, "run": run, "type": _names(types)}
+        for message in self.transport.follow(path("events", "stream"), params=params, after=after):
+            if message.data:
+                try:
+                    yield EventView.model_validate_json(message.data, extra="ignore")
+                except ValidationError:
+                    raise UnexpectedReply(f"The event {message.id} is not an EventView") from None
+
+
+def _names(types: Sequence[EventType]) -> builtins.list[str] | None:
+    return [each.value for each in types] or None
+
+
+class Audit(Resource):
     """Audit events."""
 
     def list(
@@ -174,13 +222,13 @@ class Events(Resource):
         until: datetime | None = None,
         cursor: str | None = None,
         limit: int | None = None,
-    ) -> Page[EventView]:
+    ) -> Page[AuditEventView]:
         """One page of changes and their authors, the newest first. `action` is a prefix such as `hold.`; `checkpoint`
         an id; `since` is inclusive, `until` is not."""
         return self.transport.call(
             "GET",
-            path("events"),
-            Page[EventView],
+            path("audit-events"),
+            Page[AuditEventView],
             params={
                 "project": project,
                 "run": run,
@@ -206,7 +254,7 @@ class Events(Resource):
         action: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
-    ) -> Iterator[EventView]:
+    ) -> Iterator[AuditEventView]:
         """The events of all pages, read page by page as they are asked for."""
         return all_items(
             lambda cursor: self.list(

@@ -7,17 +7,17 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from holdfast_protocol.base import Page
-from holdfast_protocol.service import ActorKind, EventView
-from holdfast_service.audit.list_events import EventFilter, list_events
+from holdfast_protocol.service import ActorKind, AuditEventView
+from holdfast_service.audit.list import AuditFilter, list_audit_events
 from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Cursor, Limit, Moment, Reader
 
-router = APIRouter(route_class=GuardedRoute, tags=["events"])
+router = APIRouter(route_class=GuardedRoute, tags=["audit"])
 
 
-@router.get("/v1/events", name="list", summary="List who changed what and why, the newest first")
+@router.get("/v1/audit-events", name="list", summary="List who changed what and why, the newest first")
 def list_all(
     *,
     context: Context,
@@ -32,8 +32,8 @@ def list_all(
     until: Annotated[Moment | None, Query(description="Before this moment.")] = None,
     cursor: Cursor = None,
     limit: Limit = DEFAULT_PAGE,
-) -> Page[EventView]:
-    wanted = EventFilter(
+) -> Page[AuditEventView]:
+    wanted = AuditFilter(
         project=project,
         run=run,
         checkpoint_id=checkpoint,
@@ -43,4 +43,4 @@ def list_all(
         since=since,
         until=until,
     )
-    return list_events(context, caller, wanted, cursor=cursor, limit=limit)
+    return list_audit_events(context, caller, wanted, cursor=cursor, limit=limit)

@@ -10,30 +10,30 @@ from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.events import EventType
 from holdfast_protocol.states import Health, OperationState
-from holdfast_protocol.webhooks import WebhookEvent
 from holdfast_service.auth.principal import Principal
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.engine import note_change
 from holdfast_service.db.tables.operations import AuditEvent
-from holdfast_service.webhooks.outbox import hooks_wanting, leave_calls
+from holdfast_service.events.announce import announce
 
-_CALLS = {
-    "attempt.lost": WebhookEvent.ATTEMPT_LOST,
-    "attempt.stalled": WebhookEvent.RUN_STALLED,
-    "attempt.goes_on": WebhookEvent.RUN_GOES_ON,
-    "checkpoint.trash": WebhookEvent.CHECKPOINT_TRASHED,
-    "checkpoint.expire": WebhookEvent.CHECKPOINT_TRASHED,
-    "checkpoint.delete": WebhookEvent.CHECKPOINT_PURGED,
+_EVENTS = {
+    "attempt.lost": EventType.ATTEMPT_LOST,
+    "attempt.stalled": EventType.RUN_STALLED,
+    "attempt.goes_on": EventType.RUN_GOES_ON,
+    "checkpoint.trash": EventType.CHECKPOINT_TRASHED,
+    "checkpoint.expire": EventType.CHECKPOINT_TRASHED,
+    "checkpoint.delete": EventType.CHECKPOINT_PURGED,
 }
-_DRILL_CALLS: dict[str, WebhookEvent] = {
-    OperationState.DONE: WebhookEvent.DRILL_SUCCEEDED,
-    OperationState.FAILED: WebhookEvent.DRILL_FAILED,
+_DRILL_EVENTS: dict[str, EventType] = {
+    OperationState.DONE: EventType.DRILL_SUCCEEDED,
+    OperationState.FAILED: EventType.DRILL_FAILED,
 }
-_HEALTH_CALLS: dict[str, WebhookEvent] = {
-    Health.CORRUPT: WebhookEvent.CHECKPOINT_CORRUPT,
-    Health.QUARANTINED: WebhookEvent.CHECKPOINT_QUARANTINED,
-    Health.DIVERGED: WebhookEvent.CHECKPOINT_DIVERGED,
+_HEALTH_EVENTS: dict[str, EventType] = {
+    Health.CORRUPT: EventType.CHECKPOINT_CORRUPT,
+    Health.QUARANTINED: EventType.CHECKPOINT_QUARANTINED,
+    Health.DIVERGED: EventType.CHECKPOINT_DIVERGED,
 }
 
 
@@ -73,29 +73,30 @@ def record_event(
 ) -> None:
     """`action` is noun.verb, such as `checkpoint.trash`; `before` and `after` hold only what changed, as JSON values,
     and never a secret."""
-    event = AuditEvent(
-        at=database_now(session),
-        actor_kind=actor.kind,
-        actor=actor.name,
-        token_id=actor.token_id,
-        action=action,
-        project_id=project_id,
-        run_id=run_id,
-        checkpoint_id=checkpoint_id,
-        reason=reason,
-        before=before,
-        after=after,
+    at = database_now(session)
+    session.add(
+        AuditEvent(
+            at=at,
+            actor_kind=actor.kind,
+            actor=actor.name,
+            token_id=actor.token_id,
+            action=action,
+            project_id=project_id,
+            run_id=run_id,
+            checkpoint_id=checkpoint_id,
+            reason=reason,
+            before=before,
+            after=after,
+        )
     )
-    session.add(event)
     note_change(session, f"{action} by {actor.name}" + (f" of {checkpoint_id}" if checkpoint_id else ""))
-    call = _webhook_event(action, before or {}, after or {})
-    if call is not None and project_id is not None and (wanting := hooks_wanting(session, call, project_id)):
-        session.flush()
-        leave_calls(
+    event = _announced(action, before or {}, after or {})
+    if event is not None and project_id is not None:
+        announce(
             session,
-            call,
-            f"event {event.id}",
-            wanting=wanting,
+            event,
+            None,
+            at,
             project_id=project_id,
             run_id=run_id,
             attempt=(after or {}).get("attempt"),
@@ -106,11 +107,11 @@ def record_event(
         )
 
 
-def _webhook_event(action: str, before: dict[str, Any], after: dict[str, Any]) -> WebhookEvent | None:
-    """Whom it concerns besides those who read the events. A checkpoint's health tells by what it has become."""
-    if action in _CALLS:
-        return _CALLS[action]
+def _announced(action: str, before: dict[str, Any], after: dict[str, Any]) -> EventType | None:
+    """The event that it is, if it is one. A checkpoint's health tells by what it has become."""
+    if action in _EVENTS:
+        return _EVENTS[action]
     if action == "operation.end" and after.get("kind") == "drill":
-        return _DRILL_CALLS.get(after["state"])
+        return _DRILL_EVENTS.get(after["state"])
     health = after.get("health")
-    return _HEALTH_CALLS.get(health) if isinstance(health, str) and health != before.get("health") else None
+    return _HEALTH_EVENTS.get(health) if isinstance(health, str) and health != before.get("health") else None

@@ -24,6 +24,7 @@ from holdfast_service.background.reconcile import run_pass
 from holdfast_service.collect import controller as collect
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
+from holdfast_service.events import controller as events
 from holdfast_service.holds import controller as holds
 from holdfast_service.liveness import controller as liveness
 from holdfast_service.operations import controller as operations
@@ -56,7 +57,20 @@ OPERATION_KINDS: dict[str, Handler] = {
 }
 
 
-_ROOMS = (liveness, attached_stores, records, scrub, holds, replicate, retention, webhooks, tiers, collect, tallies)
+_ROOMS = (
+    liveness,
+    attached_stores,
+    records,
+    scrub,
+    holds,
+    replicate,
+    retention,
+    events,
+    webhooks,
+    tiers,
+    collect,
+    tallies,
+)
 
 
 def loops_of(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:

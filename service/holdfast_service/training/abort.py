@@ -8,16 +8,17 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.checkpoints import AbortCheckpoint, CheckpointView, FailShard
+from holdfast_protocol.events import EventType
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import AbortCause, CheckpointState, ShardState
 from holdfast_protocol.text import without_secrets
-from holdfast_protocol.webhooks import WebhookEvent
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Run
 from holdfast_service.errors import ProblemError
+from holdfast_service.events.announce import announce
 from holdfast_service.runs.views import current_checkpoint_view
 from holdfast_service.training.fencing import (
     begin_writing,
@@ -25,7 +26,6 @@ from holdfast_service.training.fencing import (
     locked_shards,
     refuse_unless_uploading,
 )
-from holdfast_service.webhooks.outbox import leave_calls
 
 
 def abort(
@@ -47,10 +47,11 @@ def abort(
     checkpoint.abort_rank = rank
     checkpoint.abort_cause = cause
     checkpoint.version += 1
-    leave_calls(
+    announce(
         session,
-        WebhookEvent.CHECKPOINT_ABORTED,
+        EventType.CHECKPOINT_ABORTED,
         checkpoint.id,
+        now,
         project_id=session.execute(select(Run.project_id).where(Run.id == checkpoint.run_id)).scalar_one(),
         run_id=checkpoint.run_id,
         attempt=checkpoint.attempt_number,

@@ -23,12 +23,12 @@ from holdfast_protocol.attempts import (
     ResumedFrom,
 )
 from holdfast_protocol.base import Fence, Page
+from holdfast_protocol.events import EventType
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.restores import RestoreDecision
 from holdfast_protocol.runs import Latest
 from holdfast_protocol.states import AbortCause, AttemptOutcome, CheckpointState, Scope
 from holdfast_protocol.text import without_secrets
-from holdfast_protocol.webhooks import WebhookEvent
 from holdfast_service.audit.record import Actor
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
@@ -37,6 +37,7 @@ from holdfast_service.db.engine import note_change, refuse_if_went_back
 from holdfast_service.db.pages import cut_page, decode_cursor
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError
+from holdfast_service.events.announce import announce
 from holdfast_service.lineage.restore_choice import (
     AvailableStores,
     available_stores,
@@ -60,7 +61,6 @@ from holdfast_service.runs.views import (
 from holdfast_service.training.abort import abort
 from holdfast_service.training.crash_loop import break_crash_loop
 from holdfast_service.training.fencing import beat, is_of_launch, lock_attempt, lock_run, pass_fence, reached
-from holdfast_service.webhooks.outbox import leave_calls
 
 _SHORTEST_WORD = 3
 
@@ -354,10 +354,11 @@ def record_resumed_from(
 
 
 def _tell_restored(session: Session, run: Run, attempt: Attempt, checkpoint_id: str) -> None:
-    leave_calls(
+    announce(
         session,
-        WebhookEvent.RESTORE_FINISHED,
+        EventType.RESTORE_FINISHED,
         f"attempt {attempt.number} of {run.id} from {checkpoint_id}",
+        database_now(session),
         project_id=run.project_id,
         run_id=run.id,
         attempt=attempt.number,
@@ -497,9 +498,9 @@ def take_heartbeat(
 
 
 _EVENTS = {
-    AttemptOutcome.FAILED: WebhookEvent.ATTEMPT_FAILED,
-    AttemptOutcome.PREEMPTED: WebhookEvent.ATTEMPT_PREEMPTED,
-    AttemptOutcome.FINISHED: WebhookEvent.ATTEMPT_FINISHED,
+    AttemptOutcome.FAILED: EventType.ATTEMPT_FAILED,
+    AttemptOutcome.PREEMPTED: EventType.ATTEMPT_PREEMPTED,
+    AttemptOutcome.FINISHED: EventType.ATTEMPT_FINISHED,
 }
 
 
@@ -530,18 +531,19 @@ def end_attempt(
             attempt.notice = None if request.notice is None else request.notice.model_dump()
             attempt.stalled_at = None
             session.flush()
-            _leave_calls(session, run, attempt)
+            _announce_end(session, run, attempt, now)
             subject_changed(session, RecordKind.RUN, run.id, run.project_id)
         return attempt_view(attempt)
 
 
-def _leave_calls(session: Session, run: Run, attempt: Attempt) -> None:
+def _announce_end(session: Session, run: Run, attempt: Attempt, now: datetime) -> None:
     event = _EVENTS.get(AttemptOutcome(str(attempt.outcome)))
     if event is not None:
-        leave_calls(
+        announce(
             session,
             event,
             f"attempt {attempt.number} of {run.id}",
+            now,
             project_id=run.project_id,
             run_id=run.id,
             attempt=attempt.number,

@@ -17,9 +17,9 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from holdfast_protocol.checkpoints import CheckpointView, SealShard, ShardContent
 from holdfast_protocol.digests import checkpoint_digest
+from holdfast_protocol.events import EventType
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import AbortCause, CheckpointState, Health, ShardState
-from holdfast_protocol.webhooks import WebhookEvent
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import is_usable_by
@@ -35,6 +35,7 @@ from holdfast_service.db.tables.core import (
     ShardChunk,
 )
 from holdfast_service.errors import ProblemError
+from holdfast_service.events.announce import announce
 from holdfast_service.runs.views import checkpoint_view, current_checkpoint_view, first_components, ranks_not_sealed
 from holdfast_service.training.abort import abort
 from holdfast_service.training.fencing import (
@@ -44,7 +45,6 @@ from holdfast_service.training.fencing import (
     locked_shards,
     refuse_unless_uploading,
 )
-from holdfast_service.webhooks.outbox import leave_calls
 
 
 class Arrived(NamedTuple):
@@ -270,18 +270,19 @@ def complete_if_whole(session: Session, writing: Writing, seals: int, store_id: 
     checkpoint.version += 1
     if not checkpoint.detached:
         _cut_the_line(session, writing.attempt, now)
-    _tell(session, writing, WebhookEvent.CHECKPOINT_COMMITTED)
+    _tell(session, writing, EventType.CHECKPOINT_COMMITTED, now)
     if checkpoint.health == Health.DIVERGED:
-        _tell(session, writing, WebhookEvent.CHECKPOINT_DIVERGED)
+        _tell(session, writing, EventType.CHECKPOINT_DIVERGED, now)
     note_change(session, f"step {checkpoint.step} of {writing.project.name}/{writing.run.name} was committed")
     return True
 
 
-def _tell(session: Session, writing: Writing, event: WebhookEvent) -> None:
-    leave_calls(
+def _tell(session: Session, writing: Writing, event: EventType, at: datetime) -> None:
+    announce(
         session,
         event,
         writing.checkpoint.id,
+        at,
         project_id=writing.project.id,
         run_id=writing.run.id,
         attempt=writing.attempt.number,

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.requests import HTTPConnection
@@ -64,18 +64,6 @@ def class_of(methods: Collection[str], path: str) -> CallClass:
     return next((CLASSES[method, path] for method in methods if (method, path) in CLASSES), CallClass.OTHER)
 
 
-def project_of(caller: Principal | None, path: Mapping[str, str], load: Load) -> str:
-    """`caller`: who came with this token when it was last good; None: it was not seen here."""
-    if caller is None:
-        return STRANGERS
-    return (
-        caller.project_name
-        or path.get("project")
-        or load.project_of(path.get("checkpoint_id", ""))
-        or f"{_NO_PROJECT} {caller.token_id}"
-    )
-
-
 @dataclass(eq=False)
 class _Waiter:
     """`turn` belongs to the event loop that waits. `has_turn` is read and written under the lock."""
@@ -83,6 +71,16 @@ class _Waiter:
     permit: Permit
     turn: asyncio.Future[None]
     has_turn: bool = False
+
+
+@dataclass
+class _Waits:
+    """How many calls of each project go on for long without a place, and what to say to one too many."""
+
+    setting: str
+    what: str
+    remedy: str
+    of_project: dict[str, int] = field(default_factory=dict)
 
 
 class Admission:
@@ -95,13 +93,33 @@ class Admission:
         self._queue: FairQueue[_Waiter] = FairQueue(
             Limits(settings.requests_at_once, settings.project_requests, settings.most_requests)
         )
-        self._long_polls: dict[str, int] = {}
+        self._long_polls = _Waits(
+            "HOLDFAST_PROJECT_LONG_POLLS",
+            "wait for an outcome",
+            "Ask without `wait`, or wait with one call a host.",
+        )
+        self._streams = _Waits(
+            "HOLDFAST_PROJECT_STREAMS",
+            "follow events",
+            "End those that nobody reads, or follow by one process for several readers.",
+        )
         self._meter = _Meter(registry)
+
+    def project_of(self, caller: Principal | None, path: Mapping[str, str]) -> str:
+        """`caller`: who came with this token when it was last good; None: it was not seen here."""
+        if caller is None:
+            return STRANGERS
+        return (
+            caller.project_name
+            or path.get("project")
+            or self._load.project_of(path.get("checkpoint_id", ""))
+            or f"{_NO_PROJECT} {caller.token_id}"
+        )
 
     @contextmanager
     def call(self, connection: HTTPConnection, kind: CallClass, caller: Principal | None) -> Iterator[Permit]:
         """Counts a call until the block is left, which gives its place back. Raises `rate_limited` and `busy`."""
-        project = project_of(caller, connection.path_params, self._load)
+        project = self.project_of(caller, connection.path_params)
         permit = Permit(self, project, kind)
         try:
             with self._lock:
@@ -149,26 +167,37 @@ class Admission:
     @contextmanager
     def long_poll(self, permit: Permit) -> Iterator[None]:
         """Counted apart from the calls that are let in. Raises `rate_limited`."""
-        project, most = permit.project, self._settings.project_long_polls
+        with self._counted(self._long_polls, permit, self._settings.project_long_polls):
+            yield
+
+    @contextmanager
+    def stream(self, permit: Permit) -> Iterator[None]:
+        """Counted apart from those, too: who looks on must not keep a job from waiting. Raises `rate_limited`."""
+        with self._counted(self._streams, permit, self._settings.project_streams):
+            yield
+
+    @contextmanager
+    def _counted(self, waits: _Waits, permit: Permit, most: int) -> Iterator[None]:
+        project = permit.owner
         with self._lock:
-            waits = self._long_polls.get(project, 0)
-            if waits >= most:
+            count = waits.of_project.get(project, 0)
+            if count >= most:
+                self._meter.count_refusal(project, permit.kind, waits.setting)
                 raise ProblemError(
                     ProblemCode.RATE_LIMITED,
-                    f"{waits} calls of the project {project!r} wait for an outcome in this process, as many as "
-                    "HOLDFAST_PROJECT_LONG_POLLS allows. Ask without `wait`, or wait with one call a host.",
-                    limit="HOLDFAST_PROJECT_LONG_POLLS",
+                    f"{count} calls of the project {project!r} {waits.what} in this process, as many as "
+                    f"{waits.setting} allows. {waits.remedy}",
                     retry_after_seconds=_LONG_POLL_RETRY_SECONDS,
                 )
-            self._long_polls[project] = waits + 1
+            waits.of_project[project] = count + 1
             self._give_back(permit)
         try:
             yield
         finally:
             with self._lock:
-                self._long_polls[project] -= 1
-                if not self._long_polls[project]:
-                    del self._long_polls[project]
+                waits.of_project[project] -= 1
+                if not waits.of_project[project]:
+                    del waits.of_project[project]
 
     def _give_back(self, permit: Permit) -> None:
         if permit.held_since is not None:
@@ -231,9 +260,14 @@ class Permit:
     def __init__(self, admission: Admission, project: str, kind: CallClass) -> None:
         self._admission = admission
         self.project = project
+        self.owner = project
         self.kind = kind
         self.held_since: float | None = None
         self.waited_seconds = 0.0
+
+    def authenticated(self, caller: Principal, path: Mapping[str, str]) -> None:
+        """Who it is. The call keeps its turn, but what it waits for afterwards is its own project's."""
+        self.owner = self._admission.project_of(caller, path)
 
     async def take(self) -> None:
         """Waits for this call's turn; at once if it has the place already."""
@@ -247,6 +281,12 @@ class Permit:
     def long_poll(self) -> Iterator[None]:
         """Holds no place while the block waits. Raises `rate_limited`; afterwards `take` it again."""
         with self._admission.long_poll(self):
+            yield
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Likewise, while a reply is sent that goes on for long. Raises `rate_limited`."""
+        with self._admission.stream(self):
             yield
 
 

@@ -41,6 +41,11 @@ from holdfast_service.stores.posix.signed_urls import OBJECTS_PATH
 from holdfast_service.web.admission import Admission, Permit, class_of
 from holdfast_service.web.problem_reply import internal_problem, problem_response
 
+CONNECTION = "holdfast_connection"
+"""Under this name a request's scope holds its BoundedConnection, where there is a connection."""
+STREAMS = "holdfast_streams"
+"""Under this name it says that the reply goes on for as long as somebody reads."""
+
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
@@ -56,9 +61,12 @@ def bounded_connections(header_seconds: float, most: int) -> type[H11Protocol]:
 
     class BoundedConnection(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
+        ending: asyncio.Event
+        """Set when the server ends."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self.ending = asyncio.Event()
             if len(self.connections) > most:
                 self._make_room()
             self._look()
@@ -69,6 +77,9 @@ def bounded_connections(header_seconds: float, most: int) -> type[H11Protocol]:
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
+            scope: dict[str, Any] | None = self.scope  # type: ignore[assignment]
+            if scope is not None:  # before the application has it
+                scope.setdefault(CONNECTION, self)
             self._look()
 
         def on_response_complete(self) -> None:
@@ -76,6 +87,12 @@ def bounded_connections(header_seconds: float, most: int) -> type[H11Protocol]:
             # uvicorn's own time for idle connections runs now, until the next byte comes.
             if not self._busy() and not self.transport.is_closing():
                 waiting[self] = None
+
+        def shutdown(self) -> None:
+            self.ending.set()
+            if self._busy() and self.scope.get(STREAMS) and self.flow.write_paused:
+                self.transport.abort()  # nobody reads what is to be sent before the end
+            super().shutdown()
 
         def _busy(self) -> bool:
             return self.cycle is not None and not self.cycle.response_complete
@@ -254,7 +271,8 @@ class RequestMeter:
             route = getattr(scope.get("route"), "path", "unknown")
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._requests.labels(method, route, str(status)).inc()
-            self._seconds.labels(method, route).observe(time.monotonic() - begun)
+            if STREAMS not in scope:  # how long one looks on says nothing of the service
+                self._seconds.labels(method, route).observe(time.monotonic() - begun)
 
 
 REQUEST_ID_HEADER = "X-Request-Id"
@@ -377,6 +395,7 @@ class GuardedRoute(APIRoute):
                 if caller is None:
                     await permit.take()
                     caller = await run_in_threadpool(required.caller_of, request)
+                    permit.authenticated(caller, request.path_params)
                 request.state.caller = caller
                 if body is not None:
                     permit.give_back()  # none is held while a body comes

@@ -12,7 +12,8 @@ import structlog
 from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, or_, select, text
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.webhooks import WebhookBody, WebhookFormat
+from holdfast_protocol.events import Event
+from holdfast_protocol.webhooks import WebhookFormat
 from holdfast_service.context import ServiceContext
 from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
@@ -236,7 +237,7 @@ def _make(context: ServiceContext, claimed: _Call, tls: ssl.SSLContext) -> Answe
     try:
         form = WebhookFormat(claimed.format)
         routing_key = claimed.secret.decode() if form is WebhookFormat.PAGERDUTY else None
-        body = render(form, WebhookBody.model_validate(claimed.delivery.body), routing_key)
+        body = render(form, Event.model_validate(claimed.delivery.body), routing_key)
     except ValueError:
         return Answer(None, "this version does not know this call; a later one has left it")
     timestamp = int(claimed.at.timestamp())

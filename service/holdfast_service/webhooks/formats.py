@@ -10,17 +10,18 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from holdfast_protocol.webhooks import WebhookBody, WebhookEvent, WebhookFormat
+from holdfast_protocol.events import Event, EventType
+from holdfast_protocol.webhooks import WebhookFormat
 
-_ENDS = {WebhookEvent.RUN_GOES_ON: WebhookEvent.RUN_STALLED}
-_CRITICAL = {WebhookEvent.CHECKPOINT_CORRUPT, WebhookEvent.ATTEMPT_LOST, WebhookEvent.RUN_STALLED}
+_ENDS = {EventType.RUN_GOES_ON: EventType.RUN_STALLED}
+_CRITICAL = {EventType.CHECKPOINT_CORRUPT, EventType.ATTEMPT_LOST, EventType.RUN_STALLED}
 _ERROR = {
-    WebhookEvent.ATTEMPT_FAILED,
-    WebhookEvent.CHECKPOINT_QUARANTINED,
-    WebhookEvent.CHECKPOINT_DIVERGED,
-    WebhookEvent.DRILL_FAILED,
+    EventType.ATTEMPT_FAILED,
+    EventType.CHECKPOINT_QUARANTINED,
+    EventType.CHECKPOINT_DIVERGED,
+    EventType.DRILL_FAILED,
 }
-_WARNING = {WebhookEvent.CHECKPOINT_ABORTED, WebhookEvent.ATTEMPT_PREEMPTED}
+_WARNING = {EventType.CHECKPOINT_ABORTED, EventType.ATTEMPT_PREEMPTED}
 # Alertmanager closes an alert that nobody repeats. Ours is told once, so it says itself how long it stays open.
 _OPEN_FOR = timedelta(hours=24)
 # What ends in Alertmanager's future would not end the alert that is open there.
@@ -32,15 +33,15 @@ KEEPS_ALERTS = {WebhookFormat.PAGERDUTY, WebhookFormat.ALERTMANAGER}
 TURNS = {*_ENDS, *_ENDS.values()}
 """Events of which a later one takes back what an earlier one has said."""
 ROUTINE = {
-    WebhookEvent.CHECKPOINT_COMMITTED,
-    WebhookEvent.CHECKPOINT_ABORTED,
-    WebhookEvent.CHECKPOINT_TRASHED,
-    WebhookEvent.CHECKPOINT_PURGED,
+    EventType.CHECKPOINT_COMMITTED,
+    EventType.CHECKPOINT_ABORTED,
+    EventType.CHECKPOINT_TRASHED,
+    EventType.CHECKPOINT_PURGED,
 }
 """They come by the thousand, and wait for those that somebody needs to hear."""
 
 
-def render(format_: WebhookFormat, body: WebhookBody, routing_key: str | None = None) -> bytes:
+def render(format_: WebhookFormat, body: Event, routing_key: str | None = None) -> bytes:
     """The bytes of a call's body. `routing_key`: PagerDuty's, which has no other place for it."""
     match format_:
         case WebhookFormat.STANDARD:
@@ -54,7 +55,7 @@ def render(format_: WebhookFormat, body: WebhookBody, routing_key: str | None = 
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def summary(body: WebhookBody) -> str:
+def summary(body: Event) -> str:
     """One line: `demo/gpt@500 (attempt 3): checkpoint.corrupt. A chunk has other bytes in the store.`"""
     data = body.data
     subject = data.project if data.run is None else f"{data.project}/{data.run}"
@@ -65,7 +66,7 @@ def summary(body: WebhookBody) -> str:
     return f"{subject}: {body.type.value}" + (f". {data.reason}" if data.reason else "")
 
 
-def severity(event: WebhookEvent) -> str:
+def severity(event: EventType) -> str:
     """In PagerDuty's words."""
     event = _ENDS.get(event, event)
     return (
@@ -78,7 +79,7 @@ def _for_slack(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _name(body: WebhookBody) -> dict[str, str]:
+def _name(body: Event) -> dict[str, str]:
     """What the alert of an event is known by. Equal for the event that ends it."""
     data = body.data
     event = _ENDS.get(body.type, body.type)
@@ -93,7 +94,7 @@ def _name(body: WebhookBody) -> dict[str, str]:
     return {key: value for key, value in name.items() if value}
 
 
-def _for_pagerduty(body: WebhookBody, routing_key: str | None) -> dict[str, Any]:
+def _for_pagerduty(body: Event, routing_key: str | None) -> dict[str, Any]:
     """An event of PagerDuty's Events API v2. Its limits: 1,024 characters of summary, 255 of the key."""
     name = _name(body)
     component = {"component": name["run"]} if "run" in name else {}
@@ -114,7 +115,7 @@ def _for_pagerduty(body: WebhookBody, routing_key: str | None) -> dict[str, Any]
     }
 
 
-def _for_alertmanager(body: WebhookBody) -> dict[str, Any]:
+def _for_alertmanager(body: Event) -> dict[str, Any]:
     """An alert as `POST /api/v2/alerts` takes it."""
     name = _name(body)
     over = body.type in _ENDS

@@ -10,17 +10,9 @@ from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page
+from holdfast_protocol.events import Event, EventData, EventType
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.webhooks import (
-    CreateWebhook,
-    DeliveryView,
-    WebhookBody,
-    WebhookCreated,
-    WebhookData,
-    WebhookEvent,
-    WebhookFormat,
-    WebhookView,
-)
+from holdfast_protocol.webhooks import CreateWebhook, DeliveryView, WebhookCreated, WebhookFormat, WebhookView
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
@@ -54,7 +46,7 @@ def webhook_views(session: Session, project: Project, hooks: Sequence[Webhook]) 
             id=hook.id,
             project=project.name,
             url=shown_url(hook),
-            events=[WebhookEvent(event) for event in hook.events],
+            events=[EventType(event) for event in hook.events],
             format=WebhookFormat(hook.format),
             created_at=hook.created_at,
             created_by=hook.created_by,
@@ -84,7 +76,7 @@ def delivery_view(row: WebhookDelivery) -> DeliveryView:
     over = row.delivered_at is not None or row.given_up_at is not None
     return DeliveryView(
         id=delivery_id(row),
-        event=WebhookEvent(row.event),
+        event=EventType(row.event),
         created_at=row.created_at,
         tries=row.tries,
         next_try_at=None if over else row.next_try_at,
@@ -196,10 +188,10 @@ def try_out(context: ServiceContext, caller: Principal, webhook_id: str) -> Deli
         refuse_if_deleted(project)
         if hook.deleted_at is not None:
             raise ProblemError(ProblemCode.INVALID_REQUEST, f"The webhook {webhook_id} was deleted. Make it anew.")
-        body = WebhookBody(
-            type=WebhookEvent.TEST,
+        body = Event(
+            type=EventType.TEST,
             timestamp=database_now(session),
-            data=WebhookData(project=project.name, reason=f"asked for by {caller.name}"),
+            data=EventData(project=project.name, reason=f"asked for by {caller.name}"),
         )
         subject = secrets.token_hex(8)
         insert_absent(session, WebhookDelivery, [delivery_row(hook.id, subject, body)])

@@ -279,7 +279,7 @@ def test_what_is_found_is_written_down_as_an_event(service: RunningService, job:
     overwrite(service.context.store, key_of(service, CONTENT), b"x" * len(CONTENT))
     clock.advance(31 * DAY)
     rescrub.reconcile(service.context)
-    events = service.http().get("/v1/events", params={"project": "demo"})
+    events = service.http().get("/v1/audit-events", params={"project": "demo"})
     found = {each["action"]: each for each in events.json()["items"]}
     assert found["copy.bad"]["actor"] == "scrub"
     assert found["copy.bad"]["reason"] == "The copy has other bytes in the store."

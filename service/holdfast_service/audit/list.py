@@ -12,7 +12,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from holdfast_protocol.base import Page
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.service import ActorKind, EventView
+from holdfast_protocol.service import ActorKind, AuditEventView
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.pages import cut_page, decode_cursor
@@ -21,11 +21,11 @@ from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import checkpoint_by_id, project_named, run_named
 
-_CURSOR = "events"
+_CURSOR = "audit-events"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventFilter:
+class AuditFilter:
     """None: whatever. `action` is a prefix, `since` is inclusive and `until` is not."""
 
     project: str | None = None
@@ -38,9 +38,9 @@ class EventFilter:
     until: datetime | None = None
 
 
-def list_events(
-    context: ServiceContext, caller: Principal, wanted: EventFilter, *, cursor: str | None, limit: int
-) -> Page[EventView]:
+def list_audit_events(
+    context: ServiceContext, caller: Principal, wanted: AuditFilter, *, cursor: str | None, limit: int
+) -> Page[AuditEventView]:
     """Raises what the names raise."""
     with context.database.read() as session:
         query = _query(session, caller, wanted)
@@ -52,7 +52,7 @@ def list_events(
         return Page(items=_views(session, shown), next_cursor=next_cursor)
 
 
-def _query(session: Session, caller: Principal, wanted: EventFilter) -> Select[AuditEvent]:
+def _query(session: Session, caller: Principal, wanted: AuditFilter) -> Select[AuditEvent]:
     query = select(AuditEvent)
     if caller.project_id is not None:
         query = query.where(AuditEvent.project_id == caller.project_id)
@@ -98,7 +98,7 @@ def _was_called(column: InstrumentedAttribute[str], name: str) -> ColumnElement[
     return or_(column == name, column.startswith(f"{name}~", autoescape=True))
 
 
-def _views(session: Session, events: Sequence[AuditEvent]) -> list[EventView]:
+def _views(session: Session, events: Sequence[AuditEvent]) -> list[AuditEventView]:
     """With today's names; what an event speaks of may be gone, and it is told all the same."""
     projects = _by_id(session, select(Project.id, Project.name), Project.id, {event.project_id for event in events})
     runs = _by_id(session, select(Run.id, Run.name), Run.id, {event.run_id for event in events})
@@ -106,7 +106,7 @@ def _views(session: Session, events: Sequence[AuditEvent]) -> list[EventView]:
         session, select(Checkpoint.id, Checkpoint.step), Checkpoint.id, {event.checkpoint_id for event in events}
     )
     return [
-        EventView(
+        AuditEventView(
             id=event.id,
             at=event.at,
             actor_kind=cast("ActorKind", event.actor_kind),

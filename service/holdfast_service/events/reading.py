@@ -1,0 +1,174 @@
+"""The events that a caller may know of: by pages, and on from a place in the stream. A project's token sees its
+project's and no others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from sqlalchemy import Row, Select, select
+
+from holdfast_protocol.base import Page
+from holdfast_protocol.events import EventData, EventType, EventView
+from holdfast_protocol.problems import ProblemCode
+from holdfast_service.auth.principal import Principal
+from holdfast_service.context import ServiceContext
+from holdfast_service.db.engine import Database
+from holdfast_service.db.pages import cut_page, decode_cursor
+from holdfast_service.db.tables.core import Project, Run
+from holdfast_service.db.tables.events import HappenedEvent
+from holdfast_service.errors import ProblemError
+from holdfast_service.events.numbering import known_numbers, number_new
+from holdfast_service.runs.views import project_named, run_named
+
+_CURSOR = "events"
+_PLACE = re.compile(r"^(?P<epoch>[0-9]{1,9})-(?P<number>[0-9]{1,18})\Z")
+
+
+@dataclass(frozen=True)
+class EventFilter:
+    """None, or no types: whatever."""
+
+    project_id: str | None = None
+    run_id: str | None = None
+    types: frozenset[str] = frozenset()
+
+    def takes(self, event: NumberedEvent) -> bool:
+        return (
+            self.project_id in (None, event.project_id)
+            and self.run_id in (None, event.run_id)
+            and (not self.types or event.view.type in self.types)
+        )
+
+
+@dataclass(frozen=True)
+class NumberedEvent:
+    number: int
+    project_id: str
+    run_id: str | None
+    view: EventView
+
+    @cached_property
+    def message(self) -> str:
+        """Server-sent; made once for all who follow."""
+        return f"id: {self.view.id}\nevent: {self.view.type}\ndata: {self.view.model_dump_json()}\n\n"
+
+
+def find_filter(
+    context: ServiceContext, caller: Principal, project: str | None, run: str | None, types: Sequence[EventType]
+) -> EventFilter:
+    """Raises what the names raise, and `invalid_request` for a run without its project."""
+    wanted = frozenset(each.value for each in types)
+    if project is None:
+        if run is not None:
+            raise ProblemError(ProblemCode.INVALID_REQUEST, "A run is named with its project. Give `project` as well.")
+        return EventFilter(caller.project_id, None, wanted)
+    with context.database.read() as session:
+        if run is None:
+            return EventFilter(project_named(session, caller, project, deleted=True).id, None, wanted)
+        of_project, of_run = run_named(session, caller, project, run, deleted=True)
+        return EventFilter(of_project.id, of_run.id, wanted)
+
+
+def list_events(context: ServiceContext, wanted: EventFilter, *, cursor: str | None, limit: int) -> Page[EventView]:
+    """The newest first."""
+    number_new(context.database)
+    with context.database.read() as session:
+        query = _numbered(wanted)
+        if cursor is not None:
+            (before,) = decode_cursor(_CURSOR, cursor, int)
+            query = query.where(HappenedEvent.number < before)
+        rows = session.execute(query.order_by(HappenedEvent.number.desc()).limit(limit + 1)).all()
+        events = [_event(context.epoch, row) for row in rows]
+        shown, next_cursor = cut_page(_CURSOR, events, limit, lambda event: (event.number,))
+        return Page(items=[event.view for event in shown], next_cursor=next_cursor)
+
+
+@dataclass(frozen=True)
+class Read:
+    """`number`: the place after them; events before it that are not wanted are left out."""
+
+    events: Sequence[NumberedEvent]
+    number: int
+
+
+def read_after(database: Database, epoch: int, number: int, wanted: EventFilter, *, limit: int) -> Read:
+    """In their order. Raises `events_forgotten` if one of those that come next has gone, or if the catalog went back
+    to before `number`."""
+    with database.read(in_transaction=False) as session:
+        _, last = known_numbers(session)
+        query = _numbered(wanted).where(HappenedEvent.number > number, HappenedEvent.number <= last)
+        rows = session.execute(query.order_by(HappenedEvent.number).limit(limit)).all()
+        forgotten, _ = known_numbers(session)  # asked last: what goes in between is noticed
+    if not forgotten <= number <= last:
+        raise _unknown(place(epoch, number))
+    events = [_event(epoch, row) for row in rows]
+    return Read(events, events[-1].number if len(events) == limit else last)
+
+
+def place(epoch: int, number: int) -> str:
+    """An event's id. The epoch is raised when the catalog has lost events: their numbers are given again."""
+    return f"{epoch}-{number}"
+
+
+def find_place(context: ServiceContext, event_id: str | None) -> int:
+    """The number after which a stream begins: that of the id, or the greatest one. Raises `events_forgotten` if events
+    after it are not known any more, and `invalid_request` for what is no id."""
+    last = number_new(context.database)
+    if event_id is None:
+        return last
+    match = _PLACE.match(event_id)
+    if match is None:
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST, f"{event_id[:50]!r} is no event's id. Give one that the service has sent."
+        )
+    number = int(match["number"])
+    with context.database.read(in_transaction=False) as session:
+        forgotten, last = known_numbers(session)
+    if int(match["epoch"]) != context.epoch or not forgotten <= number <= last:
+        raise _unknown(event_id)
+    return number
+
+
+def _unknown(event_id: str) -> ProblemError:
+    return ProblemError(
+        ProblemCode.EVENTS_FORGOTTEN,
+        f"What happened after the event {event_id} is not known any more: it is older than HOLDFAST_KEEP_EVENTS_DAYS, "
+        "or the catalog was restored. Read the state anew (`GET /v1/events` has what is known), and follow without an "
+        "id.",
+    )
+
+
+def _numbered(wanted: EventFilter) -> Select[HappenedEvent, str, str]:
+    """With today's names; what an event speaks of may be gone, and it is told all the same."""
+    query = (
+        select(HappenedEvent, Project.name, Run.name)
+        .outerjoin(Project, Project.id == HappenedEvent.project_id)
+        .outerjoin(Run, Run.id == HappenedEvent.run_id)
+        .where(HappenedEvent.number.is_not(None))
+    )
+    if wanted.project_id is not None:
+        query = query.where(HappenedEvent.project_id == wanted.project_id)
+    if wanted.run_id is not None:
+        query = query.where(HappenedEvent.run_id == wanted.run_id)
+    if wanted.types:
+        query = query.where(HappenedEvent.type.in_(wanted.types))
+    return query
+
+
+def _event(epoch: int, row: Row[HappenedEvent, str, str]) -> NumberedEvent:
+    happened, project, run = row
+    assert happened.number is not None  # asked for
+    data = EventData(
+        project=project or happened.project_id,
+        run=run,
+        attempt=happened.attempt,
+        step=happened.step,
+        checkpoint_id=happened.checkpoint_id,
+        operation=happened.operation,
+        reason=happened.reason,
+    )
+    view = EventView(id=place(epoch, happened.number), type=happened.type, timestamp=happened.happened_at, data=data)
+    return NumberedEvent(happened.number, happened.project_id, happened.run_id, view)
