@@ -21,7 +21,7 @@ from tests.support.serve import ServedHoldfast, holdfast_serve
 
 FOLLOWERS = 1000
 CHECKPOINTS = 60
-WITHIN_SECONDS = 240
+WITHIN_SECONDS = 480
 TOKEN = f"hold_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
 HEADERS = {"Authorization": f"Bearer {TOKEN}", PROTOCOL_HEADER: PROTOCOL_VERSION}
 
@@ -66,8 +66,11 @@ class Follower:
             head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
             head += f"Host: {server.netloc}\r\nLast-Event-ID: {self._place}\r\n\r\n"
             writer.write(f"GET /v1/events/stream?type=checkpoint.committed HTTP/1.1\r\n{head}".encode())
-            status = await reader.readuntil(b"\r\n\r\n")
-            assert status.startswith(b"HTTP/1.1 200 "), status
+            status = (await reader.readuntil(b"\r\n\r\n")).decode()
+            if status.startswith(("HTTP/1.1 429 ", "HTTP/1.1 503 ")):  # all come at once
+                await asyncio.sleep(int(status.lower().partition("retry-after: ")[2].partition("\r")[0]))
+                return
+            assert status.startswith("HTTP/1.1 200 "), status
             while last_step not in self.steps:
                 self._hear(await self._piece(reader))
         finally:
@@ -88,6 +91,7 @@ class Follower:
                 self.steps.append(int(line.partition('"step":')[2].partition(",")[0]))
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.rule("events-in-order")
 def test_none_misses_an_event_when_its_service_is_killed(services: list[ServedHoldfast]) -> None:
     stays, dies = services

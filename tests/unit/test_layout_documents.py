@@ -1,7 +1,6 @@
 """The index documents: canonical, small, fast, and one clear error for anything that is not one."""
 
 import json
-import time
 import tracemalloc
 import zlib
 
@@ -67,7 +66,7 @@ def test_nan_never_becomes_a_json_token():
         ShardIndex(SAVED_AS, 0, "", {"extra": float("nan")}).encode()
 
 
-def test_ten_thousand_tensors_encode_well_under_a_second():
+def test_the_layout_of_ten_thousand_tensors_is_small():
     names = [f"model/layers.{at}.weight" for at in range(10_000)]
     tensors = {name: TensorEntry("model", "bfloat16", (1024, 1024), False) for name in names}
     shards = tuple(
@@ -77,10 +76,7 @@ def test_ten_thousand_tensors_encode_well_under_a_second():
         )
         for r in range(2)
     )
-    began = time.process_time()
-    data = Layout(2, tensors, shards).encode()
-    assert time.process_time() - began < 1.0
-    assert len(data) < 500_000
+    assert len(Layout(2, tensors, shards).encode()) < 500_000
 
 
 def peak_bytes_of_refusing(document, data):
