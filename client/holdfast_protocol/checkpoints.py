@@ -490,11 +490,17 @@ class CheckpointBegun(CheckpointView):
 
 
 class EditCheckpoint(Request):
+    sends_defaults = False
     model_config = example({"labels": ["milestone"], "health": "quarantined", "health_reason": "loss spike at 1180"})
 
     labels: list[Label] | None = Field(default=None, max_length=20)
     health: Literal[Health.OK, Health.DIVERGED, Health.QUARANTINED] | None = None
     health_reason: str | None = Field(default=None, max_length=1000)
+    metrics: dict[Annotated[str, Field(min_length=1, max_length=100)], MetricValue | None] | None = Field(
+        default=None,
+        max_length=100,
+        description="What was measured after the save, beside the metrics that it has. null takes one away.",
+    )
 
 
 class ShardView(ShardSummary, Reply):

@@ -147,6 +147,18 @@ def test_the_restore_point_tells_why_newer_ones_are_skipped(client, project):
     assert read("runs", "restore-point", str(name))["restore_point"]["step"] == 2
 
 
+def test_a_metric_can_be_given_later(client, project):
+    name = save_samples(client, project, 2)
+    edited = read("checkpoints", "edit", f"{name}@1", "--metric", "accuracy=0.9", "--metric", "gap=nan")
+    assert (edited["metrics"]["accuracy"]["value"], edited["metrics"]["gap"]["nonfinite"]) == (0.9, "nan")
+    assert read("checkpoints", "show", f"{name}@best:accuracy:max")["step"] == 1
+    text = run("checkpoints", "edit", f"{name}@1", "--metric", "gap=", "--metric", "accuracy=1e-3").stdout
+    assert text.splitlines()[0].endswith("gap: taken away")
+    assert text.splitlines()[1].endswith("accuracy: 0.001")
+    for wrong in ((), ("--metric", "accuracy"), ("--metric", "=1"), ("--metric", "accuracy=much")):
+        run("checkpoints", "edit", f"{name}@1", *wrong, exit_code=2)
+
+
 @pytest.mark.rule("no-silent-fresh-start")
 def test_no_restore_point_is_exit_code_3_with_the_reason(client, project):
     client.runs.create(project, "fresh")

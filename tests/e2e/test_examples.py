@@ -124,3 +124,43 @@ def test_the_trainer_example_runs_to_its_end(service: ServedHoldfast) -> None:
     assert list(printed_steps(ended.stdout)) == list(range(1, 26))
     with Client(ClientSettings(url=service.url, data_dir=service.environment["HOLDFAST_DATA_DIR"])) as client:
         assert {each.step for each in client.checkpoints.all("examples", "hf")} == {20, 25}
+
+
+def test_each_checkpoint_is_scored_once_and_the_best_one_has_a_name(service: ServedHoldfast) -> None:
+    """Those that are there, those that come, and after a kill only those that have no score."""
+    run = "examples/evaluated"
+    project, name = run.split("/")
+    settings = ClientSettings(url=service.url, data_dir=service.environment["HOLDFAST_DATA_DIR"])
+    score = re.compile(r"^step (\d+) eval_loss ", flags=re.MULTILINE)
+
+    def train(steps: int) -> list[int]:
+        """The steps that are committed afterwards: a save that comes too early is left out."""
+        subprocess.run(command("plain.py", 0, run, steps), env=environment(service), check=True, timeout=120)
+        return sorted(each.step for each in client.checkpoints.all(project, name))
+
+    def evaluator(*options: str) -> subprocess.Popen[str]:
+        script = [sys.executable, str(EXAMPLES / "evaluate.py"), run, *options]
+        return subprocess.Popen(script, env=environment(service), stdout=subprocess.PIPE, text=True)
+
+    def scored(until_step: int) -> list[int]:
+        with evaluator("--until-step", str(until_step)) as ends:
+            output, _ = ends.communicate(timeout=120)
+        assert ends.returncode == 0
+        return [int(step) for step in score.findall(output)]
+
+    with Client(settings) as client:
+        first = train(41)
+        assert scored(first[-1]) == first
+        with evaluator() as follows:
+            try:
+                every = train(201)
+                assert follows.stdout is not None
+                told = [score.match(follows.stdout.readline()) for _ in every[len(first) :]]
+            finally:
+                follows.kill()
+        assert [int(each[1]) for each in told if each] == every[len(first) :] != []
+        assert scored(every[-1]) == []
+        losses = {each.step: each.metrics["eval_loss"].value for each in client.checkpoints.all(project, name)}
+        best = client.checkpoints.select(project, name, "best:eval_loss")
+    assert sorted(losses) == every
+    assert losses[best.step] == min(losses.values())

@@ -9,7 +9,10 @@ import pytest
 
 from holdfast_protocol.base import PROTOCOL_VERSION
 from holdfast_protocol.digests import shard_digest
+from holdfast_protocol.stores import FindingKind
 from tests.support.rank import Job, Refused, answer, digest_of
+from tests.support.rebuilt import check_all, rebuilt_service, record_all
+from tests.support.retention import plan, put_policy
 from tests.support.service import RunningService
 
 
@@ -240,6 +243,52 @@ def test_a_person_can_put_a_checkpoint_into_quarantine_and_take_it_out(http: htt
     assert (decision["skipped"][0]["reason"], decision["ever_committed"]) == ("quarantined", True)
     assert edit(health="ok")["health_reason"] is None
     assert answer(http.get(f"{job.base}/restore-point"))["restore_point"]["checkpoint_id"] == newer["id"]
+
+
+def test_a_metric_that_was_measured_later_counts_like_one_of_the_save(
+    http: httpx.Client, service: RunningService, empty_url: str
+) -> None:
+    job = Job(http)
+    saved = [job.save(step, metrics={"loss": {"value": 1000 / step}}) for step in (100, 200, 300)]
+    record_all(service.context)
+
+    def edit(view: dict[str, Any], **metrics: Any) -> Any:
+        path, seen = f"/v1/checkpoints/{view['id']}", {"If-Match": view["etag"]}
+        return answer(http.patch(path, json={"metrics": metrics}, headers=seen))
+
+    scores = [0.7, 0.9, 0.8]
+    scored = [edit(view, accuracy={"value": score}, bleu=None) for view, score in zip(saved, scores, strict=True)]
+    assert scored[1]["metrics"] == {
+        "loss": {"value": 5.0, "nonfinite": None},
+        "accuracy": {"value": 0.9, "nonfinite": None},
+    }
+    assert edit(saved[1], accuracy={"value": 0.9})["etag"] == scored[1]["etag"], "the reply was lost"
+    with pytest.raises(Refused, match="edit_conflict"):
+        edit(saved[1], accuracy={"value": 0.1})
+    best = f"{job.base}/checkpoints/best:accuracy:max"
+    assert answer(http.get(best))["step"] == 200
+    put_policy(service, keep_last=1, keep_best={"metric": "accuracy", "mode": "max"})
+    kept = {each["step"]: each["keep"] for each in plan(service)["checkpoints"]}
+    assert kept[200]
+    (told,) = answer(http.get("/v1/audit-events", params={"checkpoint": saved[1]["id"]}))["items"]
+    assert told["before"] == {"metrics": {"accuracy": None, "bleu": None}}
+    assert told["after"] == {"metrics": {"accuracy": {"value": 0.9, "nonfinite": None}, "bleu": None}}
+    for _ in range(2):  # the record of the save, and then that of the edit
+        assert FindingKind.DIFFERENT_RECORDS not in {
+            each.kind for each in check_all(service.context).stores[0].findings
+        }
+        record_all(service.context)
+    with rebuilt_service(service.context.settings, empty_url) as (rebuilt, _):
+        assert answer(rebuilt.http().get(f"/v1/checkpoints/{saved[1]['id']}"))["metrics"] == scored[1]["metrics"]
+    edit(scored[1], accuracy=None)
+    assert answer(http.get(best))["step"] == 300
+    with pytest.raises(Refused, match="only a committed checkpoint has metrics to edit"):
+        edit(job.begin(400).now(), accuracy={"value": 1})
+    full = saved[0] | {"etag": "*"}
+    for part in range(9):
+        edit(full, **{f"m{part}-{each}": {"value": 1} for each in range(100)})
+    with pytest.raises(Refused, match="at most 1000 metrics"):
+        edit(full, **{f"more-{each}": {"value": 1} for each in range(100)})
 
 
 def test_no_edit_makes_a_corrupt_or_an_unfinished_checkpoint_ok(http: httpx.Client, service: RunningService) -> None:

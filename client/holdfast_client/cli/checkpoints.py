@@ -277,20 +277,50 @@ class Said(StrEnum):
 def edit(
     selector: SelectorArgument,
     *,
-    health: Annotated[Said, typer.Option(help="Whether jobs may resume from it; ok releases it from quarantine.")],
+    health: Annotated[
+        Said | None, typer.Option(help="Whether jobs may resume from it; ok releases it from quarantine.")
+    ] = None,
     reason: ReasonOption = "",
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A metric that was measured later; NAME= takes it away."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Quarantine a checkpoint, or release it. All but ok needs a reason."""
+    """Quarantine a checkpoint, release it, or give it a metric.
+
+    Each health but ok needs a reason. `best:` and policies use the metric like one of the save.
+    """
+    if health is None and not metric:
+        raise typer.BadParameter("Give --health, or --metric, or both.")
+    said = {
+        "health": None if health is None else health.value,
+        "health_reason": reason or None,
+        "metrics": dict(map(_metric, metric)) if metric else None,
+    }
+    request = EditCheckpoint.model_validate({name: value for name, value in said.items() if value is not None})
     with connect() as client:
         found = select(client, selector)
-        request = EditCheckpoint.model_validate({"health": health.value, "health_reason": reason or None})
         edited = client.checkpoints.edit(found.id, request, found.etag)
     if json:
         show_json(edited)
         return
-    before = "" if found.health == edited.health else f", and was {found.health}"
-    show_line(f"{_name(edited)} is {edited.health}{before}.")
+    if health is not None:
+        before = "" if found.health == edited.health else f", and was {found.health}"
+        show_line(f"{_name(edited)} is {edited.health}{before}.")
+    for name in request.metrics or ():
+        value = as_metric(edited.metrics[name]) if name in edited.metrics else "taken away"
+        show_line(f"{_name(edited)} {name}: {value}")
+
+
+def _metric(text: str) -> tuple[str, MetricValue | None]:
+    name, is_there, value = text.partition("=")
+    try:
+        if not name or not is_there:
+            raise ValueError
+        return name, MetricValue.of(float(value)) if value else None
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no metric; give NAME=VALUE, such as eval_loss=0.25.") from None
 
 
 @checkpoints.command()

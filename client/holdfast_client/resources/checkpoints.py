@@ -144,7 +144,8 @@ class Checkpoints(Resource):
         return self.transport.call("GET", path("checkpoints", checkpoint_id, "shards", rank), ShardChunks)
 
     def edit(self, checkpoint_id: str, request: EditCheckpoint, etag: str) -> CheckpointView:
-        """Edits labels or health. Raises EditConflict if the checkpoint is not the one that `etag` was read from."""
+        """Edits labels, health or metrics: what the request was given. Raises EditConflict if the checkpoint is not the
+        one that `etag` was read from."""
         return self.transport.call(
             "PATCH", path("checkpoints", checkpoint_id), CheckpointView, body=request, headers=if_match(etag)
         )

@@ -109,7 +109,7 @@ def checkpoint_differences(
                 name: (getattr(fresh.checkpoint, name), getattr(record.checkpoint, name))
                 # A record of an earlier version does not know them all.
                 for name in CheckpointFacts.model_fields
-                if name in record.checkpoint.model_fields_set
+                if name in record.checkpoint.model_fields_set and name != "metrics"
             }
         )
     sealed = {each.rank: each for each in session.scalars(select(Shard).where(Shard.checkpoint_id == row.id))}
@@ -127,6 +127,7 @@ def checkpoint_differences(
     if fresh.version == document.version:
         found |= {name: (getattr(fresh, name), getattr(document, name)) for name in _WITH_THE_VERSION}
         found["holds"] = (_holds(fresh.holds), _holds(document.holds))
+        found["metrics"] = (fresh.checkpoint.metrics, document.checkpoint.metrics)
     return list(_told(found))
 
 

@@ -224,7 +224,8 @@ class RunRecord(Document):
 
 
 class CheckpointFacts(Document):
-    """What never changes of a committed checkpoint."""
+    """What never changes of a committed checkpoint, and its metrics: a manifest has those of the save, and a record
+    also those that were given later."""
 
     id: str
     attempt: int

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from sqlalchemy import and_, case, delete, or_, select, text
+from sqlalchemy import and_, case, delete, exists, or_, select, text
 from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.copies import CopyPolicy
@@ -145,6 +145,7 @@ def _judge_run(
         )
         found = best_of((_facts(each) for each in session.scalars(newest_first)), document.best, document.best.n)
         best = frozenset(each.checkpoint_id for each in found)
+        checkpoints = [*checkpoints, *_best_since(session, store_id, best - {each.id for each in checkpoints})]
     insert_absent(
         session,
         CheckpointCopy,
@@ -179,6 +180,16 @@ def _judge_run(
         row.policy_at = None if policy is None else policy.updated_at
         row.checkpoint_version = each.version
         row.retry_at = None
+
+
+def _best_since(session: Session, store_id: int, checkpoint_ids: frozenset[str]) -> Sequence[Checkpoint]:
+    """Those of them that were not among the best when they were judged: another one's metric was changed."""
+    unwanted = exists().where(
+        CheckpointCopy.checkpoint_id == Checkpoint.id,
+        CheckpointCopy.store_id == store_id,
+        CheckpointCopy.wanted.is_(False),
+    )
+    return session.scalars(select(Checkpoint).where(Checkpoint.id.in_(checkpoint_ids), unwanted)).all()
 
 
 def _document(policy: StoredPolicy | None) -> CopyPolicy | None:

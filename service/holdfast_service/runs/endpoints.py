@@ -152,7 +152,7 @@ def selected(
 
 
 @checkpoints_router.patch(
-    "/checkpoints/{checkpoint_id}", summary="Change labels or health of the version that was seen"
+    "/checkpoints/{checkpoint_id}", summary="Change labels, health or metrics of the version that was seen"
 )
 def edit(
     *,

@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page
-from holdfast_protocol.checkpoints import CheckpointView, EditCheckpoint
+from holdfast_protocol.checkpoints import MAX_METRICS, CheckpointView, EditCheckpoint
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.runs import AtStep, Best, Latest, Point
 from holdfast_protocol.states import CheckpointState, Health
@@ -180,7 +180,7 @@ def _or_not_found(checkpoint: Checkpoint | None, run: Run, point: Point) -> Chec
 def edit_checkpoint(
     context: ServiceContext, caller: Principal, checkpoint_id: str, request: EditCheckpoint, if_match: str | None
 ) -> CheckpointView:
-    """A person's edit: labels, and health with its reason. Only onto the version that the person has seen. Raises
+    """A person's edit: labels, health with its reason, and metrics. Only onto the version that was seen. Raises
     `checkpoint_not_found`, `edit_needs_version`, `edit_conflict`, `checkpoint_conflict` and `invalid_request`."""
     _refuse_senseless(request)
     with context.database.transaction() as session:
@@ -188,12 +188,14 @@ def edit_checkpoint(
         checkpoint = locked_checkpoint(session, checkpoint_id)
         if request.health is not None:
             _refuse_unfit_health(checkpoint)
+        if request.metrics is not None and checkpoint.state != CheckpointState.COMMITTED:
+            raise _not_committed(checkpoint, "metrics")
         before = _edited(checkpoint)
         if before == _wanted(checkpoint, request):  # an earlier try has done it, and its reply was lost
             return current_checkpoint_view(session, project.name, run.name, checkpoint)
         refuse_unless_seen("the checkpoint", f'"{checkpoint.version}"', if_match)
         after = _wanted(checkpoint, request)
-        checkpoint.labels, checkpoint.health, checkpoint.health_reason = after.values()
+        checkpoint.labels, checkpoint.health, checkpoint.health_reason, checkpoint.metrics = after.values()
         checkpoint.version += 1
         changed = [name for name in after if after[name] != before[name]]
         record_event(
@@ -204,8 +206,8 @@ def edit_checkpoint(
             run_id=run.id,
             checkpoint_id=checkpoint.id,
             reason=request.health_reason,
-            before={name: before[name] for name in changed},
-            after={name: after[name] for name in changed},
+            before=_told(before, changed, request),
+            after=_told(after, changed, request),
         )
         session.flush()
         return current_checkpoint_view(session, project.name, run.name, checkpoint)
@@ -216,7 +218,16 @@ def _edited(checkpoint: Checkpoint) -> dict[str, Any]:
         "labels": list(checkpoint.labels),
         "health": str(checkpoint.health),
         "health_reason": checkpoint.health_reason,
+        "metrics": dict(checkpoint.metrics),
     }
+
+
+def _told(values: dict[str, Any], changed: Sequence[str], request: EditCheckpoint) -> dict[str, Any]:
+    """Of the metrics those that the edit names: a checkpoint may have hundreds."""
+    told = {name: values[name] for name in changed}
+    if "metrics" in told:
+        told["metrics"] = {name: told["metrics"].get(name) for name in request.metrics or ()}
+    return told
 
 
 def _wanted(checkpoint: Checkpoint, request: EditCheckpoint) -> dict[str, Any]:
@@ -227,6 +238,15 @@ def _wanted(checkpoint: Checkpoint, request: EditCheckpoint) -> dict[str, Any]:
     if request.health is not None:
         wanted["health"] = str(request.health)
         wanted["health_reason"] = None if request.health is Health.OK else request.health_reason
+    for name, value in (request.metrics or {}).items():
+        wanted["metrics"].pop(name, None)
+        if value is not None:
+            wanted["metrics"][name] = value.model_dump()
+    if len(wanted["metrics"]) > MAX_METRICS:
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST,
+            f"A checkpoint has at most {MAX_METRICS} metrics. Take some away, by null, or give fewer.",
+        )
     return wanted
 
 
@@ -245,7 +265,11 @@ def _refuse_unfit_health(checkpoint: Checkpoint) -> None:
             "chunks are whole again; no edit makes it so.",
         )
     if checkpoint.state != CheckpointState.COMMITTED:
-        raise ProblemError(
-            ProblemCode.CHECKPOINT_CONFLICT,
-            f"Step {checkpoint.step} is {checkpoint.state}, and only a committed checkpoint has a health to edit.",
-        )
+        raise _not_committed(checkpoint, "a health")
+
+
+def _not_committed(checkpoint: Checkpoint, what: str) -> ProblemError:
+    return ProblemError(
+        ProblemCode.CHECKPOINT_CONFLICT,
+        f"Step {checkpoint.step} is {checkpoint.state}, and only a committed checkpoint has {what} to edit.",
+    )

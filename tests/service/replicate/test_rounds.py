@@ -152,6 +152,20 @@ def test_a_checkpoint_that_is_purged_while_it_is_copied_leaves_no_record_there(
         assert session.get(CheckpointCopy, (saved["id"], attached(service, SECOND).store_id)) is None
 
 
+def test_another_ones_metric_that_is_corrected_makes_this_one_the_best(service: RunningService) -> None:
+    def score(view: dict[str, Any], value: float) -> dict[str, Any]:
+        edit, seen = {"metrics": {"accuracy": {"value": value}}}, {"If-Match": view["etag"]}
+        return dict(answer(service.http().patch(f"/v1/checkpoints/{view['id']}", json=edit, headers=seen)))
+
+    job = Job(service.http())
+    mistaken, good = (score(job.save(step, content=b"%d" % step), value) for step, value in ((100, 0.99), (200, 0.9)))
+    put_policy(service, best={"metric": "accuracy", "mode": "max", "n": 1})
+    assert replicate(service).whole == (mistaken["id"],)
+    score(mistaken, 0.5)
+    assert replicate(service).whole == (good["id"],)
+    assert not row_of(service, mistaken["id"]).wanted
+
+
 def test_a_policy_that_changes_its_mind_keeps_what_is_there_and_begins_nothing_new(service: RunningService) -> None:
     put = {"kinds": ["final"], "labels": ["milestone"], "every_steps": 1000}
     job = Job(service.http())
