@@ -15,7 +15,7 @@ import ssl
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import quote
@@ -213,6 +213,9 @@ class ServerSentEvent:
 
 @dataclass
 class _Tried:
+    """One connection of a stream."""
+
+    heard: bool = False
     failed: _Failed | None = None
 
 
@@ -290,7 +293,7 @@ class Transport:
         """Like `call`, for a reply without a body."""
         self._send(_Call(method, route, body))
 
-    def follow(self, route: str, *, params: Params, after: str | None) -> Iterator[ServerSentEvent]:
+    def follow(self, route: str, *, params: Params, after: str | None) -> Generator[ServerSentEvent, None, None]:
         """The messages of a stream of server-sent events, without an end: it goes on after the last id when it ends or
         breaks, as long as that can help. `after`: from this id on, in place of from now. Raises HoldfastError, and
         nothing else."""
@@ -304,11 +307,13 @@ class Transport:
             # Without a place an event that comes while the first connection breaks would be missed.
             first = {"after": after} if after is not None else {"seconds": "0"} if last_id is None else {}
             for message in self._stream_once(call, {**params, **first}, last_id, tried):
-                last_id = message.id or last_id
+                last_id, tried.heard = message.id or last_id, True
                 yield message
             after = None if last_id is not None else after
-            if time.monotonic() - began > _STREAMED_SECONDS:
+            if tried.heard:  # the service was there: the deadline counts anew, and the pauses go on growing
+                tries = 1 if time.monotonic() - began > _STREAMED_SECONDS else backoff.tries
                 backoff = Backoff(self.settings.retry_seconds, from_failure=True)
+                backoff.tries = tries
             failed = tried.failed
             if failed is None:
                 if "seconds" not in first:

@@ -1,4 +1,4 @@
-"""Events: what has happened to runs and checkpoints. Webhooks are called on them, and callers list or follow them.
+"""Events: what happens to runs, checkpoints and stores. Webhooks are called on them; callers list and follow them.
 
 `GET /v1/events`        ?project=&run=&type=&cursor=&limit= -> Page[EventView]   (the newest first)
 `GET /v1/events/stream` ?project=&run=&type=&after=&seconds= -> server-sent events, as they happen
@@ -16,6 +16,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from holdfast_protocol.base import Reply
+from holdfast_protocol.states import StoreRole
 
 LAST_EVENT_ID_HEADER = "Last-Event-ID"
 LONGEST_STREAM_SECONDS = 3600
@@ -30,6 +31,8 @@ class EventType(StrEnum):
     RUN_STALLED = "run.stalled"
     RUN_GOES_ON = "run.goes_on"
     """It was stalled, and makes progress again."""
+    RESTORE_STARTED = "restore.started"
+    """An attempt was opened by a launch, and is told which checkpoint it is to load."""
     RESTORE_FINISHED = "restore.finished"
     """The ranks of an attempt have loaded a checkpoint."""
     CHECKPOINT_COMMITTED = "checkpoint.committed"
@@ -43,6 +46,10 @@ class EventType(StrEnum):
     CHECKPOINT_CORRUPT = "checkpoint.corrupt"
     DRILL_SUCCEEDED = "drill.succeeded"
     DRILL_FAILED = "drill.failed"
+    STORE_UNAVAILABLE = "store.unavailable"
+    """A process of the service could not use a store for a while."""
+    STORE_AVAILABLE = "store.available"
+    """It was unavailable, and no process says so any more."""
     TEST = "webhook.test"
     """Only on request, and for the webhook alone."""
 
@@ -50,12 +57,13 @@ class EventType(StrEnum):
 class EventData(Reply):
     """The subject of the event; fields that do not apply are null."""
 
-    project: str
+    project: str | None = Field(default=None, description="null: it concerns all of them.")
     run: str | None = None
     attempt: int | None = None
     step: int | None = None
     checkpoint_id: str | None = None
     operation: str | None = None
+    store: StoreRole | None = None
     reason: str | None = None
 
 

@@ -72,7 +72,9 @@ class WebhookView(Reply):
     created_by: str
     deleted_at: datetime | None
     waiting: int = Field(description="Calls that wait for a first or further try.")
-    given_up: int = Field(description="Calls whose tries all failed.")
+    given_up: int = Field(
+        description="Calls that are not made any more: their tries failed, or a later call has taken them back."
+    )
 
 
 class WebhookCreated(WebhookView):

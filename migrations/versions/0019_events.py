@@ -6,7 +6,7 @@ Revision: 0019. What happened before is not told.
 import sqlalchemy as sa
 from alembic import op
 
-from holdfast_service.db.dialect import Moment, RowId
+from holdfast_service.db.dialect import Document, Moment, RowId
 
 revision = "0019"
 down_revision = "0018"
@@ -22,12 +22,13 @@ def upgrade() -> None:
         sa.Column("type", sa.Text(), nullable=False),
         sa.Column("subject", sa.Text()),
         sa.Column("happened_at", Moment, nullable=False),
-        sa.Column("project_id", sa.Text(), nullable=False),
+        sa.Column("project_id", sa.Text()),
         sa.Column("run_id", sa.Text()),
         sa.Column("attempt", sa.Integer()),
         sa.Column("step", sa.BigInteger()),
         sa.Column("checkpoint_id", sa.Text()),
         sa.Column("operation", sa.Text()),
+        sa.Column("store", sa.Text()),
         sa.Column("reason", sa.Text()),
         sa.UniqueConstraint("number", name="uq_events_number"),
         sa.UniqueConstraint("project_id", "type", "subject", name="uq_events_project_id_type_subject"),
@@ -43,6 +44,8 @@ def upgrade() -> None:
         sa.Column("last", sa.BigInteger(), nullable=False),
         sa.Column("forgotten", sa.BigInteger(), nullable=False),
     )
+    op.add_column("stores", sa.Column("unavailable_as", sa.Text()))
+    op.add_column("workers", sa.Column("unavailable", Document, server_default="{}", nullable=False))
     if op.get_bind().dialect.name == "postgresql":
         # As 0016 has it for tables that only grow, and for rows that are updated again and again.
         op.execute(
@@ -59,5 +62,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    op.drop_column("workers", "unavailable")
+    op.drop_column("stores", "unavailable_as")
     op.drop_table("event_numbering")
     op.drop_table("events")

@@ -1,9 +1,10 @@
-"""`holdfast holds`, `events`, `usage`, `costs` and `prices` against a real `holdfast serve`."""
+"""`holdfast holds`, `events`, `audit`, `usage`, `costs` and `prices` against a real `holdfast serve`."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from holdfast_protocol.runs import EditProject
 from holdfast_protocol.service import CreateToken
 from holdfast_protocol.states import Scope
 from tests.support.little_checkpoints import save_little_checkpoint
-from tests.support.serve import ServedHoldfast, holdfast_serve
+from tests.support.serve import HOLDFAST, ServedHoldfast, holdfast_serve, without_holdfast_settings
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +110,26 @@ def test_events_are_shown_filtered_and_followed(saved: str, monkeypatch: pytest.
     monkeypatch.setattr(events_command.time, "sleep", poll)
     seen = CliRunner().invoke(app, ["audit", "follow", saved, "--json", "-n", "1"]).stdout
     assert [json.loads(line)["reason"] for line in seen.splitlines()] == ["seen in events", "while looking"]
+
+
+def test_what_happens_is_listed_and_followed(saved: str, served: ServedHoldfast) -> None:
+    committed = ("--type", "checkpoint.committed")
+    told = json.loads(run("events", "list", saved, *committed, "--json").stdout)
+    assert [(each["type"], each["data"]["step"]) for each in told[:1]] == [("checkpoint.committed", 3)]
+    assert "checkpoint.committed" in run("events", "list", "demo").stdout.replace("\n", "")
+    assert "no such events" in run("events", "list", saved, "--type", "drill.failed").stderr
+    assert "There is no event 'nothing'" in run("events", "list", "--type", "nothing", exit_code=2).stderr
+    assert run("events", "list", "demo/mistyped", exit_code=3)
+    follow = [HOLDFAST, "events", "follow", saved, *committed, "--after", told[1]["id"]]
+    for form in ((), ("--json",)):
+        with subprocess.Popen(
+            [*follow, *form], env=without_holdfast_settings() | served.environment, stdout=subprocess.PIPE, text=True
+        ) as follows:
+            assert follows.stdout is not None
+            line = follows.stdout.readline()  # at once, although nobody ends it
+            follows.kill()
+        assert told[0]["id"] in line
+    assert json.loads(line) == told[0]
 
 
 def test_usage_cost_and_prices(saved: str, tmp_path: Path) -> None:

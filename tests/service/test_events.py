@@ -19,6 +19,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import func, insert, select, update
 
+import holdfast_service.attached_stores.controller as stores
 import holdfast_service.events.controller as events
 from holdfast_client.client import Client
 from holdfast_client.errors import EventsForgotten, RateLimited
@@ -28,11 +29,13 @@ from holdfast_protocol.states import Scope
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import Project, Run
 from holdfast_service.db.tables.events import EventNumbering, HappenedEvent
+from holdfast_service.db.tables.webhooks import WebhookDelivery
 from holdfast_service.errors import ProblemError
 from holdfast_service.events.announce import announce
 from holdfast_service.events.numbering import forget_some, number_new
 from holdfast_service.events.reading import EventFilter, Read, read_after
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.work.processes import announce_stores, attached_here, say_alive, unavailable_here
 from holdfast_service.work.report import ReconcileReport
 from tests.service.conftest import Clock
 from tests.support.interleave import in_background
@@ -64,7 +67,7 @@ def messages(service: RunningService, *, token: str = "", last_event_id: str = "
 
 
 def some_life(service: RunningService, run: str = "demo/gpt") -> Job:
-    """Six events: two commits, an abort, a restore, a checkpoint in quarantine, an attempt's end."""
+    """Seven events: two commits, an abort, a restore, a checkpoint in quarantine, an attempt's end."""
     job = Job(service.http(), run, create=True)
     first, second = job.save(100), job.save(200)
     job.begin(300).abort("the loss was NaN")
@@ -80,6 +83,7 @@ LIFE = [
     "checkpoint.committed",
     "checkpoint.aborted",
     "attempt.failed",
+    "restore.started",
     "restore.finished",
     "checkpoint.quarantined",
 ]
@@ -89,8 +93,8 @@ def test_what_happens_is_listed_newest_first_and_streamed_in_order(service: Runn
     some_life(service)
     told = listed(service)
     assert [event["type"] for event in reversed(told)] == LIFE
-    assert [event["id"] for event in reversed(told)] == [f"1-{number}" for number in range(1, 7)]
-    aborted = told[3]
+    assert [event["id"] for event in reversed(told)] == [f"1-{number}" for number in range(1, 8)]
+    aborted = told[4]
     assert aborted["data"]["reason"] == "the loss was NaN"
     assert (aborted["data"]["project"], aborted["data"]["run"], aborted["data"]["step"]) == ("demo", "gpt", 300)
     assert aborted["data"]["attempt"] == 1
@@ -110,8 +114,8 @@ def test_only_what_was_asked_for(service: RunningService) -> None:
         "checkpoint.aborted",
         "attempt.failed",
     ]
-    assert len(messages(service, after="1-0", project="demo")) == 12
-    assert len(messages(service, after="1-0")) == 18
+    assert len(messages(service, after="1-0", project="demo")) == 14
+    assert len(messages(service, after="1-0")) == 21
     with pytest.raises(Refused, match="named with its project"):
         listed(service, run="gpt")
     with pytest.raises(Refused, match="run_not_found"):
@@ -141,6 +145,66 @@ def test_a_projects_token_sees_its_project_and_no_other(service: RunningService)
             refused(service, token=service.token(Scope.TRAIN))
 
 
+class TestStores:
+    """A store that cannot be used is told to all projects, once, and so is its return."""
+
+    @pytest.fixture
+    def settings(self, settings: ServiceSettings) -> ServiceSettings:
+        return settings.model_copy(update={"store_unavailable_seconds": 0.0})
+
+    @staticmethod
+    def say(*services: RunningService) -> None:
+        """As each process does every ten seconds."""
+        for each in services:
+            stores.reconcile(each.context)
+            with each.context.database.transaction() as session:
+                unavailable = unavailable_here(each.context)
+                say_alive(session, each.context.process_id, "serve", attached_here(each.context), unavailable)
+            announce_stores(each.context.database)
+
+    def test_it_is_back_when_no_process_complains_any_more(
+        self, service: RunningService, clock: Clock, tmp_path: Path
+    ) -> None:
+        service.make_project("demo")
+        own = service.token(Scope.READ, project="demo")
+        hook = {"url": "https://alerts.example/hook", "events": ["store.unavailable", "store.available"]}
+        answer(service.http().post("/v1/projects/demo/webhooks", json=hook))
+        self.say(service)
+        assert messages(service, after="1-0") == []
+        with running_service(service.context.settings) as other:
+            (tmp_path / "store").rename(tmp_path / "not mounted")
+            for _ in range(2):
+                self.say(service, other)
+            (tmp_path / "not mounted").rename(tmp_path / "store")
+            self.say(service)
+            (told,) = messages(service, token=own, after="1-0", project="demo")
+            assert (told.type, told.data.project, told.data.store) == ("store.unavailable", None, "primary")
+            clock.advance(60)  # the other one is killed
+            self.say(service)
+            assert [event.type for event in messages(service, token=own, last_event_id=told.id)] == ["store.available"]
+            self.say(other, service)
+        both = ["store.available", "store.unavailable"]
+        assert [event["type"] for event in listed(service, token=own)] == both
+        assert listed(service, project="demo", type="store.available") == listed(service, type="store.available")
+        with service.context.database.read() as session:
+            calls = session.execute(select(WebhookDelivery.body).order_by(WebhookDelivery.id)).scalars().all()
+        assert [body["type"] for body in calls] == both[::-1]
+        assert {body["data"]["project"] for body in calls} == {"demo"}
+
+    def test_one_that_is_attached_no_more_is_told_by_its_old_name(
+        self, service: RunningService, tmp_path: Path
+    ) -> None:
+        (tmp_path / "store").rename(tmp_path / "not mounted")
+        self.say(service)
+        with service.context.database.transaction() as session:
+            say_alive(session, service.context.process_id, "serve", {}, {})  # started anew with another store
+        announce_stores(service.context.database)
+        assert [(event["type"], event["data"]["store"]) for event in listed(service)] == [
+            ("store.available", "primary"),
+            ("store.unavailable", "primary"),
+        ]
+
+
 def test_what_is_announced_twice_is_told_once(service: RunningService) -> None:
     job = Job(service.http())
     saved = job.save(100)
@@ -152,6 +216,7 @@ def test_what_is_announced_twice_is_told_once(service: RunningService) -> None:
     assert [event["type"] for event in reversed(listed(service))] == [
         "checkpoint.committed",
         "attempt.finished",
+        "restore.started",
         "restore.finished",
     ]
 
@@ -209,11 +274,12 @@ def test_old_ones_are_forgotten_and_who_wants_them_is_told(service: RunningServi
     clock.advance(31 * 86400)
     job = Job(service.http(), after=2)
     job.save(400)
-    assert events.reconcile(service.context) == ReconcileReport(done=6)
+    assert events.reconcile(service.context) == ReconcileReport(done=7)
     assert events.reconcile(service.context) == ReconcileReport()
-    assert [event["type"] for event in listed(service)] == ["checkpoint.committed"]
-    assert [event.type for event in messages(service, after="1-6")] == ["checkpoint.committed"]
-    for unknown in ("1-5", "1-0", "1-8", "2-6", "0-6"):
+    left = ["restore.started", "checkpoint.committed"]
+    assert [event["type"] for event in reversed(listed(service))] == left
+    assert [event.type for event in messages(service, after="1-7")] == left
+    for unknown in ("1-6", "1-0", "1-10", "2-7", "0-7"):
         with pytest.raises(Refused, match="410 events_forgotten"):
             messages(service, after=unknown)
     with pytest.raises(Refused, match="422 invalid_request"):
@@ -226,7 +292,7 @@ def test_what_is_forgotten_says_so_however_late_the_numbers_are(service: Running
     clock.advance(31 * 86400)
     with service.context.database.transaction() as session:
         assert forget_some(session, older_than=timedelta(days=30)) == 0
-        assert session.scalar(select(func.count()).select_from(HappenedEvent)) == 6
+        assert session.scalar(select(func.count()).select_from(HappenedEvent)) == 7
 
 
 def test_one_who_has_fallen_behind_is_told_what_is_forgotten_meanwhile(service: RunningService, clock: Clock) -> None:
@@ -235,10 +301,10 @@ def test_one_who_has_fallen_behind_is_told_what_is_forgotten_meanwhile(service: 
     assert len(read_after(database, 1, number_new(database) - 3, EventFilter(), limit=9).events) == 3
     clock.advance(31 * 86400)
     events.reconcile(service.context)
-    for number in (5, 7):  # one that was there, and one of a catalog that has gone back
+    for number in (6, 8):  # one that was there, and one of a catalog that has gone back
         with pytest.raises(ProblemError, match="not known any more"):
             read_after(database, 1, number, EventFilter(), limit=9)
-    assert read_after(database, 1, 6, EventFilter(), limit=9) == Read([], 6)
+    assert read_after(database, 1, 7, EventFilter(), limit=9) == Read([], 7)
 
 
 @pytest.fixture
@@ -254,12 +320,12 @@ def next_of(follower: Iterator[EventView], count: int) -> list[EventView]:
 def test_a_follower_hears_what_happens_in_any_process(service: RunningService, client: Client) -> None:
     some_life(service)
     with closing(client.events.follow(after="1-4")) as follower:
-        assert [event.type for event in next_of(follower, 2)] == LIFE[4:]
+        assert [event.type for event in next_of(follower, 3)] == LIFE[4:]
         some_life(service, "demo/here")
-        assert [event.type for event in next_of(follower, 6)] == LIFE
+        assert [event.type for event in next_of(follower, 7)] == LIFE
         with running_service(service.context.settings) as other:
             some_life(other, "demo/there")
-            assert [event.type for event in next_of(follower, 6)] == LIFE
+            assert [event.type for event in next_of(follower, 7)] == LIFE
 
 
 def test_what_does_not_fit_in_memory_is_read_from_the_catalog(
@@ -272,9 +338,9 @@ def test_what_does_not_fit_in_memory_is_read_from_the_catalog(
         (first,) = next_of(follower, 1)
         some_life(service, "else/gpt")
         some_life(service, "demo/other")
-        told = [first, *next_of(follower, 11)]
+        told = [first, *next_of(follower, 13)]
     assert [event.type for event in told] == LIFE * 2
-    assert len({event.id for event in told}) == 12
+    assert len({event.id for event in told}) == 14
 
 
 def test_the_client_tells_what_is_forgotten(client: Client) -> None:
@@ -351,7 +417,7 @@ def test_many_who_begin_at_once_miss_nothing(service: RunningService, client: Cl
 
     def follow(into: list[str]) -> None:
         with closing(client.events.follow(after="1-0")) as follower:
-            into += [event.type for event in next_of(follower, 12)]
+            into += [event.type for event in next_of(follower, 14)]
 
     threads = [threading.Thread(target=follow, args=(each,)) for each in told]
     for thread in threads:

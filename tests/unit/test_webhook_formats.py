@@ -13,6 +13,7 @@ from holdfast_protocol.webhooks import CreateWebhook, WebhookFormat
 from holdfast_service.webhooks.formats import render, severity, summary
 
 AT = datetime(2026, 11, 21, 18, tzinfo=UTC)
+ENDS = (EventType.RUN_GOES_ON, EventType.STORE_AVAILABLE)
 KEY = "0123456789abcdef0123456789abcdef"
 
 
@@ -36,6 +37,14 @@ def test_the_line_that_people_read(said, line):
     assert summary(said) == line
 
 
+def test_a_store_has_one_alert_whatever_project_is_told():
+    gone, back = body(EventType.STORE_UNAVAILABLE, store="second"), body(EventType.STORE_AVAILABLE, store="second")
+    assert summary(back) == "the second store: store.available"
+    assert rendered(WebhookFormat.PAGERDUTY, gone)["dedup_key"] == "store.unavailable second"
+    assert rendered(WebhookFormat.PAGERDUTY, back)["dedup_key"] == "store.unavailable second"
+    assert "project" not in rendered(WebhookFormat.ALERTMANAGER, gone)[0]["labels"]
+
+
 def test_slack_gets_a_text_that_mentions_nobody():
     said = body(EventType.ATTEMPT_FAILED, run="gpt", attempt=1, reason="<!channel> a & b")
     assert rendered(WebhookFormat.SLACK, said) == {
@@ -50,7 +59,7 @@ def test_pagerduty_gets_an_event_of_its_api(event):
     )
     assert said.keys() == {"routing_key", "event_action", "dedup_key", "payload"}
     assert said["routing_key"] == KEY
-    assert said["event_action"] == ("resolve" if event is EventType.RUN_GOES_ON else "trigger")
+    assert said["event_action"] == ("resolve" if event in ENDS else "trigger")
     assert 0 < len(said["dedup_key"]) <= 255
     payload = said["payload"]
     assert payload.keys() == {
@@ -70,7 +79,7 @@ def test_alertmanager_gets_a_list_of_one_alert(event):
     assert all(isinstance(value, str) and value for value in alert["labels"].values())
     starts, ends = (datetime.fromisoformat(alert[name]) for name in ("startsAt", "endsAt"))
     assert starts <= ends
-    assert (ends < AT) == (event is EventType.RUN_GOES_ON), "over, also by a clock that is a little behind"
+    assert (ends < AT) == (event in ENDS), "over, also by a clock that is a little behind"
 
 
 def test_a_run_that_goes_on_ends_the_alert_of_its_stall():

@@ -209,7 +209,7 @@ TypesOption = Annotated[str | None, typer.Option("--type", help="Only such, with
 def list_events(
     what: OfRun = None, *, types: TypesOption = None, limit: LimitedOption = 50, json: JsonOption = False
 ) -> None:
-    """List what has happened to runs and checkpoints, the newest first."""
+    """List what has happened, the newest first."""
     project, run = _project_and_run(what)
     with connect() as client:
         found = first(client.events.all(project=project, run=run, types=_types(types)), limit)
@@ -251,6 +251,8 @@ def _types(names: str | None) -> list[EventType]:
 
 
 def _subject(data: EventData) -> str:
+    if data.store is not None:
+        return f"the {data.store} store"
     name = "/".join(part for part in (data.project, data.run) if part)
     return f"{name}@{data.step}" if data.step is not None else name
 

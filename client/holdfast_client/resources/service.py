@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from datetime import datetime
 
 from pydantic import ValidationError
@@ -161,7 +162,7 @@ class Operations(Resource):
 
 
 class Events(Resource):
-    """What happens to runs and checkpoints: see holdfast_protocol.events."""
+    """What happens to runs, checkpoints and stores: see holdfast_protocol.events."""
 
     def list(
         self,
@@ -181,6 +182,11 @@ class Events(Resource):
     ) -> Iterator[EventView]:
         """The events of all pages, read page by page as they are asked for."""
         return all_items(lambda cursor: self.list(project=project, run=run, types=types, cursor=cursor))
+
+    def place(self) -> str:
+        """Where the stream is now. Given as `after` later, it leads to all that has happened since."""
+        with closing(self.transport.follow(path("events", "stream"), params={}, after=None)) as messages:
+            return next(message.id for message in messages if message.id is not None)
 
     def follow(
         self,

@@ -1,1 +1,1 @@
-"""What happens to runs and checkpoints, told to those who list events, follow them, or have webhooks called."""
+"""What happens to runs, checkpoints and stores, told to those who list events, follow them, or have webhooks called."""

@@ -8,6 +8,7 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.events import EventType
+from holdfast_protocol.states import StoreRole
 from holdfast_service.db.dialect import insert_absent
 from holdfast_service.db.tables.events import HappenedEvent
 from holdfast_service.webhooks.outbox import leave_calls
@@ -21,16 +22,17 @@ def announce(
     subject: str | None,
     at: datetime,
     *,
-    project_id: str,
+    project_id: str | None,
     run_id: str | None = None,
     attempt: int | None = None,
     step: int | None = None,
     checkpoint_id: str | None = None,
     operation: str | None = None,
+    store: StoreRole | None = None,
     reason: str | None = None,
 ) -> None:
-    """Once for a `subject` of the project, however often it is announced; each time if there is none. `at`: by the
-    catalog's clock."""
+    """Once for a `subject` of the project, however often it is announced; each time if there is none. `project_id`
+    None: it concerns all projects. `at`: by the catalog's clock."""
     shown = None if reason is None else reason[:_LONGEST_REASON]
     row = {
         "type": event.value,
@@ -42,6 +44,7 @@ def announce(
         "step": step,
         "checkpoint_id": checkpoint_id,
         "operation": operation,
+        "store": None if store is None else store.value,
         "reason": shown,
     }
     if subject is None:
@@ -59,5 +62,6 @@ def announce(
         step=step,
         checkpoint_id=checkpoint_id,
         operation=operation,
+        store=store,
         reason=shown,
     )

@@ -42,7 +42,7 @@ Types = Annotated[
 ]
 
 
-@router.get("/v1/events", name="list", summary="List what has happened to runs and checkpoints, the newest first")
+@router.get("/v1/events", name="list", summary="List what happens to runs, checkpoints and stores, the newest first")
 def list_all(
     *,
     context: Context,

@@ -51,10 +51,10 @@ class EventFeed:
         ends = loop.time() + timeout_seconds
         while loop.time() < ends:
             woken: asyncio.Future[None] = loop.create_future()
-            with self._lock:
-                self._waiters.add(woken)
-                self._ensure_poller()
             try:
+                with self._lock:
+                    self._waiters.add(woken)
+                    self._ensure_poller()
                 # Registered first, asked second: what comes in between wakes.
                 found = self._in_memory(number, wanted)
                 if found is None:
@@ -85,8 +85,8 @@ class EventFeed:
 
     def _ensure_poller(self) -> None:
         if not self._polls:
-            self._polls = True
             threading.Thread(target=self._poll, name="holdfast-event-poller", daemon=True).start()
+            self._polls = True
 
     def _poll(self) -> None:
         silent = False

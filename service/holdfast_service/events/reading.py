@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from sqlalchemy import Row, Select, select
+from sqlalchemy import Row, Select, and_, select
 
 from holdfast_protocol.base import Page
 from holdfast_protocol.events import EventData, EventType, EventView
 from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.states import StoreRole
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.engine import Database
@@ -29,7 +30,7 @@ _PLACE = re.compile(r"^(?P<epoch>[0-9]{1,9})-(?P<number>[0-9]{1,18})\Z")
 
 @dataclass(frozen=True)
 class EventFilter:
-    """None, or no types: whatever."""
+    """None, or no types: whatever. What concerns all projects is for each of them, and for no run."""
 
     project_id: str | None = None
     run_id: str | None = None
@@ -37,7 +38,7 @@ class EventFilter:
 
     def takes(self, event: NumberedEvent) -> bool:
         return (
-            self.project_id in (None, event.project_id)
+            (self.project_id is None or event.project_id in (None, self.project_id))
             and self.run_id in (None, event.run_id)
             and (not self.types or event.view.type in self.types)
         )
@@ -46,7 +47,7 @@ class EventFilter:
 @dataclass(frozen=True)
 class NumberedEvent:
     number: int
-    project_id: str
+    project_id: str | None
     run_id: str | None
     view: EventView
 
@@ -74,14 +75,17 @@ def find_filter(
 
 def list_events(context: ServiceContext, wanted: EventFilter, *, cursor: str | None, limit: int) -> Page[EventView]:
     """The newest first."""
-    number_new(context.database)
+    last = number_new(context.database)
     with context.database.read() as session:
-        query = _numbered(wanted)
-        if cursor is not None:
-            (before,) = decode_cursor(_CURSOR, cursor, int)
-            query = query.where(HappenedEvent.number < before)
-        rows = session.execute(query.order_by(HappenedEvent.number.desc()).limit(limit + 1)).all()
-        events = [_event(context.epoch, row) for row in rows]
+        (before,) = (last + 1,) if cursor is None else decode_cursor(_CURSOR, cursor, int)
+        events = [
+            _event(context.epoch, row)
+            for query in _queries(wanted)
+            for row in session.execute(
+                query.where(HappenedEvent.number < before).order_by(HappenedEvent.number.desc()).limit(limit + 1)
+            )
+        ]
+        events.sort(key=lambda event: event.number, reverse=True)
         shown, next_cursor = cut_page(_CURSOR, events, limit, lambda event: (event.number,))
         return Page(items=[event.view for event in shown], next_cursor=next_cursor)
 
@@ -99,12 +103,16 @@ def read_after(database: Database, epoch: int, number: int, wanted: EventFilter,
     to before `number`."""
     with database.read(in_transaction=False) as session:
         _, last = known_numbers(session)
-        query = _numbered(wanted).where(HappenedEvent.number > number, HappenedEvent.number <= last)
-        rows = session.execute(query.order_by(HappenedEvent.number).limit(limit)).all()
+        next_ones = and_(HappenedEvent.number > number, HappenedEvent.number <= last)
+        events = [
+            _event(epoch, row)
+            for query in _queries(wanted)
+            for row in session.execute(query.where(next_ones).order_by(HappenedEvent.number).limit(limit))
+        ]
         forgotten, _ = known_numbers(session)  # asked last: what goes in between is noticed
     if not forgotten <= number <= last:
         raise _unknown(place(epoch, number))
-    events = [_event(epoch, row) for row in rows]
+    events = sorted(events, key=lambda event: event.number)[:limit]
     return Read(events, events[-1].number if len(events) == limit else last)
 
 
@@ -141,6 +149,16 @@ def _unknown(event_id: str) -> ProblemError:
     )
 
 
+def _queries(wanted: EventFilter) -> list[Select[HappenedEvent, str, str]]:
+    """Those of the project, and those that concern all: each is read along an index of its own."""
+    if wanted.run_id is not None:
+        return [_numbered(wanted).where(HappenedEvent.run_id == wanted.run_id)]
+    if wanted.project_id is None:
+        return [_numbered(wanted)]
+    of_project = HappenedEvent.project_id
+    return [_numbered(wanted).where(of_project == wanted.project_id), _numbered(wanted).where(of_project.is_(None))]
+
+
 def _numbered(wanted: EventFilter) -> Select[HappenedEvent, str, str]:
     """With today's names; what an event speaks of may be gone, and it is told all the same."""
     query = (
@@ -149,13 +167,7 @@ def _numbered(wanted: EventFilter) -> Select[HappenedEvent, str, str]:
         .outerjoin(Run, Run.id == HappenedEvent.run_id)
         .where(HappenedEvent.number.is_not(None))
     )
-    if wanted.project_id is not None:
-        query = query.where(HappenedEvent.project_id == wanted.project_id)
-    if wanted.run_id is not None:
-        query = query.where(HappenedEvent.run_id == wanted.run_id)
-    if wanted.types:
-        query = query.where(HappenedEvent.type.in_(wanted.types))
-    return query
+    return query.where(HappenedEvent.type.in_(wanted.types)) if wanted.types else query
 
 
 def _event(epoch: int, row: Row[HappenedEvent, str, str]) -> NumberedEvent:
@@ -168,6 +180,7 @@ def _event(epoch: int, row: Row[HappenedEvent, str, str]) -> NumberedEvent:
         step=happened.step,
         checkpoint_id=happened.checkpoint_id,
         operation=happened.operation,
+        store=None if happened.store is None else StoreRole(happened.store),
         reason=happened.reason,
     )
     view = EventView(id=place(epoch, happened.number), type=happened.type, timestamp=happened.happened_at, data=data)

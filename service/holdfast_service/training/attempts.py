@@ -253,6 +253,10 @@ def _open(
     if run.latest_attempt != known and request.rolls_back is None:
         decision = break_crash_loop(session, run, decision, attempts=breaks_after, available=available)
         attempt.offered_id = None if decision.restore_point is None else decision.restore_point.checkpoint_id
+        if (point := decision.restore_point) is not None:
+            _announce_restore(
+                session, run, attempt, EventType.RESTORE_STARTED, checkpoint_id=point.checkpoint_id, step=point.step
+            )
     if run.latest_attempt != known:
         subject_changed(session, RecordKind.RUN, run.id, run.project_id)
         note_change(session, f"attempt {attempt.number} of {project_name}/{run_name} was opened")
@@ -349,20 +353,25 @@ def record_resumed_from(
             subject_changed(session, RecordKind.RUN, run.id, run.project_id)
             note_change(session, f"attempt {attempt.number} of {project_name}/{run_name} resumed")
             if request.checkpoint_id is not None:
-                _tell_restored(session, run, attempt, request.checkpoint_id)
+                step = session.scalar(select(Checkpoint.step).where(Checkpoint.id == request.checkpoint_id))
+                _announce_restore(
+                    session, run, attempt, EventType.RESTORE_FINISHED, checkpoint_id=request.checkpoint_id, step=step
+                )
         return attempt_view(attempt)
 
 
-def _tell_restored(session: Session, run: Run, attempt: Attempt, checkpoint_id: str) -> None:
+def _announce_restore(
+    session: Session, run: Run, attempt: Attempt, event: EventType, *, checkpoint_id: str, step: int | None
+) -> None:
     announce(
         session,
-        EventType.RESTORE_FINISHED,
+        event,
         f"attempt {attempt.number} of {run.id} from {checkpoint_id}",
         database_now(session),
         project_id=run.project_id,
         run_id=run.id,
         attempt=attempt.number,
-        step=session.scalar(select(Checkpoint.step).where(Checkpoint.id == checkpoint_id)),
+        step=step,
         checkpoint_id=checkpoint_id,
     )
 

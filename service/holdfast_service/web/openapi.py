@@ -26,7 +26,7 @@ TAGS = {
     "operations": "Long work that a call has started: how far it is, and what came of it.",
     "controllers": "Background work: what is due, its lag, its errors.",
     "workers": "The processes that serve or do background work.",
-    "events": "What happens to runs and checkpoints: listed, and followed.",
+    "events": "What happens to runs, checkpoints and stores: listed, and followed.",
     "audit": "Who changed what, and why.",
     "webhooks": "URLs that are called when something happens.",
     "tokens": "Who may call what.",

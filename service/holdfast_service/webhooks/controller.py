@@ -203,17 +203,18 @@ def _claim(context: ServiceContext) -> _Call | None:
 
 def _is_taken_back(session: Session, delivery: WebhookDelivery) -> bool:
     """Whether a later call to the same receiver says the opposite, made already or not."""
-    if delivery.event not in TURNS:
+    turns = next((turns for event, turns in TURNS.items() if event == delivery.event), None)
+    if turns is None:
         return False
     said = delivery.body["data"]
     later = session.scalars(
         select(WebhookDelivery.body).where(
             WebhookDelivery.webhook_id == delivery.webhook_id,
-            WebhookDelivery.event.in_(TURNS),
+            WebhookDelivery.event.in_(turns),
             WebhookDelivery.id > delivery.id,
         )
     )
-    return any(all(body["data"][name] == said[name] for name in ("run", "attempt")) for body in later)
+    return any(all(body["data"].get(name) == said.get(name) for name in ("run", "attempt", "store")) for body in later)
 
 
 def _in_hand(now: datetime) -> Select[str]:

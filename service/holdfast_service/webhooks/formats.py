@@ -13,8 +13,13 @@ from typing import Any
 from holdfast_protocol.events import Event, EventType
 from holdfast_protocol.webhooks import WebhookFormat
 
-_ENDS = {EventType.RUN_GOES_ON: EventType.RUN_STALLED}
-_CRITICAL = {EventType.CHECKPOINT_CORRUPT, EventType.ATTEMPT_LOST, EventType.RUN_STALLED}
+_ENDS = {EventType.RUN_GOES_ON: EventType.RUN_STALLED, EventType.STORE_AVAILABLE: EventType.STORE_UNAVAILABLE}
+_CRITICAL = {
+    EventType.CHECKPOINT_CORRUPT,
+    EventType.ATTEMPT_LOST,
+    EventType.RUN_STALLED,
+    EventType.STORE_UNAVAILABLE,
+}
 _ERROR = {
     EventType.ATTEMPT_FAILED,
     EventType.CHECKPOINT_QUARANTINED,
@@ -30,8 +35,8 @@ _CLOCKS_DIFFER = timedelta(minutes=5)
 
 KEEPS_ALERTS = {WebhookFormat.PAGERDUTY, WebhookFormat.ALERTMANAGER}
 """Receivers in which a call changes a state."""
-TURNS = {*_ENDS, *_ENDS.values()}
-"""Events of which a later one takes back what an earlier one has said."""
+TURNS = {**{end: {end, begin} for end, begin in _ENDS.items()}, **{begin: {end, begin} for end, begin in _ENDS.items()}}
+"""Of an event, those of which a later one takes back what it has said."""
 ROUTINE = {
     EventType.CHECKPOINT_COMMITTED,
     EventType.CHECKPOINT_ABORTED,
@@ -58,7 +63,7 @@ def render(format_: WebhookFormat, body: Event, routing_key: str | None = None) 
 def summary(body: Event) -> str:
     """One line: `demo/gpt@500 (attempt 3): checkpoint.corrupt. A chunk has other bytes in the store.`"""
     data = body.data
-    subject = data.project if data.run is None else f"{data.project}/{data.run}"
+    subject = f"the {data.store} store" if data.store else "/".join(name for name in (data.project, data.run) if name)
     if data.step is not None:
         subject += f"@{data.step}"
     if data.attempt is not None:
@@ -85,11 +90,12 @@ def _name(body: Event) -> dict[str, str]:
     event = _ENDS.get(body.type, body.type)
     name = {
         "event": event.value,
-        "project": data.project,
+        "project": None if data.store else data.project,  # one alert of a store, whatever project's webhook tells it
         "run": data.run,
         "attempt": None if data.attempt is None else str(data.attempt),
         "checkpoint": data.checkpoint_id,
         "operation": data.operation,
+        "store": data.store,
     }
     return {key: value for key, value in name.items() if value}
 
@@ -108,7 +114,7 @@ def _for_pagerduty(body: Event, routing_key: str | None) -> dict[str, Any]:
             "source": "holdfast",
             "severity": severity(body.type),
             "timestamp": body.timestamp.isoformat(),
-            "group": name["project"],
+            "group": name.get("project", "holdfast"),
             "class": name["event"],
             "custom_details": body.data.model_dump(mode="json"),
         },

@@ -8,22 +8,25 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Literal
 
 import structlog
-from sqlalchemy import delete, exists, func, select, update
+from sqlalchemy import and_, delete, exists, func, select, update
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.events import EventType
 from holdfast_protocol.states import CopyState, StoreRole
 from holdfast_service.attached_stores.attached import SETTING_OF_ROLE
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import KEPT
 from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now, insert_absent
-from holdfast_service.db.tables.core import Copy
-from holdfast_service.db.tables.core import Store as StoreRow
+from holdfast_service.db.engine import Database
+from holdfast_service.db.tables.core import Copy, Store
 from holdfast_service.db.tables.operations import Controller, Worker
 from holdfast_service.errors import ProblemError
+from holdfast_service.events.announce import announce
 from holdfast_service.release import VERSION
 
 # The processes of the service, as each says of itself: registered at its start, seen again and again, and gone.
@@ -38,10 +41,22 @@ SILENT_AFTER = timedelta(seconds=45)
 _FORGOTTEN_AFTER = timedelta(days=1)
 
 
-def say_alive(session: Session, process_id: str, kind: ProcessKind, stores: Mapping[str, int]) -> None:
-    """The first time, and again after a day of sleep, it makes the row. `stores` are those attached, by role."""
+def say_alive(
+    session: Session,
+    process_id: str,
+    kind: ProcessKind,
+    stores: Mapping[str, int],
+    unavailable: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """The first time, and again after a day of sleep, it makes the row. `stores` are those attached, by role;
+    `unavailable` those that it cannot use, by id."""
     now = database_now(session)
-    seen = update(Worker).where(Worker.id == process_id).values(seen_at=now).returning(Worker.id)
+    seen = (
+        update(Worker)
+        .where(Worker.id == process_id)
+        .values(seen_at=now, unavailable=dict(unavailable))
+        .returning(Worker.id)
+    )
     if session.scalar(seen, execution_options={"synchronize_session": False}) is None:
         row = {
             "id": process_id,
@@ -53,6 +68,7 @@ def say_alive(session: Session, process_id: str, kind: ProcessKind, stores: Mapp
             "seen_at": now,
             "stores": dict(stores),
             "done": {},
+            "unavailable": dict(unavailable),
         }
         insert_absent(session, Worker, [row])
         _forget_the_long_gone(session, now)
@@ -131,9 +147,58 @@ def what_differs(session: Session, context: ServiceContext) -> list[str]:
 
 
 def _holding_copies(session: Session, attached: set[int]) -> list[int]:
-    there = exists().where(Copy.store_id == StoreRow.id, Copy.state.in_((*KEPT, CopyState.SUSPECT)))
-    query = select(StoreRow.id).where(StoreRow.id.not_in(attached), there).order_by(StoreRow.id)
+    there = exists().where(Copy.store_id == Store.id, Copy.state.in_((*KEPT, CopyState.SUSPECT)))
+    query = select(Store.id).where(Store.id.not_in(attached), there).order_by(Store.id)
     return list(session.scalars(query))
+
+
+# Whether a store can be used, as all processes together see it: each says so of itself where it says that it is alive,
+# and not in a pass that asks the stores, which hangs with a mount that hangs. A store that one machine alone cannot
+# reach does not come and go with the others' passes.
+
+
+def unavailable_here(context: ServiceContext) -> dict[str, str]:
+    """By the store's id, its role. A short silence is none."""
+    least = context.settings.store_unavailable_seconds
+    return {
+        str(attached.store_id): attached.role.value
+        for attached in context.stores
+        if attached.watch.unavailable_seconds >= least and attached.watch.unavailable
+    }
+
+
+def announce_stores(database: Database) -> None:
+    """Tells that a store cannot be used, once a living process says so; and that it is back, once none does. What was
+    told stands in the store's row, so it is told once, by whichever process finds it."""
+    with database.read() as session:
+        differs = _stores_to_tell(session)
+    for store_id in differs:
+        with database.transaction() as session:
+            row = select(Store).where(Store.id == store_id).with_for_update(key_share=True)
+            store = session.execute(row).scalar_one()
+            if store_id not in (now_differs := _stores_to_tell(session)):
+                continue  # another process has told it
+            role = now_differs[store_id]
+            event = EventType.STORE_AVAILABLE if role is None else EventType.STORE_UNAVAILABLE
+            told_as, store.unavailable_as = role or store.unavailable_as, role
+            announce(session, event, None, database_now(session), project_id=None, store=StoreRole(str(told_as)))
+
+
+def _stores_to_tell(session: Session) -> dict[int, str | None]:
+    """The stores of which another thing was told last: with the role of one that cannot be used now, None for one that
+    is back."""
+    living = and_(Worker.ended_at.is_(None), Worker.seen_at > database_now(session) - SILENT_AFTER)
+    said = {
+        int(store_id): role
+        for each in session.scalars(select(Worker.unavailable).where(living))
+        for store_id, role in each.items()
+    }
+    told = dict(session.execute(select(Store.id, Store.unavailable_as)).all())
+    return {
+        store_id: said.get(store_id)
+        for store_id, told_as in told.items()
+        if (store_id in said) != (told_as is not None)
+    }
 
 
 # Says in the catalog that this process is alive, and renews the leases of the passes that are under way in it.
@@ -206,7 +271,9 @@ class Presence:
             if leases:  # before the process's own row: a pass that is noted locks them in this order too
                 for token in leases:
                     lease.renew(session, Controller, token, seconds=self._context.settings.lease_seconds)
-            say_alive(session, self._context.process_id, self._kind, attached_here(self._context))
+            here, unavailable = attached_here(self._context), unavailable_here(self._context)
+            say_alive(session, self._context.process_id, self._kind, here, unavailable)
+        announce_stores(self._context.database)
         with self._context.database.read() as session:
             differs = what_differs(session, self._context)
         if differs != self._told:

@@ -81,6 +81,8 @@ class Store(Table):
     checked_at: Mapped[datetime | None] = mapped_column(Moment)
     checked_epoch: Mapped[int | None] = mapped_column(Integer)
     checked_whole: Mapped[bool | None] = mapped_column(Boolean)
+    # The role under which it was announced as unavailable; null: it is available, as far as was announced.
+    unavailable_as: Mapped[str | None] = mapped_column(Text)
 
 
 class Deletable:

@@ -25,12 +25,13 @@ class HappenedEvent(Table):
     subject: Mapped[str | None] = mapped_column(Text)
     happened_at: Mapped[datetime] = mapped_column(Moment)
     # No foreign keys: an event outlives what it speaks of.
-    project_id: Mapped[str] = mapped_column(Text)
+    project_id: Mapped[str | None] = mapped_column(Text)  # null: it concerns all of them
     run_id: Mapped[str | None] = mapped_column(Text)
     attempt: Mapped[int | None] = mapped_column(Integer)
     step: Mapped[int | None] = mapped_column(BigInteger)
     checkpoint_id: Mapped[str | None] = mapped_column(Text)
     operation: Mapped[str | None] = mapped_column(Text)
+    store: Mapped[str | None] = mapped_column(Text)  # its role
     reason: Mapped[str | None] = mapped_column(Text)
     __table_args__ = (
         UniqueConstraint("number", name="uq_events_number"),

@@ -62,6 +62,8 @@ class Worker(Table):
     ended_at: Mapped[datetime | None] = mapped_column(Moment)  # it has said good-bye
     stores: Mapped[dict[str, int]] = mapped_column(Document)  # those that it has attached, by role
     done: Mapped[dict[str, int]] = mapped_column(Document)  # rows that it has settled, by controller
+    # The stores that it cannot use now, by id, each with its role.
+    unavailable: Mapped[dict[str, str]] = mapped_column(Document, default=dict, server_default="{}")
 
 
 class Policy(Table):
