@@ -28,8 +28,6 @@ _STEP = 10**9
 """Behind every step of the filled catalog."""
 _LONGEST_SECONDS = 30.0
 _FEWEST = 3
-_SETTLES_WITHIN_SECONDS = 900.0
-_LOOKS_EVERY_SECONDS = 5.0
 
 
 class _Times:
@@ -53,7 +51,6 @@ def time_calls(cluster: Cluster, *, projects: int, runs: int, repeats: int) -> d
     headers = {"Authorization": f"Bearer {cluster.environment['HOLDFAST_TOKEN']}", PROTOCOL_HEADER: PROTOCOL_VERSION}
     url = cluster.environment["HOLDFAST_URL"]
     with httpx.Client(base_url=url, headers=headers, timeout=300) as http:
-        _settle(http)
         times = _Times()
         _save(http, _Times(), project_of(1, projects), run_name(1))
         for run in range(2, min(runs, repeats + 1) + 1):
@@ -66,19 +63,6 @@ def time_calls(cluster: Cluster, *, projects: int, runs: int, repeats: int) -> d
                     break
                 times.of(name, lambda path=path: _get(http, path))  # type: ignore[misc]
     return times.figures()
-
-
-def _settle(http: httpx.Client) -> None:
-    """Until no controller has work: a catalog that was filled at once leaves them a backlog that years of saves never
-    do, and for minutes they share the cores with what is timed."""
-    ends = time.monotonic() + _SETTLES_WITHIN_SECONDS
-    while time.monotonic() < ends:
-        controllers = http.get("/v1/controllers").raise_for_status().json()["items"]
-        busy = [each["name"] for each in controllers if each["due"] or each["leased"]]
-        if not busy:
-            return
-        time.sleep(_LOOKS_EVERY_SECONDS)
-    print(f"after {_SETTLES_WITHIN_SECONDS:.0f} s these controllers still work: {', '.join(busy)}", flush=True)
 
 
 def _operators_reads(project: str) -> dict[str, str]:
