@@ -27,11 +27,11 @@ METRIC = "eval_loss"
 
 
 def committed(client: Client, project: str, run: str) -> Iterator[CheckpointView]:
-    """The checkpoints that are there, then each new one. The place is taken first, so none falls between the two."""
-    place = client.events.place()
+    """The checkpoints that are there, then each new one. The position is taken first, so none falls between the two."""
+    position = client.events.position()
     there = client.checkpoints.all(project, run, state=CheckpointState.COMMITTED)
     yield from sorted(there, key=lambda checkpoint: checkpoint.step)
-    for event in client.events.follow(project=project, run=run, types=[EventType.CHECKPOINT_COMMITTED], after=place):
+    for event in client.events.follow(project=project, run=run, types=[EventType.CHECKPOINT_COMMITTED], after=position):
         if event.data.checkpoint_id is not None:
             yield client.checkpoints.get(event.data.checkpoint_id)
 

@@ -7,7 +7,8 @@ python -m benchmarks.scale.catalog --url postgresql://… [--checkpoints 1000000
 A checkpoint has one shard: a chunk of state, an index, and the layout that all checkpoints of its run share. The oldest
 twentieth of each run is deleted, the next fiftieth is in the trash, and here and there one was aborted. Each attempt
 resumed from the newest checkpoint before it; the newest attempt of every twentieth run is alive. The sums in the rows
-are those of what they refer to. No object is in the store, so nothing can be read back.
+are those of what they refer to. No object is in the store, so nothing can be read back. The store counts as scanned and
+swept just now.
 
 The catalog is migrated and has no project, and no service runs on it meanwhile: the tables' keys and indexes are taken
 away and made again, which checks each reference too.
@@ -252,6 +253,11 @@ _ROWS = (
     UNION ALL
     SELECT 'checkpoint', id, %(store)s, version, deleted_at FROM made JOIN checkpoints USING (id)
         WHERE made.state <> 'aborted'
+    """,
+    # A sweep would find no object of any copy, and every checkpoint corrupt.
+    """
+    INSERT INTO store_maintenance (store_id, scan_began_at, swept_at) VALUES (%(store)s, now(), now())
+    ON CONFLICT (store_id) DO UPDATE SET scan_began_at = now(), swept_at = now()
     """,
 )
 

@@ -393,7 +393,7 @@ class BodyTooSlow(ServiceUnavailable):
 
 
 class RateLimited(ServiceUnavailable):
-    """The service shares its time between projects. Nothing was done, and it says when to come again."""
+    """The service shares its time between projects. Nothing was done, and it says when to retry."""
 
     code = ProblemCode.RATE_LIMITED
 

@@ -115,7 +115,7 @@ class HostCalls:
         self._count = count
         self._ending = False
         self._closed = threading.Event()
-        # A busy service may tell a joint call to come again, and all ranks at once would make it busier. Once this
+        # A busy service may tell a joint call to retry, and all ranks at once would make it busier. Once this
         # deadline is over, each rank retries within its own.
         self._client = client.with_retry_deadline(client.settings.retry_seconds, self._closed)
         self._lock = threading.Lock()

@@ -223,7 +223,7 @@ _SILENT_SECONDS = 30.0
 """A stream sends something twice in this time."""
 _STREAMED_SECONDS = 60.0
 """A stream that went on for so long was not one of several failures in a row."""
-_COMES_AGAIN_SECONDS = 2.0
+_RECONNECT_SECONDS = 2.0
 
 
 def _server_sent(pieces: Iterable[str]) -> Iterator[ServerSentEvent]:
@@ -304,7 +304,7 @@ class Transport:
             check_stop(self._stop)
             began = time.monotonic()
             tried = _Tried()
-            # Without a place an event that comes while the first connection breaks would be missed.
+            # Without a position an event that comes while the first connection breaks would be missed.
             first = {"after": after} if after is not None else {"seconds": "0"} if last_id is None else {}
             for message in self._stream_once(call, {**params, **first}, last_id, tried):
                 last_id, tried.heard = message.id or last_id, True
@@ -317,7 +317,7 @@ class Transport:
             failed = tried.failed
             if failed is None:
                 if "seconds" not in first:
-                    time.sleep(_jitter.uniform(0, _COMES_AGAIN_SECONDS))  # others come again too
+                    time.sleep(_jitter.uniform(0, _RECONNECT_SECONDS))  # other followers reconnect too
                 continue
             if not (failed.retryable or (isinstance(failed.failure, ServiceFault) and backoff.tries < _FAULT_TRIES)):
                 raise failed.failure

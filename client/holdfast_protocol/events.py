@@ -4,8 +4,8 @@
 `GET /v1/events/stream` ?project=&run=&type=&after=&seconds= -> server-sent events, as they happen
 
 Each message of the stream has an EventView as its `data`, its type as `event` and its id as `id`. A message without
-data says only how far the stream has come. Who comes again with the last id in `Last-Event-ID` misses no event and
-gets none twice, whichever process of the service answers.
+data says only how far the stream has come. A client that reconnects with the last id in `Last-Event-ID` misses no event
+and gets none twice, whichever process of the service answers.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Event(Reply):
 
 
 class EventView(Reply):
-    id: str = Field(description="The place in the stream, for `Last-Event-ID`: the catalog's epoch and a number.")
+    id: str = Field(description="The position in the stream, for `Last-Event-ID`: the catalog's epoch and a number.")
     type: str = Field(description="An EventType, or one that a newer service knows.", examples=["checkpoint.committed"])
     timestamp: datetime = Field(description="When it happened.")
     data: EventData

@@ -61,7 +61,7 @@ class ServiceSettings(BaseSettings):
         default=50,
         ge=5,
         description="Connections to Postgres, at most, of each process. A call that finds them all in use for 20 s is "
-        "told to come again.",
+        "told to retry.",
     )
     store: str | None = Field(
         default=None,
@@ -126,7 +126,7 @@ class ServiceSettings(BaseSettings):
         default=2000,
         ge=4,
         description="Calls of one project that are under way in each process, those that wait for their turn included. "
-        "At half of it begins get 429 and a time to come again, at three quarters negotiations, at all of it every "
+        "At half of it begins get 429 and a time to retry at; at three quarters negotiations, at all of it every "
         "call but seals and heartbeats.",
     )
     most_requests: int = Field(

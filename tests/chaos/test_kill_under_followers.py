@@ -49,7 +49,7 @@ class Follower:
     def __init__(self, number: int, urls: list[str]) -> None:
         self._urls = urls
         self._turn = number
-        self._place = "1-0"
+        self._position = "1-0"
         self.steps: list[int] = []
 
     async def follow(self, last_step: int) -> None:
@@ -64,7 +64,7 @@ class Follower:
         reader, writer = await asyncio.open_connection(server.hostname, server.port)
         try:
             head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
-            head += f"Host: {server.netloc}\r\nLast-Event-ID: {self._place}\r\n\r\n"
+            head += f"Host: {server.netloc}\r\nLast-Event-ID: {self._position}\r\n\r\n"
             writer.write(f"GET /v1/events/stream?type=checkpoint.committed HTTP/1.1\r\n{head}".encode())
             status = (await reader.readuntil(b"\r\n\r\n")).decode()
             if status.startswith(("HTTP/1.1 429 ", "HTTP/1.1 503 ")):  # all come at once
@@ -86,7 +86,7 @@ class Follower:
     def _hear(self, messages: str) -> None:
         for line in messages.splitlines():
             if line.startswith("id: "):
-                self._place = line.removeprefix("id: ")
+                self._position = line.removeprefix("id: ")
             elif line.startswith("data: "):
                 self.steps.append(int(line.partition('"step":')[2].partition(",")[0]))
 

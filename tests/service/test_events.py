@@ -6,8 +6,8 @@ import json
 import signal
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from fastapi import Request
 from pydantic import SecretStr
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import NullPool, create_engine, delete, func, insert, select, text, update
 
 import holdfast_service.attached_stores.controller as stores
 import holdfast_service.events.controller as events
@@ -25,10 +26,12 @@ from holdfast_client.client import Client
 from holdfast_client.errors import EventsForgotten, RateLimited
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.events import EventType, EventView
+from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import Scope
+from holdfast_service.auth.principal import Principal, RequireScope
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import Project, Run
-from holdfast_service.db.tables.events import EventNumbering, HappenedEvent
+from holdfast_service.db.tables.events import EventNumbering, EventRow
 from holdfast_service.db.tables.webhooks import WebhookDelivery
 from holdfast_service.errors import ProblemError
 from holdfast_service.events.announce import announce
@@ -269,7 +272,7 @@ def test_two_that_number_at_once_leave_no_gap_and_give_none_twice(
 def test_old_ones_are_forgotten_and_who_wants_them_is_told(service: RunningService, clock: Clock) -> None:
     some_life(service)
     with service.context.database.transaction() as session:
-        session.execute(update(HappenedEvent).values(number=None))  # nobody asked for them yet
+        session.execute(update(EventRow).values(number=None))  # nobody asked for them yet
         session.execute(update(EventNumbering).values(last=0))
     clock.advance(31 * 86400)
     job = Job(service.http(), after=2)
@@ -292,7 +295,7 @@ def test_what_is_forgotten_says_so_however_late_the_numbers_are(service: Running
     clock.advance(31 * 86400)
     with service.context.database.transaction() as session:
         assert forget_some(session, older_than=timedelta(days=30)) == 0
-        assert session.scalar(select(func.count()).select_from(HappenedEvent)) == 7
+        assert session.scalar(select(func.count()).select_from(EventRow)) == 7
 
 
 def test_one_who_has_fallen_behind_is_told_what_is_forgotten_meanwhile(service: RunningService, clock: Clock) -> None:
@@ -315,6 +318,11 @@ def client(service: RunningService) -> Iterator[Client]:
 
 def next_of(follower: Iterator[EventView], count: int) -> list[EventView]:
     return [next(follower) for _ in range(count)]
+
+
+def until(holds: Callable[[], object]) -> None:
+    while not holds():
+        threading.Event().wait(0.05)
 
 
 def test_a_follower_hears_what_happens_in_any_process(service: RunningService, client: Client) -> None:
@@ -359,10 +367,77 @@ def test_a_stream_ends_with_its_token(service: RunningService, client: Client, m
         assert {line.partition(":")[0] for line in lines} <= {"id", ""}
 
 
+@pytest.mark.rule("events-in-order")
+def test_followers_learn_that_the_catalog_went_back(service: RunningService, client: Client) -> None:
+    """Its numbers are given again, for other events: a follower that only waited on would miss them."""
+    with closing(client.events.follow(after="1-0")) as follower:
+        some_life(service)
+        next_of(follower, 7)
+        with service.context.database.transaction() as session:
+            session.execute(delete(EventRow).where(EventRow.number > 3))
+            session.execute(update(EventNumbering).values(last=3))
+        with pytest.raises(EventsForgotten, match="restored"):
+            next(follower)
+
+
+class TestADatabaseThatDoesNotAnswer:
+    @pytest.fixture
+    def settings(self, settings: ServiceSettings) -> ServiceSettings:
+        return settings.model_copy(update={"database_statement_seconds": 0.5})
+
+    @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)  # SQLite's readers wait for nobody
+    def test_a_stream_outlives_it(self, service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The look at its token fails, which says nothing about the token."""
+        looks: list[ProblemCode] = []
+        caller_of = RequireScope.caller_of
+
+        def note(require: RequireScope, request: Request) -> Principal:
+            try:
+                return caller_of(require, request)
+            except ProblemError as problem:
+                looks.append(problem.code)
+                raise
+
+        token = service.token(Scope.READ)
+        monkeypatch.setattr("holdfast_service.events.endpoints._QUIET_SECONDS", 0.1)
+        headers = {"Authorization": f"Bearer {token}"}
+        with httpx.stream("GET", f"{service.url}/v1/events/stream", headers=headers, timeout=60) as reply:
+            lines = reply.iter_lines()
+            assert next(lines) == "retry: 2000"
+            # The service's own connections would lose the lock by its limits.
+            unlimited = create_engine(service.context.database.url, poolclass=NullPool)
+            with unlimited.begin() as locked:
+                locked.execute(text("LOCK TABLE tokens IN ACCESS EXCLUSIVE MODE"))
+                monkeypatch.setattr(RequireScope, "caller_of", note)
+                until(lambda: looks)
+            some_life(service)
+            assert "event: checkpoint.committed" in lines
+        assert set(looks) == {ProblemCode.DATABASE_UNAVAILABLE}
+
+
 class TestLimits:
     @pytest.fixture
     def settings(self, settings: ServiceSettings) -> ServiceSettings:
         return settings.model_copy(update={"project_streams": 1})
+
+    def test_one_who_reads_nothing_is_cut_off(self, service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It would hold its project's stream for an hour."""
+        monkeypatch.setattr("holdfast_service.events.endpoints._TAKEN_WITHIN_SECONDS", 0.5)
+        service.make_project("demo")
+        more_events_than_buffers_take(service.context.database)
+        token = service.token(project="demo")
+        settings = ClientSettings(url=service.url, token=SecretStr(token), retry_seconds=0)
+        with one_who_does_not_read(service.url, token), Client(settings) as other:
+            with pytest.raises(RateLimited, match="HOLDFAST_PROJECT_STREAMS"):
+                other.events.position()
+
+            def let_in() -> bool:
+                try:
+                    return bool(other.events.position())
+                except RateLimited:
+                    return False
+
+            until(let_in)
 
     def test_a_project_has_so_many_streams_and_one_more_is_refused(self, service: RunningService) -> None:
         service.make_project("demo")
@@ -393,22 +468,32 @@ def test_a_service_that_ends_lets_its_followers_go(tmp_path: Path) -> None:
 
 def test_one_who_does_not_read_keeps_no_service_from_its_end(tmp_path: Path) -> None:
     with holdfast_serve(tmp_path, other_settings={"HOLDFAST_SHUTDOWN_SECONDS": "600"}) as served:
-        database = Database(f"sqlite:///{tmp_path / 'data' / 'catalog.db'}")
-        with database.transaction() as session:
-            row = {"type": "run.stalled", "happened_at": datetime.now(UTC), "project_id": "p", "reason": "x" * 500}
-            session.execute(insert(HappenedEvent), [row] * 20_000)  # more than the system's buffers take
-        server = urlsplit(served.url)
-        with socket.socket() as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.connect((server.hostname, server.port))
-            token = (tmp_path / "data" / "token").read_text().strip()
-            head = f"GET /v1/events/stream?after=1-0 HTTP/1.1\r\nHost: {server.netloc}\r\nAuthorization: Bearer {token}"
-            connection.sendall(f"{head}\r\n\r\n".encode())
-            assert connection.recv(100).startswith(b"HTTP/1.1 200 OK")
+        more_events_than_buffers_take(Database(f"sqlite:///{tmp_path / 'data' / 'catalog.db'}"))
+        with one_who_does_not_read(served.url, (tmp_path / "data" / "token").read_text().strip()):
             threading.Event().wait(1)  # it fills the buffers meanwhile
             served.process.signal(signal.SIGTERM)
             served.process.wait(60)
         assert "Traceback" not in served.process.log_text
+
+
+def more_events_than_buffers_take(database: Database) -> None:
+    """They concern all projects."""
+    row = {"type": "store.unavailable", "happened_at": datetime.now(UTC), "store": "primary", "reason": "x" * 500}
+    with database.transaction() as session:
+        session.execute(insert(EventRow), [row] * 20_000)
+
+
+@contextmanager
+def one_who_does_not_read(url: str, token: str) -> Iterator[None]:
+    """A connection that follows from the first event on, and takes no more than the head of the reply."""
+    server = urlsplit(url)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((server.hostname, server.port))
+        head = f"GET /v1/events/stream?after=1-0 HTTP/1.1\r\nHost: {server.netloc}\r\nAuthorization: Bearer {token}"
+        connection.sendall(f"{head}\r\n\r\n".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 OK")
+        yield
 
 
 def test_many_who_begin_at_once_miss_nothing(service: RunningService, client: Client) -> None:

@@ -183,7 +183,7 @@ class Events(Resource):
         """The events of all pages, read page by page as they are asked for."""
         return all_items(lambda cursor: self.list(project=project, run=run, types=types, cursor=cursor))
 
-    def place(self) -> str:
+    def position(self) -> str:
         """Where the stream is now. Given as `after` later, it leads to all that has happened since."""
         with closing(self.transport.follow(path("events", "stream"), params={}, after=None)) as messages:
             return next(message.id for message in messages if message.id is not None)

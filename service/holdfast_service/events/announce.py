@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.events import EventType
 from holdfast_protocol.states import StoreRole
 from holdfast_service.db.dialect import insert_absent
-from holdfast_service.db.tables.events import HappenedEvent
+from holdfast_service.db.tables.events import EventRow
 from holdfast_service.webhooks.outbox import leave_calls
 
 _LONGEST_REASON = 500
@@ -48,9 +48,9 @@ def announce(
         "reason": shown,
     }
     if subject is None:
-        session.add(HappenedEvent(**row))  # written with others: a pass of retention announces thousands
+        session.add(EventRow(**row))  # written with others: a pass of retention announces thousands
     else:
-        insert_absent(session, HappenedEvent, [row])
+        insert_absent(session, EventRow, [row])
     leave_calls(
         session,
         event,

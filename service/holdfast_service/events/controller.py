@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.tables.events import HappenedEvent
+from holdfast_service.db.tables.events import EventRow
 from holdfast_service.events.numbering import AT_ONCE, forget_some, number_new, unnumbered
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
@@ -23,7 +23,7 @@ def reconcile(context: ServiceContext) -> ReconcileReport:
     number_new(context.database)
     older_than = timedelta(days=context.settings.keep_events_days)
     with context.database.read() as session:
-        old = HappenedEvent.happened_at < database_now(session) - older_than
+        old = EventRow.happened_at < database_now(session) - older_than
         more = session.execute(select(exists().where(old))).scalar_one()
     done = 0
     while more and not context.stopping.is_set():

@@ -20,7 +20,7 @@ from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.errors import ProblemError
 from holdfast_service.events.feed import EventFeed
-from holdfast_service.events.reading import EventFilter, find_filter, find_place, list_events, place
+from holdfast_service.events.reading import EventFilter, find_filter, find_position, list_events, position
 from holdfast_service.web.admission import Permit
 from holdfast_service.web.frame import CONNECTION, STREAMS, GuardedRoute
 from holdfast_service.web.parameters import Cursor, Limit, Reader
@@ -83,7 +83,7 @@ async def stream(
     ] = None,
     last_event_id: Annotated[
         str | None,
-        Header(alias=LAST_EVENT_ID_HEADER, max_length=50, description="The same, of one who comes again."),
+        Header(alias=LAST_EVENT_ID_HEADER, max_length=50, description="The same, of a client that reconnects."),
     ] = None,
     seconds: Annotated[
         int,
@@ -91,7 +91,7 @@ async def stream(
     ] = LONGEST_STREAM_SECONDS,
 ) -> StreamingResponse:
     wanted = await run_in_threadpool(find_filter, context, caller, project, run, types)
-    number = await run_in_threadpool(find_place, context, last_event_id or after)
+    number = await run_in_threadpool(find_position, context, last_event_id or after)
     return _EventStream(request, context.epoch, wanted, number, seconds)
 
 
@@ -128,7 +128,7 @@ class _EventStream(StreamingResponse):
             await super().__call__(scope, receive, send_in_time)
 
     async def _messages(self) -> AsyncIterator[str]:
-        yield f"retry: {_RETRY_MILLISECONDS}\n{self._place()}"
+        yield f"retry: {_RETRY_MILLISECONDS}\n{self._position()}"
         loop = asyncio.get_running_loop()
         ends, good_until = loop.time() + self._seconds, loop.time() + _QUIET_SECONDS
         while True:
@@ -136,17 +136,17 @@ class _EventStream(StreamingResponse):
             messages = await self._next(max(min(ends, good_until) - loop.time(), 0))
             if messages is None:
                 return
-            yield messages or self._place()
+            yield messages or self._position()
             if self._number == began_at and loop.time() >= ends:
                 return
             if loop.time() >= good_until:
                 good_until = loop.time() + _QUIET_SECONDS
                 if not await run_in_threadpool(self._is_good):
-                    return  # a client that comes again is told why
+                    return  # a client that reconnects is told why
 
-    def _place(self) -> str:
+    def _position(self) -> str:
         """A message without data, which no browser shows: where to go on from, also for one who wants few events."""
-        return f"id: {place(self._epoch, self._number)}\n\n"
+        return f"id: {position(self._epoch, self._number)}\n\n"
 
     def _is_good(self) -> bool:
         """The token; one that cannot be looked at now is good until it can."""
@@ -167,7 +167,7 @@ class _EventStream(StreamingResponse):
                 return None
             read = waiting.result()
         except ProblemError:
-            return None  # a client that comes again is told why
+            return None  # a client that reconnects is told why
         finally:
             waiting.cancel()
             ending.cancel()

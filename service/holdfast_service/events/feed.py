@@ -1,8 +1,8 @@
 """New events, read once in a process for all who follow them.
 
-A follower has its place in the stream and no queue, so a slow reader costs no memory of its own. What is new lies in
+A follower has its position in the stream and no queue, so a slow reader costs no memory of its own. What is new lies in
 one list in memory; who has fallen behind it reads on in the database. So nobody is left out, and a follower that comes
-to another process, with its place, goes on there.
+to another process, with its position, goes on there.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.engine import Database
-from holdfast_service.db.tables.events import UNNUMBERED, EventNumbering, HappenedEvent
+from holdfast_service.db.tables.events import UNNUMBERED, EventNumbering, EventRow
 from holdfast_service.errors import ProblemError
 
 AT_ONCE = 1000
@@ -31,7 +31,7 @@ def number_new(database: Database) -> int:
             last, more = session.execute(
                 select(
                     select(func.coalesce(func.max(EventNumbering.last), 0)).scalar_subquery(),
-                    exists().where(text(UNNUMBERED)).select_from(HappenedEvent),
+                    exists().where(text(UNNUMBERED)).select_from(EventRow),
                 )
             ).one()
         if not more:
@@ -50,12 +50,10 @@ def _number_some(session: Session) -> tuple[int, int]:
     """The greatest number, and how many were given. The order of their ids is kept: within a transaction it is that in
     which they happened."""
     last = _locked(session).last
-    ids = session.scalars(
-        select(HappenedEvent.id).where(text(UNNUMBERED)).order_by(HappenedEvent.id).limit(AT_ONCE)
-    ).all()
+    ids = session.scalars(select(EventRow.id).where(text(UNNUMBERED)).order_by(EventRow.id).limit(AT_ONCE)).all()
     if ids:
         numbers = [{"id": each, "number": number} for number, each in enumerate(ids, last + 1)]
-        session.execute(update(HappenedEvent), numbers)
+        session.execute(update(EventRow), numbers)
         session.execute(update(EventNumbering).values(last=last + len(ids)), execution_options=_UNSYNCHRONIZED)
     return last + len(ids), len(ids)
 
@@ -64,21 +62,21 @@ def forget_some(session: Session, *, older_than: timedelta) -> int:
     """Deletes old events that have a number, the oldest first; how many. Who asks for what came after one of them is
     told that it is forgotten."""
     old = session.execute(
-        select(HappenedEvent.id, HappenedEvent.number)
-        .where(HappenedEvent.happened_at < database_now(session) - older_than, HappenedEvent.number.is_not(None))
-        .order_by(HappenedEvent.happened_at)
+        select(EventRow.id, EventRow.number)
+        .where(EventRow.happened_at < database_now(session) - older_than, EventRow.number.is_not(None))
+        .order_by(EventRow.happened_at)
         .limit(AT_ONCE)
     ).all()
     if old:
         greatest = max(_locked(session).forgotten, *(number or 0 for _, number in old))
-        session.execute(delete(HappenedEvent).where(HappenedEvent.id.in_([each for each, _ in old])))
+        session.execute(delete(EventRow).where(EventRow.id.in_([each for each, _ in old])))
         session.execute(update(EventNumbering).values(forgotten=greatest), execution_options=_UNSYNCHRONIZED)
     return len(old)
 
 
 def unnumbered(session: Session) -> int:
     """How many events have no number yet, up to AT_ONCE."""
-    some = select(HappenedEvent.id).where(text(UNNUMBERED)).limit(AT_ONCE).subquery()
+    some = select(EventRow.id).where(text(UNNUMBERED)).limit(AT_ONCE).subquery()
     return session.execute(select(func.count()).select_from(some)).scalar_one()
 
 
@@ -87,7 +85,7 @@ def _locked(session: Session) -> EventNumbering:
     row = select(EventNumbering).with_for_update()
     found = session.scalar(row)
     if found is None:
-        last = session.execute(select(func.coalesce(func.max(HappenedEvent.number), 0))).scalar_one()
+        last = session.execute(select(func.coalesce(func.max(EventRow.number), 0))).scalar_one()
         insert_absent(session, EventNumbering, [{"id": 1, "last": last, "forgotten": 0}])
         found = session.execute(row).scalar_one()
     return found

@@ -1,4 +1,4 @@
-"""The events that a caller may know of: by pages, and on from a place in the stream. A project's token sees its
+"""The events that a caller may know of: by pages, and on from a position in the stream. A project's token sees its
 project's and no others."""
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.db.engine import Database
 from holdfast_service.db.pages import cut_page, decode_cursor
 from holdfast_service.db.tables.core import Project, Run
-from holdfast_service.db.tables.events import HappenedEvent
+from holdfast_service.db.tables.events import EventRow
 from holdfast_service.errors import ProblemError
 from holdfast_service.events.numbering import known_numbers, number_new
 from holdfast_service.runs.views import project_named, run_named
 
 _CURSOR = "events"
-_PLACE = re.compile(r"^(?P<epoch>[0-9]{1,9})-(?P<number>[0-9]{1,18})\Z")
+_POSITION = re.compile(r"^(?P<epoch>[0-9]{1,9})-(?P<number>[0-9]{1,18})\Z")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def list_events(context: ServiceContext, wanted: EventFilter, *, cursor: str | N
             _event(context.epoch, row)
             for query in _queries(wanted)
             for row in session.execute(
-                query.where(HappenedEvent.number < before).order_by(HappenedEvent.number.desc()).limit(limit + 1)
+                query.where(EventRow.number < before).order_by(EventRow.number.desc()).limit(limit + 1)
             )
         ]
         events.sort(key=lambda event: event.number, reverse=True)
@@ -92,7 +92,7 @@ def list_events(context: ServiceContext, wanted: EventFilter, *, cursor: str | N
 
 @dataclass(frozen=True)
 class Read:
-    """`number`: the place after them; events before it that are not wanted are left out."""
+    """`number`: the position after them; events before it that are not wanted are left out."""
 
     events: Sequence[NumberedEvent]
     number: int
@@ -103,31 +103,31 @@ def read_after(database: Database, epoch: int, number: int, wanted: EventFilter,
     to before `number`."""
     with database.read(in_transaction=False) as session:
         _, last = known_numbers(session)
-        next_ones = and_(HappenedEvent.number > number, HappenedEvent.number <= last)
+        next_ones = and_(EventRow.number > number, EventRow.number <= last)
         events = [
             _event(epoch, row)
             for query in _queries(wanted)
-            for row in session.execute(query.where(next_ones).order_by(HappenedEvent.number).limit(limit))
+            for row in session.execute(query.where(next_ones).order_by(EventRow.number).limit(limit))
         ]
         forgotten, _ = known_numbers(session)  # asked last: what goes in between is noticed
     if not forgotten <= number <= last:
-        raise _unknown(place(epoch, number))
+        raise _unknown(position(epoch, number))
     events = sorted(events, key=lambda event: event.number)[:limit]
     return Read(events, events[-1].number if len(events) == limit else last)
 
 
-def place(epoch: int, number: int) -> str:
+def position(epoch: int, number: int) -> str:
     """An event's id. The epoch is raised when the catalog has lost events: their numbers are given again."""
     return f"{epoch}-{number}"
 
 
-def find_place(context: ServiceContext, event_id: str | None) -> int:
+def find_position(context: ServiceContext, event_id: str | None) -> int:
     """The number after which a stream begins: that of the id, or the greatest one. Raises `events_forgotten` if events
     after it are not known any more, and `invalid_request` for what is no id."""
     last = number_new(context.database)
     if event_id is None:
         return last
-    match = _PLACE.match(event_id)
+    match = _POSITION.match(event_id)
     if match is None:
         raise ProblemError(
             ProblemCode.INVALID_REQUEST, f"{event_id[:50]!r} is no event's id. Give one that the service has sent."
@@ -149,28 +149,28 @@ def _unknown(event_id: str) -> ProblemError:
     )
 
 
-def _queries(wanted: EventFilter) -> list[Select[HappenedEvent, str, str]]:
+def _queries(wanted: EventFilter) -> list[Select[EventRow, str, str]]:
     """Those of the project, and those that concern all: each is read along an index of its own."""
     if wanted.run_id is not None:
-        return [_numbered(wanted).where(HappenedEvent.run_id == wanted.run_id)]
+        return [_numbered(wanted).where(EventRow.run_id == wanted.run_id)]
     if wanted.project_id is None:
         return [_numbered(wanted)]
-    of_project = HappenedEvent.project_id
+    of_project = EventRow.project_id
     return [_numbered(wanted).where(of_project == wanted.project_id), _numbered(wanted).where(of_project.is_(None))]
 
 
-def _numbered(wanted: EventFilter) -> Select[HappenedEvent, str, str]:
+def _numbered(wanted: EventFilter) -> Select[EventRow, str, str]:
     """With today's names; what an event speaks of may be gone, and it is told all the same."""
     query = (
-        select(HappenedEvent, Project.name, Run.name)
-        .outerjoin(Project, Project.id == HappenedEvent.project_id)
-        .outerjoin(Run, Run.id == HappenedEvent.run_id)
-        .where(HappenedEvent.number.is_not(None))
+        select(EventRow, Project.name, Run.name)
+        .outerjoin(Project, Project.id == EventRow.project_id)
+        .outerjoin(Run, Run.id == EventRow.run_id)
+        .where(EventRow.number.is_not(None))
     )
-    return query.where(HappenedEvent.type.in_(wanted.types)) if wanted.types else query
+    return query.where(EventRow.type.in_(wanted.types)) if wanted.types else query
 
 
-def _event(epoch: int, row: Row[HappenedEvent, str, str]) -> NumberedEvent:
+def _event(epoch: int, row: Row[EventRow, str, str]) -> NumberedEvent:
     happened, project, run = row
     assert happened.number is not None  # asked for
     data = EventData(
@@ -183,5 +183,5 @@ def _event(epoch: int, row: Row[HappenedEvent, str, str]) -> NumberedEvent:
         store=None if happened.store is None else StoreRole(happened.store),
         reason=happened.reason,
     )
-    view = EventView(id=place(epoch, happened.number), type=happened.type, timestamp=happened.happened_at, data=data)
+    view = EventView(id=position(epoch, happened.number), type=happened.type, timestamp=happened.happened_at, data=data)
     return NumberedEvent(happened.number, happened.project_id, happened.run_id, view)

@@ -184,7 +184,7 @@ def place_hold(
 
 
 def _same(session: Session, wanted: Hold, now: datetime) -> Hold | None:
-    """A reply may be lost: the call comes again and must not leave two holds to release."""
+    """A reply may be lost: the client retries the call, which must not leave two holds to release."""
     until = wanted.retain_until
     return session.scalar(
         select(Hold)

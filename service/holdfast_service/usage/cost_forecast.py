@@ -45,7 +45,7 @@ class Save:
 
 @dataclass(frozen=True)
 class SaveCadence:
-    """`saves` in the order of their making; they are thought to come again and again."""
+    """`saves` in the order of their making; they are taken to repeat without an end."""
 
     saves: Sequence[Save]
     newest_at: datetime

@@ -84,7 +84,7 @@ class _Project(Generic[Caller]):
     held: int = 0
     turn: int = 0
     comes_again_at: float = 0.0
-    """When the last one that was refused is to come again: each later one comes later."""
+    """When the last one that was refused is to retry: each later one retries later."""
     waiting: dict[CallClass, dict[Caller, None]] = field(default_factory=lambda: {kind: {} for kind in CallClass})
 
     @property
@@ -190,7 +190,7 @@ class FairQueue(Generic[Caller]):
         return calls * self._call_seconds / self._limits.project_at_once
 
     def _comes_again(self, known: _Project[Caller], now: float) -> int:
-        """When the calls that are let in are over, and those that were refused before have come again. So they come one
+        """When the calls that are let in are over, and those that were refused before have retried. So they come one
         by one, and not all at once."""
         call_seconds = self._call_seconds / self._limits.project_at_once
         known.comes_again_at = max(known.comes_again_at, now + known.let_in * call_seconds) + call_seconds

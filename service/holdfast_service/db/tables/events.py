@@ -14,9 +14,9 @@ from holdfast_service.db.tables.core import Table
 UNNUMBERED = "number IS NULL"
 
 
-class HappenedEvent(Table):
-    """One event. `number` is its place in the stream, given after it was committed: an `id` can become visible after a
-    greater one. What happened once is told once: `subject` names what it happened to, null where that is sure."""
+class EventRow(Table):
+    """One event. `number` is its position in the stream, given after it was committed: an `id` can become visible after
+    a greater one. What happened once is told once: `subject` names what it happened to, null where that is sure."""
 
     __tablename__ = "events"
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
