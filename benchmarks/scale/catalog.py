@@ -22,6 +22,8 @@ import time
 import psycopg
 from sqlalchemy import make_url
 
+from holdfast_service.db.tables.tallies import Counted
+
 _DAYS = 20
 """The checkpoints are so old at most: no controller finds one of their copies due to be read again."""
 ATTEMPTS = 3
@@ -196,11 +198,15 @@ _ROWS = (
     """,
     f"""
     INSERT INTO copies (id, chunk_id, project_id, store_id, attempt_id, generation, state, proof, codec, stored_digest,
-        stored_bytes, ticket_expires_at, created_at, verified_at)
+        stored_bytes, counted, ticket_expires_at, created_at, verified_at)
     SELECT %(copies)s + number, %(chunks)s + number, project_id, %(store)s,
         %(attempts)s + (run - 1) * {ATTEMPTS} + attempt,
         decode(md5('copy ' || number), 'hex'), 'verified', 'read', 'raw',
-        {digest_value(_chunk("number"))}, bytes, at, at, at
+        {digest_value(_chunk("number"))}, bytes,
+        CASE WHEN state = 'committed' OR (number = run AND EXISTS (
+            SELECT FROM made AS other WHERE other.run = needed.run AND other.state = 'committed'
+        )) THEN {int(Counted.COMMITTED)} ELSE {int(Counted.TRASHED)} END,
+        at, at, at
     FROM (
         SELECT run AS number, {_LAYOUT_BYTES} AS bytes, made.* FROM made WHERE brings_layout
         UNION ALL
@@ -254,6 +260,8 @@ _ROWS = (
     SELECT 'checkpoint', id, %(store)s, version, deleted_at FROM made JOIN checkpoints USING (id)
         WHERE made.state <> 'aborted'
     """,
+    # The copies are counted as what they are, so nothing is left to recount.
+    "DELETE FROM recount_marks",
     # A sweep would find no object of any copy, and every checkpoint corrupt.
     """
     INSERT INTO store_maintenance (store_id, scan_began_at, swept_at) VALUES (%(store)s, now(), now())

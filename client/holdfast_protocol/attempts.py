@@ -2,6 +2,7 @@
 
 `POST /v1/projects/{project}/runs/{run}/attempts`              OpenAttempt   -> AttemptOpened
 `GET  /v1/projects/{project}/runs/{run}/attempts[/{number}]`                 -> Page[AttemptView] | AttemptView
+`GET  .../attempts/{number}/config`, see holdfast_protocol.configs
 `PUT  .../attempts/{number}/resumed-from`                      ResumedFrom   -> AttemptView
 `POST .../attempts/{number}/heartbeat`                         Heartbeat     -> HeartbeatReply
 `POST .../attempts/{number}/end`                               EndAttempt    -> AttemptView
@@ -10,11 +11,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from holdfast_protocol.base import LARGEST_INTEGER, Fence, LaunchId, Reply, Request, example, fits, since
+from holdfast_protocol.configs import MOST_CONFIG_BYTES, Config
 from holdfast_protocol.restores import RestoreDecision
 from holdfast_protocol.states import AttemptOutcome, Doing
 
@@ -36,6 +38,8 @@ class OpenAttempt(Request):
         }
     )
 
+    largest_body_bytes: ClassVar[int] = 2 * MOST_CONFIG_BYTES
+
     launch_id: LaunchId = Field(description="One per launch: the same launch_id gets the same attempt back.")
     after: int = Field(ge=0, description="The newest attempt that this launch knows of; compare-and-swap.")
     world_size: int = Field(ge=1, le=100_000)
@@ -51,6 +55,11 @@ class OpenAttempt(Request):
         ge=1,
         json_schema_extra=since(3),
         description="The attempt that this job leaves, to go back to an older checkpoint; null: a launch.",
+    )
+    config: Config | None = Field(
+        default=None,
+        json_schema_extra=since(8),
+        description="What the job was told to train: any JSON map. It must hold no secrets.",
     )
 
 

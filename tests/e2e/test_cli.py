@@ -115,6 +115,7 @@ def test_runs_attempts_and_checkpoints_are_listed_and_shown(client, project):
     assert str(name) in run("runs", "list").stdout
     assert [one["number"] for one in read("attempts", "list", str(name))] == [3, 2, 1]
     assert "finished" in run("attempts", "list", str(name)).stdout
+    assert "gave no configuration" in run("attempts", "show-config", str(name)).stdout
     assert [one["step"] for one in read("checkpoints", "list", str(name))] == [3, 2, 1]
     assert [one["step"] for one in read("checkpoints", "list", str(name), "--min-step", "2", "--max-step", "2")] == [2]
     shown = read("checkpoints", "show", f"{name}@2")

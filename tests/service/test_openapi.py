@@ -14,6 +14,7 @@ from tests.support.service import RunningService
 # a thing has once, or a verb that is sent to a thing with POST.
 FACTS = {
     "advice",
+    "config",
     "cost",
     "goodput",
     "impact",

@@ -14,7 +14,7 @@ from holdfast_protocol.digests import checkpoint_digest, shard_digest
 from holdfast_protocol.usage import UsageView
 from holdfast_service.settings import ServiceSettings
 from tests.support.service import running_service
-from tests.support.tallies import take_up
+from tests.support.tallies import check_sums, take_up
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
@@ -25,7 +25,8 @@ def test_the_service_works_on_a_filled_catalog(database_url: str, settings: Serv
         with pytest.raises(NotEmptyError):
             fill(connection)
     with running_service(settings) as service, service.http() as http:
-        take_up(service)
+        assert take_up(service).moved == 0, "it is settled from the start"
+        check_sums(service)
         point = http.get("/v1/projects/scale-1/runs/run-1/restore-point").raise_for_status().json()["restore_point"]
         found = http.get(f"/v1/checkpoints/{point['checkpoint_id']}/shards/0").raise_for_status()
         usage = UsageView.model_validate(http.get("/v1/projects/scale-1/usage").raise_for_status().json())

@@ -53,6 +53,7 @@ class Job:
         launch_id: str | None = None,
         create: bool | None = None,
         environment: dict[str, str] | None = None,
+        config: object = None,
     ) -> None:
         self.http = http
         self.run = run
@@ -65,6 +66,8 @@ class Job:
             body["create"] = create
         if environment is not None:
             body["environment"] = environment
+        if config is not None:
+            body["config"] = config
         self.opened = answer(http.post(f"{self.base}/attempts", json=body))
         self.number: int = self.opened["attempt"]
         self.fence = {"epoch": self.opened["epoch"], "attempt": self.number, "launch_id": self.launch_id}

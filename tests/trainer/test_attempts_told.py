@@ -107,3 +107,12 @@ def test_a_service_that_says_nothing_keeps_no_rank_from_ending(run, service, mon
     ckpt.close()
     view = attempt_of(service.client, run)
     assert (view.outcome_detail, view.error_rank) == ("Boom: quietly", 0)
+
+
+def test_a_job_tells_what_it_trains_at_each_attempt(run, service) -> None:
+    for rate in (0.1, 0.2):
+        with holdfast.Checkpointer(run, config={"optimizer": {"lr": rate}, "wandb_token": "t"}) as ckpt:
+            ckpt.restore(Job().state)
+    told = service.client.attempts.config(*run.split("/"), 2)
+    assert told.config == {"optimizer": {"lr": 0.2}, "wandb_token": "(left out)"}
+    assert [(each.path, each.before, each.after) for each in told.differences] == [("optimizer.lr", 0.1, 0.2)]

@@ -80,6 +80,9 @@ class Checkpointer:
             commits them as soon as both are back, or else the next launch with this folder does before it restores.
         compress: `"zstd"` compresses chunks before they are sent, without loss, if that saves 5% or more
             (HOLDFAST_COMPRESS). It takes CPU time: worth it if the store is far or dear (docs/performance.md).
+        config: what this job was told to train, for people: a map, a dataclass, a Namespace, or the path of a JSON or
+            YAML file. `holdfast attempts show-config` shows it, and what is another than in the attempt before. Text
+            under a key that names a secret is left out.
         chunk_sizes: how tensors are cut and packed, in bytes. Keep them for the life of a run.
         settings, client_settings: used in place of the environment.
     """
@@ -101,6 +104,7 @@ class Checkpointer:
         host_memory: int | None = None,
         local: str | Path | None = None,
         compress: Literal["none", "zstd"] | None = None,
+        config: object = None,
         chunk_sizes: ChunkSizes | None = None,
         settings: TrainerSettings | None = None,
         client_settings: ClientSettings | None = None,
@@ -126,6 +130,7 @@ class Checkpointer:
             host_memory=host_memory,
             local=local,
             compress=compress,
+            config=config,
             chunk_sizes=chunk_sizes,
             settings=settings,
             client_settings=client_settings,

@@ -26,6 +26,7 @@ from holdfast.save.pipeline import SavePipeline
 from holdfast.save.saver import Saver, window_bytes
 from holdfast.schedule.save_policy import Policy, policy_of
 from holdfast.schedule.schedule import Schedule, known_best
+from holdfast.session.config import read_config
 from holdfast.session.heartbeat import OutcomeFile
 from holdfast.session.session import Session
 from holdfast.settings import TrainerSettings
@@ -85,6 +86,7 @@ def compose(
     host_memory: int | None,
     local: str | Path | None,
     compress: Literal["none", "zstd"] | None,
+    config: object,
     chunk_sizes: ChunkSizes | None,
     settings: TrainerSettings | None,
     client_settings: ClientSettings | None,
@@ -100,6 +102,7 @@ def compose(
     settings = settings or TrainerSettings()
     run_name = settings.run_name(run)
     declared = Declarations.of(replicated=replicated, per_rank=per_rank, frozen=frozen)
+    told = None if config is None else read_config(config)
     sizes = chunk_sizes or ChunkSizes()
     window = window_bytes(settings.host_memory_bytes if host_memory is None else host_memory, sizes)
     stats = SaveStats()
@@ -116,6 +119,7 @@ def compose(
         run_name,
         ranks,
         create=create,
+        config=told,
         outcome_file=OutcomeFile(run_name, ranks.rank, settings),
         adoption=Adoption(client, run_name, ranks, workers, tier, stats) if any_rank_has_tier else None,
     )

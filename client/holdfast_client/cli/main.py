@@ -56,7 +56,7 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
             "list show delete undelete restore-point goodput advise",
             "runs trash",
         ),
-        Entry("attempts", "The launches of a run, and why each ended", "list", "runs"),
+        Entry("attempts", "The launches of a run, and why each ended", "list show-config", "runs"),
     ),
     "Checkpoints": (
         Entry(

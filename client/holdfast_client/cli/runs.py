@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from pydantic import JsonValue
+from pydantic_core import to_json
 
 from holdfast_client.cli.arguments import (
     DeletedOption,
@@ -23,6 +25,7 @@ from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, sho
 from holdfast_client.cli.projects import show_deleted
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_protocol.attempts import AttemptView
+from holdfast_protocol.configs import ConfigDifference, differences
 from holdfast_protocol.restores import Skipped
 from holdfast_protocol.runs import AdviceView, RunView, SpentTime
 from holdfast_protocol.states import RunStatus
@@ -137,6 +140,52 @@ def list_attempts(run: RunArgument, *, limit: LimitOption = None, json: JsonOpti
         ),
         nothing=f"{name} has no attempts yet. A training job opens one when it starts.",
     )
+
+
+@attempts.command("show-config")
+def show_config(
+    run: RunArgument,
+    *,
+    attempt: Annotated[int | None, typer.Option(min=1, help="In place of the newest.")] = None,
+    against: Annotated[int | None, typer.Option(min=1, help="Compare with this attempt, not the one before.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what a job was told to train, and what changed.
+
+    A job tells it by `Checkpointer(config=…)`.
+    """
+    name = read_run(run)
+    with connect() as client:
+        number = attempt or client.runs.get(name.project, name.run).latest_attempt
+        found = client.attempts.config(name.project, name.run, number, against=against)
+    if json:
+        show_json(found)
+        return
+    if found.config is None:
+        show_line(f"Attempt {number} of {name} gave no configuration. Give it: `Checkpointer(config=…)`.")
+        return
+    show_facts((leaf.path, _value(leaf.after)) for leaf in differences({}, found.config))
+    if found.compared_with is None:
+        return
+    show_line("")
+    show_table(
+        ["value", f"attempt {found.compared_with}", f"attempt {number}"],
+        (
+            (each.path, _side(each, "added", each.before), _side(each, "removed", each.after))
+            for each in found.differences
+        ),
+        nothing=f"Attempt {found.compared_with} had the same.",
+    )
+    if found.differences_left_out:
+        show_note(f"holdfast: {found.differences_left_out} differences more")
+
+
+def _side(difference: ConfigDifference, absent_if: str, value: JsonValue) -> str:
+    return NOTHING if difference.change == absent_if else _value(value)
+
+
+def _value(value: JsonValue) -> str:
+    return value if isinstance(value, str) and value else to_json(value).decode()
 
 
 def _outcome(attempt: AttemptView) -> str:

@@ -4,7 +4,9 @@ holdfast_protocol.attempts."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+from pydantic import JsonValue
 
 from holdfast_client.errors import AttemptConflict, NotFound, StaleAttempt
 from holdfast_client.resources.base import Resource, all_items
@@ -19,6 +21,7 @@ from holdfast_protocol.attempts import (
     ResumedFrom,
 )
 from holdfast_protocol.base import Page, RunName
+from holdfast_protocol.configs import ConfigView
 
 log = logging.getLogger("holdfast.client")
 
@@ -51,6 +54,12 @@ class Attempts(Resource):
     def get(self, project: str, run: str, number: int) -> AttemptView:
         return self.transport.call("GET", path("projects", project, "runs", run, "attempts", number), AttemptView)
 
+    def config(self, project: str, run: str, number: int, *, against: int | None = None) -> ConfigView:
+        """What the job was told to train, and what is another than in the attempt `against`, or else in the newest one
+        before that gave a configuration."""
+        route = path("projects", project, "runs", run, "attempts", number, "config")
+        return self.transport.call("GET", route, ConfigView, params={"against": against})
+
     def resumed_from(self, project: str, run: str, number: int, request: ResumedFrom) -> AttemptView:
         """Reports the checkpoint that the ranks have really loaded; the lineage follows it."""
         route = path("projects", project, "runs", run, "attempts", number, "resumed-from")
@@ -74,6 +83,7 @@ class Attempts(Resource):
         host: str = "",
         environment: dict[str, str] | None = None,
         create: bool | None = None,
+        config: Mapping[str, JsonValue] | None = None,
     ) -> AttemptOpened:
         """Opens an attempt after the newest one (rule attempt-compare-and-swap). Rank 0 calls it.
 
@@ -90,6 +100,7 @@ class Attempts(Resource):
                 host=host,
                 environment=environment or {},
                 create=create,
+                config=None if config is None else dict(config),
             )
             try:
                 return self.open(run_name.project, run_name.run, request)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # SQLite gives row ids only to a column of exactly this type.
 RowId = BigInteger().with_variant(Integer, "sqlite")
-Document = JSON().with_variant(JSONB, "postgresql")
+Document = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 
 
 class Moment(TypeDecorator[datetime]):

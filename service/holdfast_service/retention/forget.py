@@ -156,7 +156,7 @@ def _purge_run(session: Session, run_id: str, actor: Actor) -> bool:
     session.execute(
         update(Attempt)
         .where(Attempt.run_id == run_id)
-        .values(host="", environment={}, outcome_detail=None, error_type=None, notice=None),
+        .values(host="", environment={}, config=None, outcome_detail=None, error_type=None, notice=None),
         execution_options=_UNSYNCHRONIZED,
     )
     for table in (RetentionMark, Policy):

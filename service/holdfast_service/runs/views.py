@@ -105,6 +105,12 @@ def _deleted(found: Project | Run, name: str) -> str:
     )
 
 
+def check_reads_or_trains(caller: Principal) -> None:
+    """A job looks at its own attempts and checkpoints. Raises `forbidden`."""
+    if Scope.TRAIN not in caller.scopes:
+        caller.check_scope(Scope.READ)
+
+
 def attempt_numbered(session: Session, run: Run, number: int) -> Attempt:
     """Raises `attempt_not_found`."""
     attempt = session.scalar(select(Attempt).where(Attempt.run_id == run.id, Attempt.number == number))
@@ -465,8 +471,7 @@ def attempt_view(row: Attempt, *, listed: bool = False) -> AttemptView:
 
 def read_checkpoint(context: ServiceContext, caller: Principal, checkpoint_id: str) -> CheckpointView:
     """For tokens that read and for those that train: a job waits for its own commit. Raises `checkpoint_not_found`."""
-    if Scope.TRAIN not in caller.scopes:
-        caller.check_scope(Scope.READ)
+    check_reads_or_trains(caller)
     with context.database.read() as session:
         project, run, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
         return current_checkpoint_view(session, project.name, run.name, checkpoint)

@@ -51,6 +51,7 @@ from holdfast_service.records.outbox import subject_changed
 from holdfast_service.runs.views import (
     attempt_numbered,
     attempt_view,
+    check_reads_or_trains,
     ensure_project,
     ensure_run,
     first_components,
@@ -308,6 +309,7 @@ def _fence_the_older(session: Session, run: Run, request: OpenAttempt) -> tuple[
         world_size=request.world_size,
         host=request.host,
         environment=dict(request.environment),
+        config=request.config,
         opened_at=now,
         heartbeat_at=now,
     )
@@ -568,7 +570,7 @@ def list_attempts(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, *, cursor: str | None, limit: int
 ) -> Page[AttemptView]:
     """The newest first. For tokens that read and for those that train: a launch asks for the newest number."""
-    _check_scope(caller)
+    check_reads_or_trains(caller)
     with context.database.read() as session:
         _, run = run_named(session, caller, project_name, run_name)
         # A page of environments is much, and of no use: the view of one attempt shows its own.
@@ -589,12 +591,7 @@ def read_attempt(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, number: int
 ) -> AttemptView:
     """Raises `attempt_not_found`."""
-    _check_scope(caller)
+    check_reads_or_trains(caller)
     with context.database.read() as session:
         _, run = run_named(session, caller, project_name, run_name)
         return attempt_view(attempt_numbered(session, run, number))
-
-
-def _check_scope(caller: Principal) -> None:
-    if Scope.TRAIN not in caller.scopes:
-        caller.check_scope(Scope.READ)

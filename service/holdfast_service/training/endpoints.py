@@ -32,6 +32,7 @@ from holdfast_protocol.checkpoints import (
     SealOrFail,
     SealShards,
 )
+from holdfast_protocol.configs import ConfigView
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.attached_stores.attached import offer_mount_proof
@@ -50,6 +51,7 @@ from holdfast_service.training.attempts import (
     take_heartbeat,
 )
 from holdfast_service.training.begin import begin_and_negotiate
+from holdfast_service.training.configs import read_config
 from holdfast_service.training.negotiate import negotiate_chunks
 from holdfast_service.training.seal import seal_shards
 from holdfast_service.web.admission import Permit
@@ -93,6 +95,23 @@ def list_(
 @attempts_router.get("/{number}", summary="Show an attempt", name="show")
 def show_attempt(project: str, run: str, number: Number, context: Context, caller: AnyCaller) -> AttemptView:
     return read_attempt(context, caller, project, run, number)
+
+
+@attempts_router.get(
+    "/{number}/config", summary="Show the configuration of an attempt, and what is another than before"
+)
+def config(
+    *,
+    project: str,
+    run: str,
+    number: Number,
+    context: Context,
+    caller: AnyCaller,
+    against: Annotated[
+        int | None, Query(ge=1, le=2**31 - 1, description="Compare it with this attempt, and not with the one before.")
+    ] = None,
+) -> ConfigView:
+    return read_config(context, caller, project, run, number, against=against)
 
 
 @attempts_router.put("/{number}/resumed-from", summary="Say what the ranks have really loaded")

@@ -9,6 +9,8 @@ import math
 import socket
 from functools import cached_property
 
+from pydantic import JsonValue
+
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import HoldfastError, NotRestored, StaleAttempt
 from holdfast.local.adoption import Adoption
@@ -35,6 +37,7 @@ class Session:
         ranks: Ranks,
         *,
         create: bool | None,
+        config: dict[str, JsonValue] | None,
         outcome_file: OutcomeFile,
         adoption: Adoption | None = None,
     ) -> None:
@@ -51,6 +54,7 @@ class Session:
         self.is_half_restored = False
         """A restore has written into the state, and none has ended well since."""
         self._create = create
+        self._config = config
         # Made once per process: a call that is repeated after a lost reply opens no second attempt. Rank 0's is the
         # job's.
         self.launch_id = outcome_file.new_launch_id()
@@ -274,6 +278,7 @@ class Session:
             environment=self.environment,
             create=False,
             rolls_back=rolls_back,
+            config=self._config,
         )
         try:
             return self.client.attempts.open(self.run.project, self.run.run, request)
@@ -297,6 +302,7 @@ class Session:
             host=socket.gethostname(),
             environment=self.environment,
             create=self._create,
+            config=self._config,
         )
 
     def _choose_again(self) -> AttemptOpened:

@@ -142,6 +142,8 @@ class Attempt(Table):
     world_size: Mapped[int] = mapped_column(Integer)
     host: Mapped[str] = mapped_column(Text)
     environment: Mapped[dict[str, str]] = mapped_column(Document)
+    # Read only by those who ask for it: it may be large.
+    config: Mapped[dict[str, Any] | None] = mapped_column(Document, deferred=True)
     opened_at: Mapped[datetime] = mapped_column(Moment)
     heartbeat_at: Mapped[datetime | None] = mapped_column(Moment)
     last_step: Mapped[int | None] = mapped_column(BigInteger)
