@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.azurite import Azurite, NoNodeError, azurite_server
 from tests.support.databases import PostgresCatalogs, SqliteCatalogs, statements_compiled_once
-from tests.support.pgbouncer import NoPgBouncerError, PgBouncer, pgbouncer
+from tests.support.debian import NoAptError
+from tests.support.pgbouncer import PgBouncer, pgbouncer
 from tests.support.postgres import PostgresServer, postgres_server
 from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
 from tests.support.wakeup_fd import wakeup_fd
@@ -162,7 +163,7 @@ def pooler(postgres: PostgresServer) -> Iterator[PgBouncer]:
         # Fewer connections than the tests have threads: transactions of one client meet those of others.
         with pgbouncer(postgres.url_for("postgres"), server_connections=3) as server:
             yield server
-    except NoPgBouncerError as reason:
+    except NoAptError as reason:
         # pip cannot install PgBouncer, and no other part of Holdfast needs it.
         pytest.skip(str(reason))
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,17 +13,10 @@ from pathlib import Path
 import psycopg
 from sqlalchemy import URL, make_url
 
+from tests.support.debian import debian_program
 from tests.support.ports import free_ports
 from tests.support.postgres import unprivileged_user
 from tests.support.processes import ServerProcess
-
-_REPOSITORY = Path(__file__).parents[2]
-_NO_APT = 69
-_UNPACKS_WITHIN_SECONDS = 280
-
-
-class NoPgBouncerError(Exception):
-    """This machine has no PgBouncer, and no apt to get it with."""
 
 
 class PgBouncer:
@@ -91,7 +82,7 @@ max_client_conn = 1000
 
 @contextmanager
 def pgbouncer(postgres_url: str, *, server_connections: int) -> Iterator[PgBouncer]:
-    """In front of the server of this URL; gone afterwards. NoPgBouncerError where it cannot run."""
+    """In front of the server of this URL; gone afterwards. NoAptError where it cannot be had."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-pgbouncer-"))
     try:
         server = PgBouncer(folder, postgres_url, server_connections)
@@ -105,23 +96,9 @@ def pgbouncer(postgres_url: str, *, server_connections: int) -> Iterator[PgBounc
 
 def _program(folder: Path) -> Path:
     """PgBouncer; of an unpacked one a copy, because another user may not reach into this virtual environment."""
-    installed = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if installed is not None:
-        return Path(installed)
-    environment = Path(sys.prefix)
-    with (environment / ".pgbouncer.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        done = subprocess.run(
-            [str(_REPOSITORY / "scripts" / "prepare-pgbouncer"), str(environment)],
-            capture_output=True,
-            text=True,
-            timeout=_UNPACKS_WITHIN_SECONDS,
-        )
-    if done.returncode == _NO_APT:
-        raise NoPgBouncerError(done.stderr.strip())
-    if done.returncode != 0:
-        raise RuntimeError(f"PgBouncer could not be unpacked: {done.stderr.strip()[-2000:]}")
-    unpacked = environment / "pgbouncer"
-    for each in (unpacked / "usr" / "sbin" / "pgbouncer", *unpacked.glob("usr/lib/*/*.so.*")):
+    program = debian_program("pgbouncer", "usr/sbin/pgbouncer")
+    if not program.is_relative_to(sys.prefix):
+        return program
+    for each in (program, *program.parents[2].glob("usr/lib/*/*.so.*")):
         shutil.copy(each, folder / each.name)
-    return folder / "pgbouncer"
+    return folder / program.name
