@@ -44,7 +44,10 @@ class OpenAttempt(Request):
     after: int = Field(ge=0, description="The newest attempt that this launch knows of; compare-and-swap.")
     world_size: int = Field(ge=1, le=100_000)
     host: str = Field(default="", max_length=255)
-    environment: Environment = Field(default_factory=dict, description="Versions and hardware, for people.")
+    environment: Environment = Field(
+        default_factory=dict,
+        description="Versions and hardware, for people. `hosts`, in Slurm's notation, are those of all ranks.",
+    )
     create: bool | None = Field(
         default=None,
         description="True: make project and run if they do not exist. False: refuse. None: make the run, unless its "

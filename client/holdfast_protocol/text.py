@@ -1,4 +1,5 @@
 """Text that is safe to keep and show: without control characters that a terminal obeys, and without secrets.
+Numbers with their noun, and lists of hosts.
 
 Used before anything else is loaded (`holdfast --help`), so it imports no library.
 """
@@ -6,6 +7,9 @@ Used before anything else is loaded (`holdfast --help`), so it imports no librar
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 # NUL and halves of surrogate pairs: no database keeps them. Other control characters, among them the beginning of every
 # escape sequence: a terminal obeys them. Marks of direction and the two separators: they change how text appears.
@@ -42,3 +46,72 @@ def without_secrets(text: str) -> str:
 def counted(count: int, one: str, more: str | None = None) -> str:
     """`1 chunk`, `2 chunks`. `more` is the word for any other number than one; without it, `one` and an s."""
     return f"{count} {one if count == 1 else more or one + 's'}"
+
+
+# Lists of hosts in Slurm's notation: `node-[017-019,031],gpu7` is five hosts. A job of 500 hosts tells them in one fact
+# of its environment.
+
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,12})([^0-9]*)")
+_ITEM = re.compile(r"([^,\[\]]*)(?:\[([0-9,-]+)\]([^,\[\]]*))?(?:,|\Z)")
+_RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?")
+
+
+def fold_hosts(hosts: Iterable[str], *, most_characters: int) -> str:
+    """The list of `hosts`; of so many that it would be longer, the first by name. A name that no host has, with a comma
+    or a bracket, is left out."""
+    names = sorted({host for host in hosts if host and not re.search(r"[,\[\]]", host)})
+    while len(text := _folded(names)) > most_characters:
+        names = names[: len(names) * 3 // 4]
+    return text
+
+
+def unfold_hosts(text: str, *, most: int) -> list[str]:
+    """The hosts of a list, at most so many. What is no list has no hosts."""
+    return list(islice(_unfolded(text), most))
+
+
+def _folded(names: list[str]) -> str:
+    numbers: dict[tuple[str, str, int], list[int]] = defaultdict(list)  # by what stands around, and how many digits
+    plain: list[str] = []
+    for name in names:
+        if found := _NUMBERED.fullmatch(name):
+            before, digits, after = found.groups()
+            numbers[before, after, len(digits)].append(int(digits))
+        else:
+            plain.append(name)
+    for (before, after, width), members in numbers.items():
+        ranges = [
+            f"{first:0{width}}" if first == last else f"{first:0{width}}-{last:0{width}}"
+            for first, last in _ranges(sorted(members))
+        ]
+        inner = ",".join(ranges)
+        plain.append(f"{before}{inner}{after}" if len(members) == 1 else f"{before}[{inner}]{after}")
+    return ",".join(plain)
+
+
+def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    first = last = numbers[0]
+    for number in numbers[1:]:
+        if number != last + 1:
+            yield first, last
+            first = number
+        last = number
+    yield first, last
+
+
+def _unfolded(text: str) -> Iterator[str]:
+    place = 0
+    while place < len(text):
+        found = _ITEM.match(text, place)
+        if found is None:
+            return
+        before, inner, after = found.groups()
+        if inner is None:
+            if before:
+                yield before
+        else:
+            for each in _RANGE.finditer(inner):
+                first, last = each[1], each[2] or each[1]
+                for number in range(int(first), int(last) + 1):
+                    yield f"{before}{number:0{len(first)}}{after}"
+        place = found.end()

@@ -38,6 +38,7 @@ import holdfast_service.usage.endpoints
 import holdfast_service.web.health
 import holdfast_service.webhooks.endpoints
 from holdfast_protocol.problems import Problem
+from holdfast_service.attached_stores.metrics import StoreNumbers
 from holdfast_service.auth.principal import FailedCalls
 from holdfast_service.background.metrics import ControllerNumbers
 from holdfast_service.background.registry import loops_of
@@ -175,7 +176,8 @@ def create_app(context: ServiceContext, *, lifespan: Lifespan | None = None) -> 
     app.state.event_feed = EventFeed(context.database, context.epoch)
     # One registry per application, not the library's global one: several can live in one process.
     app.state.metrics = CollectorRegistry()
-    app.state.metrics.register(CatalogNumbers(context.database))
+    app.state.metrics.register(CatalogNumbers(context))
+    app.state.metrics.register(StoreNumbers(context))
     app.state.metrics.register(ByteNumbers(context))
     app.state.metrics.register(CopyNumbers(context))
     app.state.metrics.register(ScrubNumbers(context))

@@ -7,10 +7,12 @@ from collections.abc import Callable
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import event
+from sqlalchemy import event, update
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.states import Scope
+from holdfast_protocol.states import Health, Scope
+from holdfast_service.attached_stores import metrics as store_numbers
+from holdfast_service.db.tables.core import Checkpoint, Store
 from holdfast_service.insights import metrics as run_numbers
 from holdfast_service.runs import metrics as catalog_numbers
 from holdfast_service.usage import metrics as byte_numbers
@@ -59,6 +61,59 @@ def test_the_catalogs_numbers_are_told(service: RunningService, clock: Clock) ->
     assert ("holdfast_restore_point_age_seconds", ("demo", "gpt")) not in scrape(service)
 
 
+def test_a_live_run_is_told_with_its_hosts(
+    service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(service.http(), host="node-3", environment={"hosts": "login,node-[3-5]"})
+    lone = Job(service.http(), "demo/lone")
+    clock.advance(600)
+    job.heartbeat(120, steps_run=120, progress_age_seconds=0.0, steps_per_second=2.5)
+    job.save(100)
+    seen = scrape(service)
+    run = ("demo", "gpt")
+    assert 600 <= seen["holdfast_attempt_age_seconds", run] < 630
+    assert seen["holdfast_attempt_number", run] == 1
+    assert seen["holdfast_attempt_step", run] == 120
+    assert seen["holdfast_attempt_steps_per_second", run] == 2.5
+    assert seen["holdfast_attempt_stalled", run] == 0
+    assert seen["holdfast_restore_point_step", run] == 100
+    of_lone = {name for name, labels in seen if labels == ("demo", "lone")}
+    assert of_lone == {"holdfast_attempt_age_seconds", "holdfast_attempt_number", "holdfast_attempt_stalled"}
+    assert hosts_told(service) == {"node-3", "login", "node-4", "node-5"}
+    monkeypatch.setattr(catalog_numbers, "MOST_HOSTS_TOLD", 2)
+    assert hosts_told(service) == {"node-3", "login"}
+    job.end()
+    lone.end()
+    assert not any(name.startswith(("holdfast_attempt_", "holdfast_restore_")) for name, _ in scrape(service))
+
+
+def test_a_store_that_cannot_be_used_is_told(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_numbers, "CACHE_SECONDS", 0.0)
+    assert scrape(service)["holdfast_store_unavailable", ("primary",)] == 0
+    with service.context.database.transaction() as session:
+        session.execute(update(Store).values(unavailable_as="primary"))
+    assert scrape(service)["holdfast_store_unavailable", ("primary",)] == 1
+
+
+def hosts_told(service: RunningService) -> set[str]:
+    return {labels[0] for name, labels in scrape(service) if name == "holdfast_attempt_host_info"}
+
+
+def test_a_quota_and_corrupt_checkpoints_are_told_by_project(service: RunningService) -> None:
+    service.make_project("demo", quota_bytes=5000)
+    saved = Job(service.http()).save(100, content=b"x" * 1000)
+    Job(service.http(), "other/gpt").save(100)
+    with service.context.database.transaction() as session:
+        session.execute(update(Checkpoint).where(Checkpoint.id == saved["id"]).values(health=Health.CORRUPT))
+    seen = scrape(service)
+    assert {labels: value for (name, labels), value in seen.items() if name == "holdfast_quota_bytes"} == {
+        ("demo",): 5000
+    }
+    assert seen["holdfast_quota_used_bytes", ("demo",)] == 2006
+    assert seen["holdfast_checkpoints_corrupt", ("demo",)] == 1
+    assert seen["holdfast_checkpoints_corrupt", ("other",)] == 0
+
+
 @pytest.mark.rule("limits-before-work")
 def test_requests_are_counted_by_route_and_not_by_path(service: RunningService) -> None:
     Job(service.http()).save(100)
@@ -93,7 +148,7 @@ def test_a_project_that_is_made_while_the_numbers_are_read_fails_no_scrape(servi
     context = service.context
     readers: dict[str, Callable[[Session], object]] = {
         "runs": run_numbers._read,
-        "checkpoints": catalog_numbers._read,
+        "checkpoints": lambda session: catalog_numbers._read(session, context),
         "bytes": lambda session: byte_numbers._count(session, context),
     }
     for name, read in readers.items():

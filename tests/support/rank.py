@@ -54,6 +54,7 @@ class Job:
         create: bool | None = None,
         environment: dict[str, str] | None = None,
         config: object = None,
+        host: str = "",
     ) -> None:
         self.http = http
         self.run = run
@@ -61,7 +62,7 @@ class Job:
         self.base = f"/v1/projects/{self.project}/runs/{self.run_name}"
         self.world_size = world_size
         self.launch_id = launch_id or f"launch-{next(_launches)}"
-        body: dict[str, Any] = {"launch_id": self.launch_id, "after": after, "world_size": world_size}
+        body: dict[str, Any] = {"launch_id": self.launch_id, "after": after, "world_size": world_size, "host": host}
         if create is not None:
             body["create"] = create
         if environment is not None:

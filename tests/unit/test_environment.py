@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.session.environment import commit_of, differences
+from holdfast.session.environment import commit_of, differences, environment
 
 COMMIT, OTHER = "a" * 40, "b" * 64
 
@@ -41,3 +41,8 @@ def test_only_what_both_know_and_what_changes_a_training_is_compared() -> None:
     then = {"torch": "2.8.0", "gpu": "NVIDIA H100", "platform": "Linux-5", "python": "3.11.7", "slurm_job": "1"}
     now = {"torch": "2.9.0", "platform": "Linux-6", "python": "3.11.7", "cuda": "12.8", "slurm_job": "2"}
     assert differences(then, now) == ["torch was 2.8.0 and is 2.9.0"]
+
+
+def test_the_hosts_of_all_ranks_are_told_if_there_are_several() -> None:
+    assert environment({"node-7", "node-8", "login"})["hosts"] == "login,node-[7-8]"
+    assert "hosts" not in environment({"node-7"})

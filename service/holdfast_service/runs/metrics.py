@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from itertools import islice
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from sqlalchemy import select
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.states import CheckpointState
+from holdfast_protocol.text import unfold_hosts
+from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.engine import Database
-from holdfast_service.db.tables.core import Project
+from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
 from holdfast_service.db.tables.operations import ForgottenTotal
 from holdfast_service.errors import ProblemError
 from holdfast_service.lineage.restore_choice import newest_restore_points
 from holdfast_service.runs.views import MOST_RUNS_TOLD, live_runs
-from holdfast_service.tallies.sums import Sums, stored_bytes, sums_of_projects
+from holdfast_service.tallies.sums import Sums, bytes_against_quota, stored_bytes, sums_of_projects
 
 CACHE_SECONDS = 10.0
+MOST_HOSTS_TOLD = 2000
+"""Of all live runs together."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,9 @@ class _ProjectNumbers:
     stored_bytes: int
     sums: Sums
     forgotten: ForgottenTotal | None
+    corrupt: int
+    quota_bytes: int | None
+    quota_used_bytes: int
 
     def ever(self, name: str) -> int:
         """Of all checkpoints that there ever were: a column of ForgottenTotal."""
@@ -45,16 +52,26 @@ class _ProjectNumbers:
 
 
 @dataclass(frozen=True)
+class _LiveRun:
+    """The newest attempt of a run, which has not ended. `values` by the name of the metric."""
+
+    project: str
+    run: str
+    hosts: list[str]
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
 class _Numbers:
     projects: tuple[_ProjectNumbers, ...]
-    restore_point_age_seconds: dict[tuple[str, str], float]  # by project and run
+    live_runs: tuple[_LiveRun, ...]
 
 
 class CatalogNumbers(Collector):
     """Registered once per application."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
         self._lock = threading.Lock()
         self._read_at = float("-inf")
         self._numbers: _Numbers | None = None
@@ -75,8 +92,8 @@ class CatalogNumbers(Collector):
         with self._lock:
             if time.monotonic() - self._read_at >= CACHE_SECONDS:
                 try:
-                    with self._database.read() as session:
-                        self._numbers = _read(session)
+                    with self._context.database.read() as session:
+                        self._numbers = _read(session, self._context)
                 except ProblemError:  # the process's own metrics must still be shown
                     self._numbers = None
                 self._read_at = time.monotonic()
@@ -103,6 +120,11 @@ def _families(numbers: _Numbers) -> Iterator[Metric]:
         "Bytes that the checkpoints that are committed now did not send, because they were there.",
         labels=("project",),
     )
+    corrupt = GaugeMetricFamily(
+        "holdfast_checkpoints_corrupt", "Committed checkpoints that cannot be restored now.", labels=("project",)
+    )
+    quota = GaugeMetricFamily("holdfast_quota_bytes", "The quota of each project that has one.", labels=("project",))
+    used = GaugeMetricFamily("holdfast_quota_used_bytes", "What counts against that quota.", labels=("project",))
     for project in numbers.projects:
         ended.add_metric([project.name, "committed"], project.ever("committed"))
         ended.add_metric([project.name, "aborted"], project.ever("aborted"))
@@ -113,36 +135,99 @@ def _families(numbers: _Numbers) -> Iterator[Metric]:
         stored.add_metric([project.name], project.stored_bytes)
         logical.add_metric([project.name], project.sums.logical_bytes)
         deduplicated.add_metric([project.name], project.sums.deduplicated_bytes)
-    age = GaugeMetricFamily(
-        "holdfast_restore_point_age_seconds",
-        f"Age of the newest restore point of each run whose newest attempt has not ended: of the {MOST_RUNS_TOLD} that "
-        "were opened last.",
-        labels=("project", "run"),
+        corrupt.add_metric([project.name], project.corrupt)
+        if project.quota_bytes is not None:
+            quota.add_metric([project.name], project.quota_bytes)
+            used.add_metric([project.name], project.quota_used_bytes)
+    yield from (ended, moved, uploading, stored, logical, deduplicated, corrupt, quota, used)
+    yield from _families_of_live_runs(numbers.live_runs)
+
+
+_OF_LIVE_RUNS = {
+    "holdfast_restore_point_age_seconds": "Age of the newest restore point",
+    "holdfast_restore_point_step": "Step of the newest restore point",
+    "holdfast_attempt_number": "How many attempts there were",
+    "holdfast_attempt_age_seconds": "Since the attempt was opened",
+    "holdfast_attempt_step": "The last step that the attempt told",
+    "holdfast_attempt_steps_per_second": "Its speed lately, without saves and restores",
+    "holdfast_attempt_stalled": "1 if the attempt is alive and ends no step",
+}
+
+
+def _families_of_live_runs(live: Sequence[_LiveRun]) -> Iterator[Metric]:
+    of_which = f"of each run whose newest attempt has not ended: of the {MOST_RUNS_TOLD} that were opened last."
+    for name, told in _OF_LIVE_RUNS.items():
+        gauge = GaugeMetricFamily(name, f"{told}, {of_which}", labels=("project", "run"))
+        for each in live:
+            if name in each.values:
+                gauge.add_metric([each.project, each.run], each.values[name])
+        yield gauge
+    hosts = GaugeMetricFamily(
+        "holdfast_attempt_host_info",
+        f"1 for each host, by its own name, {of_which} At most {MOST_HOSTS_TOLD} hosts.",
+        labels=("project", "run", "host"),
     )
-    for (project_name, run_name), seconds in numbers.restore_point_age_seconds.items():
-        age.add_metric([project_name, run_name], seconds)
-    yield from (ended, moved, uploading, stored, logical, deduplicated, age)
+    every = ((each, host) for each in live for host in each.hosts)
+    for each, host in islice(every, MOST_HOSTS_TOLD):
+        hosts.add_metric([each.project, each.run, host], 1)
+    yield hosts
 
 
-def _read(session: Session) -> _Numbers:
-    names = dict(session.execute(select(Project.id, Project.name).where(Project.purged_at.is_(None))).all())
+def _read(session: Session, context: ServiceContext) -> _Numbers:
+    rows = session.execute(
+        select(Project.id, Project.name, Project.quota_bytes).where(Project.purged_at.is_(None))
+    ).all()
+    names = {project_id: name for project_id, name, _ in rows}
+    quotas = {project_id: quota for project_id, _, quota in rows if quota is not None}
     sizes = stored_bytes(session, names)
+    used = bytes_against_quota(session, context, quotas)
     sums = sums_of_projects(session, names)
+    corrupt = dict(
+        session.execute(
+            select(Run.project_id, func.count())
+            .join(Checkpoint, Checkpoint.run_id == Run.id)
+            # The text of the partial index, so that it is used.
+            .where(text("health = 'corrupt'"), Checkpoint.state == CheckpointState.COMMITTED)
+            .group_by(Run.project_id)
+        ).all()
+    )
     # Rows that are gone were counted with these, in the transaction that took them away.
     forgotten = {gone.project_id: gone for gone in session.scalars(select(ForgottenTotal))}
     projects = tuple(
-        _ProjectNumbers(name, sizes[project_id], sums[project_id], forgotten.get(project_id))
+        _ProjectNumbers(
+            name,
+            sizes[project_id],
+            sums[project_id],
+            forgotten.get(project_id),
+            corrupt.get(project_id, 0),
+            quotas.get(project_id),
+            used.get(project_id, 0),
+        )
         for project_id, name in sorted(names.items(), key=lambda item: item[1])
     )
-    return _Numbers(projects, _ages(session, database_now(session)))
+    return _Numbers(projects, tuple(_live(session)))
 
 
-def _ages(session: Session, now: datetime) -> dict[tuple[str, str], float]:
+def _live(session: Session) -> Iterator[_LiveRun]:
     """Only of runs that are being trained: how far back they would fall now. The others need no alarm."""
-    active = session.execute(live_runs()).all()
-    points = newest_restore_points(session, [run_id for run_id, *_ in active])
-    return {
-        (project_name, run_name): max(0.0, (now - points[run_id].committed_at).total_seconds())
-        for run_id, project_name, run_name in active
-        if run_id in points
-    }
+    now = database_now(session)
+    live = session.execute(live_runs().add_columns(Attempt)).all()
+    points = newest_restore_points(session, [run_id for run_id, *_ in live])
+    for run_id, project, run, attempt in live:
+        values: dict[str, float | None] = {
+            "holdfast_attempt_number": attempt.number,
+            "holdfast_attempt_age_seconds": max(0.0, (now - attempt.opened_at).total_seconds()),
+            "holdfast_attempt_step": attempt.last_step,
+            "holdfast_attempt_steps_per_second": attempt.steps_per_second,
+            "holdfast_attempt_stalled": attempt.stalled_at is not None,
+        }
+        if run_id in points:
+            values["holdfast_restore_point_step"] = points[run_id].step
+            values["holdfast_restore_point_age_seconds"] = max(0.0, (now - points[run_id].committed_at).total_seconds())
+        yield _LiveRun(project, run, _hosts_of(attempt), {name: v for name, v in values.items() if v is not None})
+
+
+def _hosts_of(attempt: Attempt) -> list[str]:
+    """Those of all its ranks if it told them, and rank 0's in any case."""
+    others = unfold_hosts(attempt.environment.get("hosts", ""), most=MOST_HOSTS_TOLD)
+    return [host for host in dict.fromkeys((attempt.host, *others)) if host]

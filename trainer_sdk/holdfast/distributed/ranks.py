@@ -133,13 +133,15 @@ class Ranks:
                 )
         told = self.gather((socket.gethostname(), uuid.uuid4().hex, secrets.token_hex(32)))
         hosts = [host for host, _, _ in told]
+        self.hosts = frozenset(hosts)
+        """The hosts of all ranks, by name."""
         self.host_ranks = tuple(rank for rank, host in enumerate(hosts) if host == hosts[self.rank])
         """The ranks on this rank's host, this one included."""
         self.host_leader = self.host_ranks[0]
         """The lowest rank on this rank's host."""
         self.host_secret = told[self.host_leader][2]
         """Hex that only the ranks of this job know; the same on all ranks of this host."""
-        self.some_share_a_host = len(set(hosts)) < len(hosts)
+        self.some_share_a_host = len(self.hosts) < len(hosts)
         """The same on all ranks."""
         # The launcher's store may hold keys of the job before its restart, and of other Checkpointers.
         self._store_prefix = f"holdfast/{told[0][1]}"

@@ -13,16 +13,17 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
-from holdfast_protocol.text import printable
+from holdfast_protocol.text import fold_hosts, printable
 
 _GIT_SECONDS = 2.0
+_LONGEST_FACT = 1000
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 _TOLD = {
@@ -41,8 +42,9 @@ _TOLD = {
 """The facts that are compared, and their names in the log. Not the platform: a newer kernel changes no bit."""
 
 
-def environment() -> dict[str, str]:
-    """The facts of this process, for the attempt that it opens. Takes `_GIT_SECONDS` at most."""
+def environment(hosts: Collection[str] = ()) -> dict[str, str]:
+    """The facts of this process, for the attempt that it opens, and which `hosts` its ranks are on. Takes
+    `_GIT_SECONDS` at most."""
     facts = {"python": platform.python_version(), "torch": torch.__version__, "platform": platform.platform()}
     with suppress(PackageNotFoundError):  # a source tree on the path, not installed
         facts["holdfast"] = version("holdfast")
@@ -51,7 +53,10 @@ def environment() -> dict[str, str]:
     facts |= commit_of(_script_folder())
     if job := os.environ.get("SLURM_JOB_ID"):
         facts["slurm_job"] = job
-    return {name: printable(value[:500], one_line=True) for name, value in facts.items() if value}
+    told = {name: printable(value[:500], one_line=True) for name, value in facts.items() if value}
+    if len(hosts) > 1:  # of one, the attempt has the name
+        told["hosts"] = fold_hosts(hosts, most_characters=_LONGEST_FACT)
+    return told
 
 
 def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

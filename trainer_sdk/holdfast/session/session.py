@@ -127,7 +127,7 @@ class Session:
     def environment(self) -> dict[str, str]:
         """The facts of this launch, the same for all its attempts. For rank 0: finding them out takes seconds at
         most."""
-        return environment()
+        return environment(self.ranks.hosts)
 
     @property
     def has_begun(self) -> bool:
