@@ -20,6 +20,7 @@ from tests.support.databases import PostgresCatalogs, SqliteCatalogs, statements
 from tests.support.debian import NoAptError
 from tests.support.pgbouncer import PgBouncer, pgbouncer
 from tests.support.postgres import PostgresServer, postgres_server
+from tests.support.prometheus import promtool
 from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
 from tests.support.wakeup_fd import wakeup_fd
 
@@ -165,6 +166,16 @@ def pooler(postgres: PostgresServer) -> Iterator[PgBouncer]:
             yield server
     except NoAptError as reason:
         # pip cannot install PgBouncer, and no other part of Holdfast needs it.
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session")
+def prometheus_tools() -> None:
+    """promtool and Prometheus can be run. Skips only where there is neither Prometheus nor apt."""
+    try:
+        promtool("--version")
+    except NoAptError as reason:
+        # pip cannot install Prometheus, and no other part of Holdfast needs it.
         pytest.skip(str(reason))
 
 

@@ -26,8 +26,9 @@ def places() -> list[Path]:
     sources = [path for package in ("service", "client", "trainer_sdk") for path in (ROOT / package).rglob("*.py")]
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     examples = [path for path in (ROOT / "examples").rglob("*") if path.suffix in (".md", ".py", ".sbatch", ".yaml")]
-    others = [ROOT / "docker-compose.yml", ROOT / ".env.example", ROOT / "Makefile", ROOT / "deploy" / "Dockerfile"]
-    return [*sources, *pages, *examples, *others]
+    deployed = [path for path in (ROOT / "deploy").rglob("*") if path.suffix == ".yml" or path.name == "Dockerfile"]
+    others = [ROOT / "docker-compose.yml", ROOT / ".env.example", ROOT / "Makefile"]
+    return [*sources, *pages, *examples, *deployed, *others]
 
 
 def commands_of(place: Path) -> Iterator[str]:
