@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import subprocess
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -94,15 +95,57 @@ def test_the_example_has_every_setting_and_no_secret() -> None:
 
 def test_every_service_has_a_health_check_a_named_volume_and_a_fixed_version(environment: dict[str, str]) -> None:
     document = compose(environment)
-    assert set(document["services"]) == {"postgres", "seaweedfs", "holdfast", "worker"}
+    assert set(document["services"]) == {"postgres", "seaweedfs", "holdfast", "worker", "prometheus", "grafana"}
     for name, service in document["services"].items():
         # A worker has no port, and must not inherit the image's check of one.
         assert service["healthcheck"] == {"disable": True} or service["healthcheck"]["test"][0] == "CMD", name
-        assert re.search(r":\d", service["image"]), f"{name}: an image without a version changes by itself"
+        assert re.search(r":v?\d", service["image"]), f"{name}: an image without a version changes by itself"
         for volume in service.get("volumes", ()):
-            assert volume.split(":")[0] in document["volumes"], f"{name}: data must outlive the container"
+            source, *_, last = volume.split(":")
+            if source.startswith("./"):
+                assert (ROOT / source).exists(), f"{name}: {source} is not there"
+                assert last == "ro"
+            else:
+                assert source in document["volumes"], f"{name}: data must outlive the container"
     waits = document["services"]["holdfast"]["depends_on"]
     assert {each["condition"] for each in waits.values()} == {"service_healthy"}
+
+
+def mounted(document: dict[str, Any], service: str, path: str) -> Path:
+    """What of the repository a container has there."""
+    (found,) = [each for each in document["services"][service]["volumes"] if each.split(":")[1] == path]
+    return ROOT / found.split(":")[0]
+
+
+def test_prometheus_and_grafana_are_provisioned_and_started_only_when_asked_for(environment: dict[str, str]) -> None:
+    document = compose(environment)
+    services = document["services"]
+    assert {name for name, each in services.items() if each.get("profiles") == ["observe"]} == {"prometheus", "grafana"}
+    for name in ("prometheus.yml", "rules.yml"):
+        assert mounted(document, "prometheus", f"/etc/prometheus/{name}") == ROOT / "deploy" / "prometheus" / name
+    configuration = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    own = next(each for each in configuration["scrape_configs"] if each["job_name"] == "holdfast")
+    (token,) = services["prometheus"]["configs"]
+    assert token["target"] == f"/etc/prometheus/{own['authorization']['credentials_file']}"
+    assert document["configs"][token["source"]]["content"] == "HOLDFAST_METRICS_TOKEN is not set in .env"
+    given = compose(environment | {"HOLDFAST_METRICS_TOKEN": "hold_x"})
+    assert given["configs"][token["source"]]["content"] == "hold_x"
+    provisioning = mounted(document, "grafana", "/etc/grafana/provisioning")
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "holdfast.yml").read_text())["providers"]
+    assert len(list(mounted(document, "grafana", provider["options"]["path"]).glob("*.json"))) == 4
+    for name in ("prometheus", "grafana"):
+        (port,) = services[name]["ports"]
+        assert port.startswith("127.0.0.1:")
+
+
+def test_grafana_does_not_start_with_the_password_that_everyone_knows(environment: dict[str, str]) -> None:
+    service = compose(environment)["services"]["grafana"]
+    assert service["environment"]["GF_SECURITY_ADMIN_PASSWORD"] == ""
+    shell = [word.replace("$$", "$") for word in service["entrypoint"]]
+    done = subprocess.run(shell, env={"GF_SECURITY_ADMIN_PASSWORD": ""}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (64, "Set GRAFANA_PASSWORD in .env\n")
 
 
 def test_the_image_runs_the_service_and_not_as_root(environment: dict[str, str]) -> None:
