@@ -1,0 +1,63 @@
+import { queryOptions, useSuspenseQuery } from "@tanstack/react-query";
+import { isSignedOut, problemOf } from "./problem";
+import type { components } from "./schema";
+
+export type Scope = components["schemas"]["Scope"];
+
+/** Who is signed in. The cookie itself is HttpOnly: no script sees it. */
+export interface Session {
+  /** The token's name. */
+  name: string;
+  /** The only project that the token sees; null: every project. */
+  project: string | null;
+  scopes: Scope[];
+  /** For each call that is no GET. Kept in memory alone; a reload asks for it again. */
+  csrf_token: string;
+  expires_at: string;
+}
+
+export const CSRF_HEADER = "X-Holdfast-CSRF";
+const CURRENT = "/v1/sessions/current";
+
+/** null: nobody is signed in. Any other failure is thrown. */
+async function currentSession(): Promise<Session | null> {
+  const reply = await fetch(CURRENT);
+  if (reply.status === 401) return null;
+  if (!reply.ok) throw await problemOf(reply);
+  return (await reply.json()) as Session;
+}
+
+export const sessionQuery = queryOptions({
+  queryKey: ["session"],
+  queryFn: currentSession,
+  staleTime: Number.POSITIVE_INFINITY,
+});
+
+/** `secret`: a token, or a one-time code of `holdfast ui`. It goes into this one call and is kept nowhere. */
+export async function signIn(secret: string): Promise<Session> {
+  const reply = await fetch("/v1/sessions", { method: "POST", headers: { Authorization: `Bearer ${secret}` } });
+  if (!reply.ok) throw await problemOf(reply);
+  return (await reply.json()) as Session;
+}
+
+export async function signOut(session: Session): Promise<void> {
+  const reply = await fetch(CURRENT, { method: "DELETE", headers: { [CSRF_HEADER]: session.csrf_token } });
+  if (reply.ok) return;
+  const problem = await problemOf(reply);
+  if (!isSignedOut(problem)) throw problem;
+}
+
+/** Inside the frame, where somebody is signed in. */
+export function useSession(): Session {
+  const { data } = useSuspenseQuery(sessionQuery);
+  if (data === null) throw new Error("Nobody is signed in: the frame shows the sign-in screen instead.");
+  return data;
+}
+
+/** Takes the code out of `/ui/#code=…` and out of the address bar and the history; null: there is none. */
+export function takeCode(place: Location = window.location): string | null {
+  const code = new URLSearchParams(place.hash.replace(/^#/, "")).get("code");
+  if (code === null) return null;
+  window.history.replaceState(window.history.state, "", place.pathname + place.search);
+  return code;
+}

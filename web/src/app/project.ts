@@ -1,0 +1,18 @@
+import { useSearch } from "@tanstack/react-router";
+import { useQuery } from "@/api/client";
+import { useSession } from "@/api/session";
+
+/** The first page of projects: those to choose from. */
+export function useProjects() {
+  return useQuery("get", "/v1/projects", { params: { query: { limit: 500 } } });
+}
+
+/** The project that the screen is about: that of the address, else the token's own, else the first by name. undefined:
+ * there is none, or it is not known yet. */
+export function useProject(): string | undefined {
+  const { project } = useSearch({ from: "__root__" });
+  const { project: own } = useSession();
+  const wanted = project ?? own ?? undefined;
+  const { data } = useProjects();
+  return wanted ?? data?.items[0]?.name;
+}

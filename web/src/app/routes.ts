@@ -1,0 +1,25 @@
+import { createRouter } from "@tanstack/react-router";
+import { overviewRoute } from "@/overview/route";
+import { runsRoute } from "@/runs/route";
+import { frameRoute } from "./frame_route";
+import { NotFound, ScreenFailed } from "./ScreenFailed";
+
+/** A screen: one line. What the navigation offers is in navigation.ts. */
+const screens = frameRoute.addChildren([overviewRoute, runsRoute]);
+
+export function makeRouter() {
+  return createRouter({
+    routeTree: screens,
+    basepath: "/ui",
+    defaultPreload: "intent",
+    defaultErrorComponent: ScreenFailed,
+    defaultNotFoundComponent: NotFound,
+    scrollRestoration: true,
+  });
+}
+
+declare module "@tanstack/react-router" {
+  interface Register {
+    router: ReturnType<typeof makeRouter>;
+  }
+}

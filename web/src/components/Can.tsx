@@ -1,0 +1,24 @@
+import type { ReactElement } from "react";
+import { cloneElement } from "react";
+import { type Scope, useSession } from "@/api/session";
+import { Hint } from "./Hint";
+
+interface Control {
+  "aria-disabled"?: boolean;
+  onClick?: unknown;
+}
+
+/** A button for those whose token has the scope. For others it is shown disabled, with the reason; `reason` says why it
+ * is disabled for everybody at the moment. It stays in the order of the keyboard, so that the reason can be read. */
+export function Can(props: { scope: Scope; reason?: string | undefined; children: ReactElement<Control> }) {
+  const { scope, children } = props;
+  const { name, scopes } = useSession();
+  const missing = `The token “${name}” has not the scope “${scope}”. Sign in with one that has it.`;
+  const reason = scopes.includes(scope) ? props.reason : missing;
+  if (reason === undefined) return children;
+  const disabled = cloneElement(children, {
+    "aria-disabled": true,
+    onClick: (event: Event) => event.preventDefault(),
+  });
+  return <Hint text={reason}>{disabled}</Hint>;
+}

@@ -1,0 +1,233 @@
+import {
+  type ColumnDef,
+  createColumnHelper,
+  flexRender,
+  getCoreRowModel,
+  type RowData,
+  useReactTable,
+} from "@tanstack/react-table";
+import { useVirtualizer } from "@tanstack/react-virtual";
+import {
+  type CSSProperties,
+  type KeyboardEvent,
+  type ReactNode,
+  useEffect,
+  useId,
+  useMemo,
+  useRef,
+  useState,
+} from "react";
+import type { Pages } from "@/api/client";
+import styles from "./DataTable.module.css";
+import { ErrorState, Loading } from "./states";
+
+declare module "@tanstack/react-table" {
+  interface ColumnMeta<TData extends RowData, TValue> {
+    /** Numbers stand on the right. */
+    align?: "right";
+    /** false: left out on a phone. */
+    phone?: boolean;
+  }
+}
+
+export { createColumnHelper };
+
+// biome-ignore lint/suspicious/noExplicitAny: a column's value has any type; TanStack's own signature.
+export type Columns<Row> = ColumnDef<Row, any>[];
+
+interface DataTableProps<Row> {
+  /** For screen readers: what the rows are. */
+  label: string;
+  /** Kept between renderings (a constant, or useMemo). `size` is the least width in px, and a column's share. */
+  columns: Columns<Row>;
+  /** Of `usePages`, or `allRows(rows)` for what has no pages. */
+  pages: Pages<Row>;
+  rowKey: (row: Row) => string;
+  /** What stands in place of no rows: says what to do. */
+  empty: ReactNode;
+  /** Enter, and a click beside links. */
+  onOpen?: (row: Row) => void;
+  /** Keys of selected rows. With `onSelect` there is a column of checkboxes, and Space selects. */
+  selected?: ReadonlySet<string>;
+  onSelect?: (selected: ReadonlySet<string>) => void;
+}
+
+const ROW_PX = 38;
+/** So near to the end the next page is asked for. */
+const LOAD_MORE_BEFORE = 20;
+const CHECKBOX_PX = 40;
+
+/** A list that is not paged, as DataTable takes it. */
+export function allRows<Row>(rows: readonly Row[]): Pages<Row> {
+  const nothing = () => undefined;
+  return {
+    items: rows as Row[],
+    isPending: false,
+    error: null,
+    hasMore: false,
+    isLoadingMore: false,
+    loadMore: nothing,
+    retry: nothing,
+  };
+}
+
+/** A table of however many rows: only those in sight are in the page, and pages are read as it is scrolled. Arrow keys,
+ * Page Up and Down, Home and End move the active row. */
+export function DataTable<Row>(props: DataTableProps<Row>) {
+  const { label, columns, pages, rowKey, empty, onOpen, selected, onSelect } = props;
+  const { items, error, hasMore, loadMore } = pages;
+  const scroller = useRef<HTMLDivElement>(null);
+  const [active, setActive] = useState(0);
+  const id = useId();
+
+  const table = useReactTable({ data: items, columns, getRowId: rowKey, getCoreRowModel: getCoreRowModel() });
+  const { rows } = table.getRowModel();
+  const virtual = useVirtualizer({
+    count: rows.length,
+    getScrollElement: () => scroller.current,
+    estimateSize: () => ROW_PX,
+    overscan: 12,
+    // The header is sticky above the rows.
+    scrollMargin: ROW_PX,
+    scrollPaddingStart: ROW_PX,
+  });
+  const inSight = virtual.getVirtualItems();
+  const last = inSight.at(-1)?.index ?? -1;
+
+  useEffect(() => {
+    if (hasMore && !error && rows.length > 0 && last >= rows.length - LOAD_MORE_BEFORE) loadMore();
+  }, [hasMore, error, last, rows.length, loadMore]);
+
+  const shape = useMemo(() => shapeOf(columns, onSelect !== undefined), [columns, onSelect]);
+
+  if (pages.isPending) return <Loading what={label.toLowerCase()} />;
+  if (items.length === 0) return error ? <ErrorState error={error} onRetry={pages.retry} /> : empty;
+
+  function toggle(key: string) {
+    const next = new Set(selected);
+    if (!next.delete(key)) next.add(key);
+    onSelect?.(next);
+  }
+
+  function move(to: number) {
+    const index = Math.max(0, Math.min(rows.length - 1, to));
+    setActive(index);
+    virtual.scrollToIndex(index);
+  }
+
+  function onKeyDown(event: KeyboardEvent) {
+    if (event.target !== event.currentTarget) return; // a link or a checkbox in a row has keys of its own
+    const page = Math.max(1, Math.floor((scroller.current?.clientHeight ?? 0) / ROW_PX) - 2);
+    const steps: Record<string, number> = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page };
+    const row = rows[active];
+    if (event.key in steps) move(active + (steps[event.key] ?? 0));
+    else if (event.key === "Home") move(0);
+    else if (event.key === "End") move(rows.length - 1);
+    else if (event.key === "Enter" && row && onOpen) onOpen(row.original);
+    else if (event.key === " " && row && onSelect) toggle(row.id);
+    else return;
+    event.preventDefault();
+  }
+
+  const all = rows.length > 0 && rows.every((row) => selected?.has(row.id));
+  return (
+    <>
+      <div
+        ref={scroller}
+        className={styles.scroller}
+        style={shape}
+        role="grid"
+        tabIndex={0}
+        aria-label={label}
+        aria-rowcount={hasMore ? -1 : rows.length + 1}
+        aria-multiselectable={onSelect ? true : undefined}
+        aria-activedescendant={inSight.some((each) => each.index === active) ? `${id}-${active}` : undefined}
+        onKeyDown={onKeyDown}
+      >
+        <div role="rowgroup" className={styles.head}>
+          {table.getHeaderGroups().map((group) => (
+            <div role="row" aria-rowindex={1} className={styles.row} key={group.id}>
+              {onSelect && (
+                <div role="columnheader" className={styles.cell}>
+                  <input
+                    type="checkbox"
+                    aria-label="Select all that are loaded"
+                    checked={all}
+                    onChange={() => onSelect(new Set(all ? [] : rows.map((row) => row.id)))}
+                  />
+                </div>
+              )}
+              {group.headers.map((header) => (
+                <div role="columnheader" className={cellClass(header.column.columnDef.meta)} key={header.id}>
+                  {flexRender(header.column.columnDef.header, header.getContext())}
+                </div>
+              ))}
+            </div>
+          ))}
+        </div>
+        <div role="rowgroup" className={styles.body} style={{ height: virtual.getTotalSize() }}>
+          {inSight.map(({ index, start }) => {
+            const row = rows[index];
+            if (row === undefined) return null;
+            return (
+              // biome-ignore lint/a11y/useKeyWithClickEvents: the grid itself has the keys.
+              <div
+                role="row"
+                id={`${id}-${index}`}
+                key={row.id}
+                aria-rowindex={index + 2}
+                aria-selected={onSelect ? (selected?.has(row.id) ?? false) : undefined}
+                className={`${styles.row} ${styles.virtual} ${index === active ? styles.active : ""} ${onOpen ? styles.opens : ""}`}
+                style={{ transform: `translateY(${start - ROW_PX}px)` }}
+                onClick={(event) => {
+                  setActive(index);
+                  if (onOpen && !(event.target as Element).closest("a, button, input")) onOpen(row.original);
+                }}
+              >
+                {onSelect && (
+                  <div role="gridcell" className={styles.cell}>
+                    <input
+                      type="checkbox"
+                      tabIndex={-1}
+                      aria-label="Select"
+                      checked={selected?.has(row.id) ?? false}
+                      onChange={() => toggle(row.id)}
+                    />
+                  </div>
+                )}
+                {row.getVisibleCells().map((cell) => (
+                  <div role="gridcell" className={cellClass(cell.column.columnDef.meta)} key={cell.id}>
+                    {flexRender(cell.column.columnDef.cell, cell.getContext())}
+                  </div>
+                ))}
+              </div>
+            );
+          })}
+        </div>
+      </div>
+      {error ? <ErrorState error={error} onRetry={pages.retry} /> : null}
+      <p className={`quiet ${styles.count}`} role="status">
+        {pages.isLoadingMore
+          ? "Loading more…"
+          : `${rows.length.toLocaleString()} ${hasMore ? "loaded; scroll for more" : "in all"}`}
+      </p>
+    </>
+  );
+}
+
+function cellClass(meta: { align?: "right"; phone?: boolean } | undefined): string {
+  return [styles.cell, meta?.align === "right" && styles.right, meta?.phone === false && styles.wideOnly]
+    .filter(Boolean)
+    .join(" ");
+}
+
+/** The widths of the columns, on a wide screen and on a phone: DataTable.module.css chooses. */
+function shapeOf<Row>(columns: Columns<Row>, checkboxes: boolean): CSSProperties {
+  const track = (column: Columns<Row>[number]) => `minmax(${column.size ?? 120}px, ${column.size ?? 120}fr)`;
+  const first = checkboxes ? [`${CHECKBOX_PX}px`] : [];
+  const narrow = columns.filter((column) => column.meta?.phone !== false);
+  return {
+    "--wide": [...first, ...columns.map(track)].join(" "),
+    "--narrow": [...first, ...narrow.map(track)].join(" "),
+  } as CSSProperties;
+}

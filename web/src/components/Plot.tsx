@@ -1,0 +1,128 @@
+import { useEffect, useId, useRef } from "react";
+import uPlot from "uplot";
+import "uplot/dist/uPlot.min.css";
+import styles from "./Plot.module.css";
+
+export interface PlotSeries {
+  label: string;
+  /** One value for each x; null: a gap. */
+  values: (number | null)[];
+  /** How a value is written, in the legend and in the table. */
+  format?: (value: number) => string;
+  /** A CSS colour; without one the accent. */
+  color?: string;
+}
+
+interface PlotProps {
+  /** What the plot shows: its name for screen readers and the table's caption. */
+  title: string;
+  /** Ascending: steps, or seconds since 1970 with `time`. */
+  x: number[];
+  xLabel: string;
+  time?: boolean;
+  series: PlotSeries[];
+  heightPx?: number;
+  /** Plots with the same key share the cursor. */
+  syncKey?: string;
+  /** uPlot's own hooks, to draw into the plot. Kept between renderings. */
+  hooks?: uPlot.Hooks.Arrays;
+}
+
+/** The table has so many rows at most: evenly chosen ones, and the last. */
+const TABLE_ROWS = 200;
+
+/** Lines over steps or time, and the same numbers as a table for those who do not see the lines. */
+export function Plot({ title, x, xLabel, time = false, series, heightPx = 220, syncKey, hooks }: PlotProps) {
+  const place = useRef<HTMLDivElement>(null);
+  const id = useId();
+
+  useEffect(() => {
+    const parent = place.current;
+    if (parent === null) return;
+    let plot: uPlot | undefined;
+
+    function draw() {
+      if (parent === null) return;
+      plot?.destroy();
+      const colors = getComputedStyle(parent);
+      const [text, line, accent] = ["--quiet", "--line", "--accent"].map((name) => colors.getPropertyValue(name));
+      const axis = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
+      const first = series[0];
+      const ticks = first?.format;
+      plot = new uPlot(
+        {
+          width: parent.clientWidth,
+          height: heightPx,
+          scales: { x: { time } },
+          axes: [
+            { ...axis, label: time ? undefined : xLabel },
+            { ...axis, size: 70, ...(ticks ? { values: (_, all) => all.map((each) => ticks(each)) } : {}) },
+          ],
+          series: [
+            { label: xLabel },
+            ...series.map(({ label, color, format }) => ({
+              label,
+              stroke: color ?? accent,
+              width: 1.5,
+              value: (_: uPlot, value: number | null) => (value == null ? "–" : (format ?? String)(value)),
+            })),
+          ],
+          ...(syncKey === undefined ? {} : { cursor: { sync: { key: syncKey } } }),
+          ...(hooks === undefined ? {} : { hooks }),
+        },
+        [x, ...series.map((each) => each.values)],
+        parent,
+      );
+    }
+
+    draw();
+    const resized = new ResizeObserver(() => plot?.setSize({ width: parent.clientWidth, height: heightPx }));
+    resized.observe(parent);
+    // The colours are the theme's, and a canvas does not follow by itself.
+    const themed = new MutationObserver(draw);
+    themed.observe(document.documentElement, { attributeFilter: ["data-theme"] });
+    return () => {
+      resized.disconnect();
+      themed.disconnect();
+      plot?.destroy();
+    };
+  }, [x, xLabel, time, series, heightPx, syncKey, hooks]);
+
+  const step = Math.max(1, Math.ceil(x.length / TABLE_ROWS));
+  const shown = x.flatMap((_, index) => (index % step === 0 || index === x.length - 1 ? [index] : []));
+  return (
+    <figure className={styles.figure} aria-labelledby={`${id}-title`}>
+      <figcaption id={`${id}-title`}>{title}</figcaption>
+      <div ref={place} aria-hidden="true" />
+      <details>
+        <summary>{title} as a table</summary>
+        <div className={styles.table}>
+          <table>
+            <caption className="visually-hidden">{title}</caption>
+            <thead>
+              <tr>
+                <th scope="col">{xLabel}</th>
+                {series.map(({ label }) => (
+                  <th scope="col" key={label}>
+                    {label}
+                  </th>
+                ))}
+              </tr>
+            </thead>
+            <tbody>
+              {shown.map((index) => (
+                <tr key={index}>
+                  <th scope="row">{time ? new Date((x[index] ?? 0) * 1000).toLocaleString() : x[index]}</th>
+                  {series.map(({ label, values, format = String }) => {
+                    const value = values[index];
+                    return <td key={label}>{value == null ? "–" : format(value)}</td>;
+                  })}
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      </details>
+    </figure>
+  );
+}

@@ -1,0 +1,25 @@
+import { QueryClientProvider } from "@tanstack/react-query";
+import { RouterProvider } from "@tanstack/react-router";
+import { StrictMode } from "react";
+import { createRoot } from "react-dom/client";
+import { queryClient } from "@/api/client";
+import { sessionQuery, signIn, takeCode } from "@/api/session";
+import { makeRouter } from "@/app/routes";
+import { beginTheme } from "@/app/theme";
+import "@/components/theme.css";
+
+beginTheme();
+// Before the router looks at the address. The frame waits for this call as for any session, and shows why it failed.
+const code = takeCode();
+if (code !== null) {
+  queryClient.fetchQuery({ ...sessionQuery, queryFn: () => signIn(code) }).catch(() => undefined);
+}
+const place = document.getElementById("page");
+if (place === null) throw new Error("index.html has no #page.");
+createRoot(place).render(
+  <StrictMode>
+    <QueryClientProvider client={queryClient}>
+      <RouterProvider router={makeRouter()} />
+    </QueryClientProvider>
+  </StrictMode>,
+);

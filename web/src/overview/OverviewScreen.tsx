@@ -1,0 +1,118 @@
+import { useQuery } from "@/api/client";
+import { useSession } from "@/api/session";
+import { useProject, useProjects } from "@/app/project";
+import { Screen } from "@/app/Screen";
+import { CopyCommand } from "@/components/CopyCommand";
+import { EmptyState, Reply } from "@/components/states";
+import { Bytes, Money } from "@/components/values";
+import { RunsTable } from "@/runs/RunsTable";
+import { AttentionList } from "./AttentionList";
+import styles from "./OverviewScreen.module.css";
+
+/** What needs somebody, then what trains. */
+export function OverviewScreen() {
+  const project = useProject();
+  const projects = useProjects();
+  return (
+    <Screen title="Overview">
+      {project === undefined ? (
+        <Reply of={projects} what="the projects">
+          {() => (
+            <EmptyState title="No project is here yet">
+              <p>A project is made with its first token. Then a training script saves into it.</p>
+              <CopyCommand command="holdfast projects create my-project" label="the command that makes a project" />
+            </EmptyState>
+          )}
+        </Reply>
+      ) : (
+        <OfProject project={project} key={project} />
+      )}
+    </Screen>
+  );
+}
+
+function OfProject({ project }: { project: string }) {
+  return (
+    <>
+      <section aria-labelledby="attention">
+        <h2 id="attention">Needs somebody</h2>
+        <AttentionList project={project} />
+      </section>
+      <section aria-labelledby="live">
+        <h2 id="live">Live runs</h2>
+        <RunsTable
+          project={project}
+          statuses={["training", "stalled"]}
+          empty={
+            <EmptyState title="No run trains now">
+              <p>A run is live from the moment when its training script opens the checkpointer.</p>
+            </EmptyState>
+          }
+        />
+      </section>
+      <section aria-labelledby="bytes">
+        <h2 id="bytes">Bytes and cost</h2>
+        <BytesAndCost project={project} />
+      </section>
+    </>
+  );
+}
+
+function BytesAndCost({ project }: { project: string }) {
+  const params = { params: { path: { project } } };
+  const usage = useQuery("get", "/v1/projects/{project}/usage", params);
+  const cost = useQuery("get", "/v1/projects/{project}/cost", params);
+  const found = useProjects().data?.items.find((each) => each.name === project);
+  const session = useSession();
+  return (
+    <div className={styles.figures}>
+      <Reply of={usage} what="the bytes">
+        {(bytes) => (
+          <dl className="panel">
+            <Figure name="Stored">
+              <Bytes count={bytes.stored_bytes} />
+            </Figure>
+            <Figure name="Quota">{found?.quota_bytes == null ? "none" : <Bytes count={found.quota_bytes} />}</Figure>
+            <Figure name="States in the trainer">
+              <Bytes count={bytes.logical_bytes} />
+            </Figure>
+            <Figure name="Not sent, deduplicated">
+              <Bytes count={bytes.deduplicated_bytes} />
+            </Figure>
+            <Figure name="In the trash">
+              <Bytes count={bytes.trashed_bytes} />
+            </Figure>
+            <Figure name="Pending collection">
+              <Bytes count={bytes.pending_collection_bytes} />
+            </Figure>
+          </dl>
+        )}
+      </Reply>
+      <Reply of={cost} what="the cost">
+        {(money) => (
+          <dl className="panel">
+            <Figure name="Per month, as stored now">
+              <Money amount={money.per_month} currency={money.currency} />
+            </Figure>
+            <Figure name="Prices as of">{money.as_of}</Figure>
+            {money.unpriced_bytes > 0 && (
+              <Figure name="Without a price">
+                <Bytes count={money.unpriced_bytes} />
+                {session.scopes.includes("admin") && " – set one with holdfast prices"}
+              </Figure>
+            )}
+          </dl>
+        )}
+      </Reply>
+    </div>
+  );
+}
+
+function Figure({ name, children }: { name: string; children: React.ReactNode }) {
+  return (
+    <div>
+      <dt className="quiet">{name}</dt>
+      <dd>{children}</dd>
+    </div>
+  );
+}

@@ -1,0 +1,198 @@
+import type { Schemas } from "@/api/client";
+import { formatSeconds, secondsSince } from "@/format/moments";
+import { formatBytes, formatShare } from "@/format/numbers";
+
+/** One thing that needs a person. */
+export interface Attention {
+  key: string;
+  /** In the words of the glossary; what StateBadge shows. */
+  state: string;
+  tone: "bad" | "warn";
+  /** What it is about. */
+  subject: string;
+  /** The run that it is about, if it is one. */
+  run: string | null;
+  detail: string;
+  /** Since when, if that is known. */
+  since: string | null;
+}
+
+export interface Facts {
+  /** Stalled, lost and failed ones, and those that train. */
+  runs: readonly Schemas["RunView"][];
+  badCopies: readonly Schemas["BadCopy"][];
+  /** Of checkpoints that were quarantined or found corrupt, and of stores, the newest first. */
+  events: readonly Schemas["EventView"][];
+  stores: readonly Schemas["StoreView"][];
+  project: Schemas["ProjectView"] | undefined;
+}
+
+/** What is older was seen, or is nobody's concern any more: it is in the list of runs and of events. */
+const RECENT_SECONDS = 7 * 86_400;
+/** A live run that has nothing newer to go back to loses so much. */
+const RESTORE_POINT_LATE_SECONDS = 4 * 3600;
+const FIRST_CHECKPOINT_LATE_SECONDS = 3600;
+const QUOTA_NEAR = 0.85;
+
+/** What needs somebody, the most urgent first: lost data, stores, runs that go nowhere, runs without protection, quota.
+ * `now`: milliseconds since 1970. */
+export function findAttention(facts: Facts, now: number): Attention[] {
+  return [
+    ...corrupt(facts.badCopies),
+    ...stores(facts.stores, facts.events),
+    ...quarantined(facts.events, now),
+    ...stopped(facts.runs, now),
+    ...unprotected(facts.runs, now),
+    ...quota(facts.project),
+  ];
+}
+
+function corrupt(copies: Facts["badCopies"]): Attention[] {
+  const lost = copies.filter((copy) => copy.lost);
+  if (lost.length === 0) return [];
+  const checkpoints = Math.max(...lost.map((copy) => copy.checkpoints));
+  const detail =
+    `${plural(lost.length, "chunk")} without a good copy in any attached store; the worst is needed by ` +
+    `${plural(checkpoints, "checkpoint")}. Attach a store that still has it, or restore an older checkpoint.`;
+  const since = lost.map((copy) => copy.bad_at ?? "").filter(Boolean);
+  return [
+    {
+      key: "corrupt",
+      state: "corrupt",
+      tone: "bad",
+      subject: "Lost chunks",
+      run: null,
+      detail,
+      since: since.sort()[0] ?? null,
+    },
+  ];
+}
+
+function stores(found: Facts["stores"], events: Facts["events"]): Attention[] {
+  const newest = new Map<string, Schemas["EventView"]>();
+  for (const event of events) {
+    const role = event.data.store;
+    if (event.type.startsWith("store.") && role != null && !newest.has(role)) newest.set(role, event);
+  }
+  const away = [...newest].filter(([, event]) => event.type === "store.unavailable");
+  return [
+    ...away.map(
+      ([role, event]): Attention => ({
+        key: `store ${role}`,
+        state: "unavailable",
+        tone: "bad",
+        subject: `Store: ${role}`,
+        run: null,
+        detail: event.data.reason ?? "A process of the service cannot use it.",
+        since: event.timestamp,
+      }),
+    ),
+    ...found
+      .filter((store) => store.problem != null && !away.some(([role]) => role === store.role))
+      .map(
+        (store): Attention => ({
+          key: `store ${store.role}`,
+          state: "problem",
+          tone: "bad",
+          subject: `Store: ${store.role}`,
+          run: null,
+          detail: store.problem ?? "",
+          since: null,
+        }),
+      ),
+  ];
+}
+
+function quarantined(events: Facts["events"], now: number): Attention[] {
+  return events
+    .filter((event) => event.type === "checkpoint.quarantined" || event.type === "checkpoint.corrupt")
+    .filter((event) => secondsSince(event.timestamp, now) < RECENT_SECONDS)
+    .map((event) => ({
+      key: event.id,
+      state: event.type.replace("checkpoint.", ""),
+      tone: "bad" as const,
+      subject: `${event.data.run ?? "?"}, step ${event.data.step ?? "?"}`,
+      run: event.data.run ?? null,
+      detail: event.data.reason ?? "",
+      since: event.timestamp,
+    }));
+}
+
+const STOPPED = ["stalled", "lost", "failed"];
+
+function stopped(runs: Facts["runs"], now: number): Attention[] {
+  return runs
+    .filter((run) => STOPPED.includes(run.status ?? ""))
+    .filter((run) => run.last_heard_at == null || secondsSince(run.last_heard_at, now) < RECENT_SECONDS)
+    .sort((one, other) => STOPPED.indexOf(one.status ?? "") - STOPPED.indexOf(other.status ?? ""))
+    .map((run) => ({
+      key: `run ${run.id}`,
+      state: run.status ?? "",
+      tone: "bad" as const,
+      subject: run.name,
+      run: run.name,
+      detail:
+        run.status_detail ??
+        `Its newest attempt is ${run.latest_attempt}; its last step ${run.last_step ?? "is unknown"}.`,
+      since: run.last_heard_at ?? null,
+    }));
+}
+
+function unprotected(runs: Facts["runs"], now: number): Attention[] {
+  return runs.flatMap((run) => {
+    if (run.status !== "training" && run.status !== "stalled") return [];
+    const detail = whyUnprotected(run, now);
+    if (detail === null) return [];
+    const since = run.restore_point?.committed_at ?? null;
+    return [
+      {
+        key: `unprotected ${run.id}`,
+        state: "unprotected",
+        tone: "warn",
+        subject: run.name,
+        run: run.name,
+        detail,
+        since,
+      },
+    ];
+  });
+}
+
+function whyUnprotected(run: Schemas["RunView"], now: number): string | null {
+  const point = run.restore_point;
+  if (point != null) {
+    const age = secondsSince(point.committed_at, now);
+    if (age < RESTORE_POINT_LATE_SECONDS) return null;
+    return `It trains, and its restore point, step ${point.step}, is ${formatSeconds(age)} old.`;
+  }
+  if (run.committed_checkpoints > 0) {
+    return `None of its ${plural(run.committed_checkpoints, "committed checkpoint")} can be restored now.`;
+  }
+  const age = secondsSince(run.created_at, now);
+  if (age < FIRST_CHECKPOINT_LATE_SECONDS) return null;
+  return `It has committed nothing in the ${formatSeconds(age)} since it was made.`;
+}
+
+function quota(project: Facts["project"]): Attention[] {
+  if (project?.quota_bytes == null || project.stored_bytes < QUOTA_NEAR * project.quota_bytes) return [];
+  const share = project.quota_bytes === 0 ? 1 : project.stored_bytes / project.quota_bytes;
+  const detail =
+    `${formatBytes(project.stored_bytes)} of ${formatBytes(project.quota_bytes)} are used (${formatShare(share)}). ` +
+    "At the quota saves are refused: free bytes by retention, or raise it.";
+  const over = share >= 1;
+  return [
+    {
+      key: "quota",
+      state: over ? "quota reached" : "quota near",
+      tone: over ? "bad" : "warn",
+      subject: `Project ${project.name}`,
+      run: null,
+      detail,
+      since: null,
+    },
+  ];
+}
+
+function plural(count: number, noun: string): string {
+  return `${count.toLocaleString()} ${noun}${count === 1 ? "" : "s"}`;
+}

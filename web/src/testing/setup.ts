@@ -1,0 +1,22 @@
+import "@testing-library/jest-dom/vitest";
+
+// What jsdom lacks and every browser has. Sizes: a table of 600 px, so that it has rows in sight.
+HTMLDialogElement.prototype.showModal = function showModal() {
+  this.open = true;
+};
+HTMLDialogElement.prototype.close = function close() {
+  this.open = false;
+};
+Object.defineProperty(HTMLElement.prototype, "offsetHeight", { get: () => 600 });
+Object.defineProperty(HTMLElement.prototype, "offsetWidth", { get: () => 900 });
+Element.prototype.scrollTo = function scrollTo(this: Element, options?: ScrollToOptions | number) {
+  if (typeof options === "object") this.scrollTop = options.top ?? 0;
+  this.dispatchEvent(new Event("scroll"));
+} as typeof Element.prototype.scrollTo;
+globalThis.ResizeObserver = class {
+  observe() {}
+  unobserve() {}
+  disconnect() {}
+};
+window.matchMedia = (query: string) =>
+  Object.assign(new EventTarget(), { matches: false, media: query }) as unknown as MediaQueryList;
