@@ -1,4 +1,5 @@
-import { queryOptions, useSuspenseQuery } from "@tanstack/react-query";
+import { queryOptions } from "@tanstack/react-query";
+import { createContext, useContext } from "react";
 import { isSignedOut, problemOf } from "./problem";
 import type { components } from "./schema";
 
@@ -47,11 +48,14 @@ export async function signOut(session: Session): Promise<void> {
   if (!isSignedOut(problem)) throw problem;
 }
 
+/** Given by the frame to all that stands in it. */
+export const SessionContext = createContext<Session | null>(null);
+
 /** Inside the frame, where somebody is signed in. */
 export function useSession(): Session {
-  const { data } = useSuspenseQuery(sessionQuery);
-  if (data === null) throw new Error("Nobody is signed in: the frame shows the sign-in screen instead.");
-  return data;
+  const session = useContext(SessionContext);
+  if (session === null) throw new Error("Nobody is signed in: the frame shows the sign-in screen instead.");
+  return session;
 }
 
 /** Takes the code out of `/ui/#code=…` and out of the address bar and the history; null: there is none. */

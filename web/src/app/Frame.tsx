@@ -2,7 +2,7 @@ import { useQuery as useSessionQuery } from "@tanstack/react-query";
 import { Link, Outlet, useNavigate } from "@tanstack/react-router";
 import { Suspense, useEffect, useState } from "react";
 import { queryClient } from "@/api/client";
-import { type Session, sessionQuery, signOut } from "@/api/session";
+import { type Session, SessionContext, sessionQuery, signOut } from "@/api/session";
 import { Hint, Hints } from "@/components/Hint";
 import { ErrorState, Loading } from "@/components/states";
 import { type Live, useLive } from "@/live/useLive";
@@ -25,9 +25,11 @@ export function Frame() {
   if (session.data === undefined) return <Loading what="the session" />;
   if (session.data === null) return <SignIn />;
   return (
-    <Hints>
-      <SignedIn session={session.data} />
-    </Hints>
+    <SessionContext value={session.data}>
+      <Hints>
+        <SignedIn session={session.data} />
+      </Hints>
+    </SessionContext>
   );
 }
 
@@ -120,8 +122,9 @@ function SignedInAs({ session }: { session: Session }) {
   async function leave() {
     try {
       await signOut(session);
-      queryClient.clear();
       queryClient.setQueryData(sessionQuery.queryKey, null);
+      // The next one who signs in here may see less.
+      queryClient.removeQueries({ predicate: (query) => query.queryKey[0] !== sessionQuery.queryKey[0] });
     } catch (failure) {
       setError(failure);
     }

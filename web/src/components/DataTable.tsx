@@ -80,10 +80,8 @@ export function DataTable<Row>(props: DataTableProps<Row>) {
   const [active, setActive] = useState(0);
   const id = useId();
 
-  const table = useReactTable({ data: items, columns, getRowId: rowKey, getCoreRowModel: getCoreRowModel() });
-  const { rows } = table.getRowModel();
   const virtual = useVirtualizer({
-    count: rows.length,
+    count: items.length,
     getScrollElement: () => scroller.current,
     estimateSize: () => ROW_PX,
     overscan: 12,
@@ -92,11 +90,16 @@ export function DataTable<Row>(props: DataTableProps<Row>) {
     scrollPaddingStart: ROW_PX,
   });
   const inSight = virtual.getVirtualItems();
+  const first = inSight[0]?.index ?? 0;
   const last = inSight.at(-1)?.index ?? -1;
+  // TanStack's row model is made anew with each page; of the rows in sight alone that takes no time.
+  const data = useMemo(() => items.slice(first, last + 1), [items, first, last]);
+  const table = useReactTable({ data, columns, getRowId: rowKey, getCoreRowModel: getCoreRowModel() });
+  const { rows } = table.getRowModel();
 
   useEffect(() => {
-    if (hasMore && !error && rows.length > 0 && last >= rows.length - LOAD_MORE_BEFORE) loadMore();
-  }, [hasMore, error, last, rows.length, loadMore]);
+    if (hasMore && !error && last >= 0 && last >= items.length - LOAD_MORE_BEFORE) loadMore();
+  }, [hasMore, error, last, items.length, loadMore]);
 
   const shape = useMemo(() => shapeOf(columns, onSelect !== undefined), [columns, onSelect]);
 
@@ -110,7 +113,7 @@ export function DataTable<Row>(props: DataTableProps<Row>) {
   }
 
   function move(to: number) {
-    const index = Math.max(0, Math.min(rows.length - 1, to));
+    const index = Math.max(0, Math.min(items.length - 1, to));
     setActive(index);
     virtual.scrollToIndex(index);
   }
@@ -119,17 +122,18 @@ export function DataTable<Row>(props: DataTableProps<Row>) {
     if (event.target !== event.currentTarget) return; // a link or a checkbox in a row has keys of its own
     const page = Math.max(1, Math.floor((scroller.current?.clientHeight ?? 0) / ROW_PX) - 2);
     const steps: Record<string, number> = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page };
-    const row = rows[active];
+    const row = items[active];
     if (event.key in steps) move(active + (steps[event.key] ?? 0));
     else if (event.key === "Home") move(0);
-    else if (event.key === "End") move(rows.length - 1);
-    else if (event.key === "Enter" && row && onOpen) onOpen(row.original);
-    else if (event.key === " " && row && onSelect) toggle(row.id);
+    else if (event.key === "End") move(items.length - 1);
+    else if (event.key === "Enter" && row && onOpen) onOpen(row);
+    else if (event.key === " " && row && onSelect) toggle(rowKey(row));
     else return;
     event.preventDefault();
   }
 
-  const all = rows.length > 0 && rows.every((row) => selected?.has(row.id));
+  const all =
+    selected !== undefined && selected.size >= items.length && items.every((row) => selected.has(rowKey(row)));
   return (
     <>
       <div
@@ -139,7 +143,7 @@ export function DataTable<Row>(props: DataTableProps<Row>) {
         role="grid"
         tabIndex={0}
         aria-label={label}
-        aria-rowcount={hasMore ? -1 : rows.length + 1}
+        aria-rowcount={hasMore ? -1 : items.length + 1}
         aria-multiselectable={onSelect ? true : undefined}
         aria-activedescendant={inSight.some((each) => each.index === active) ? `${id}-${active}` : undefined}
         onKeyDown={onKeyDown}
@@ -153,7 +157,7 @@ export function DataTable<Row>(props: DataTableProps<Row>) {
                     type="checkbox"
                     aria-label="Select all that are loaded"
                     checked={all}
-                    onChange={() => onSelect(new Set(all ? [] : rows.map((row) => row.id)))}
+                    onChange={() => onSelect(new Set(all ? [] : items.map(rowKey)))}
                   />
                 </div>
               )}
@@ -167,7 +171,7 @@ export function DataTable<Row>(props: DataTableProps<Row>) {
         </div>
         <div role="rowgroup" className={styles.body} style={{ height: virtual.getTotalSize() }}>
           {inSight.map(({ index, start }) => {
-            const row = rows[index];
+            const row = rows[index - first];
             if (row === undefined) return null;
             return (
               // biome-ignore lint/a11y/useKeyWithClickEvents: the grid itself has the keys.
@@ -209,7 +213,7 @@ export function DataTable<Row>(props: DataTableProps<Row>) {
       <p className={`quiet ${styles.count}`} role="status">
         {pages.isLoadingMore
           ? "Loading more…"
-          : `${rows.length.toLocaleString()} ${hasMore ? "loaded; scroll for more" : "in all"}`}
+          : `${items.length.toLocaleString()} ${hasMore ? "loaded; scroll for more" : "in all"}`}
       </p>
     </>
   );

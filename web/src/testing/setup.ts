@@ -7,12 +7,13 @@ HTMLDialogElement.prototype.showModal = function showModal() {
 HTMLDialogElement.prototype.close = function close() {
   this.open = false;
 };
-Object.defineProperty(HTMLElement.prototype, "offsetHeight", { get: () => 600 });
-Object.defineProperty(HTMLElement.prototype, "offsetWidth", { get: () => 900 });
+Object.defineProperty(Element.prototype, "clientHeight", { get: () => 600 });
+Object.defineProperty(Element.prototype, "clientWidth", { get: () => 900 });
 Element.prototype.scrollTo = function scrollTo(this: Element, options?: ScrollToOptions | number) {
   if (typeof options === "object") this.scrollTop = options.top ?? 0;
   this.dispatchEvent(new Event("scroll"));
 } as typeof Element.prototype.scrollTo;
+window.scrollTo = () => undefined;
 globalThis.ResizeObserver = class {
   observe() {}
   unobserve() {}

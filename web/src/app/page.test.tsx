@@ -1,0 +1,121 @@
+import { QueryClientProvider } from "@tanstack/react-query";
+import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
+import { render, screen, within } from "@testing-library/react";
+import userEvent from "@testing-library/user-event";
+import { queryClient } from "@/api/client";
+import { takeCode } from "@/api/session";
+import { problem, SESSION, serve } from "@/testing/page";
+import { makeRouter } from "./routes";
+
+const PROJECT = {
+  id: "1",
+  name: "demo",
+  created_at: "2026-01-01T00:00:00Z",
+  quota_bytes: null,
+  stored_bytes: 0,
+  runs: 1,
+};
+const RUN = {
+  id: "r1",
+  project: "demo",
+  name: "llama",
+  created_at: "2026-01-01T00:00:00Z",
+  latest_attempt: 2,
+  status: "failed",
+  status_detail: "rank 3: RuntimeError: ECC",
+  last_heard_at: new Date().toISOString(),
+  committed_checkpoints: 5,
+  newest_step: 50,
+  restore_point: null,
+};
+const page = (...items: unknown[]) => ({ items, next_cursor: null });
+const ANSWERS = {
+  "GET /v1/sessions/current": () => SESSION,
+  "GET /v1/projects": () => page(PROJECT),
+  "GET /v1/projects/demo/runs": (request: Request) =>
+    new URL(request.url).searchParams.getAll("status").includes("failed") ? page(RUN) : page(),
+  "GET /v1/projects/demo/runs/llama/goodput": () => ({ goodput: 0.923 }),
+  "GET /v1/projects/demo/bad-copies": () => page(),
+  "GET /v1/events": () => page(),
+  "GET /v1/stores": () => page(),
+  "GET /v1/projects/demo/usage": () => problem(403, "forbidden", "The token may not read usage."),
+  "GET /v1/projects/demo/cost": () => ({ per_month: 12.5, currency: "USD", as_of: "2026-01-01", unpriced_bytes: 0 }),
+};
+
+class SilentEventSource extends EventTarget {
+  static CLOSED = 2;
+  readyState = 0;
+  close() {}
+}
+
+function open(address: string) {
+  vi.stubGlobal("EventSource", SilentEventSource);
+  queryClient.clear();
+  const router = makeRouter();
+  router.update({ ...router.options, history: createMemoryHistory({ initialEntries: [address] }) } as never);
+  render(
+    <QueryClientProvider client={queryClient}>
+      <RouterProvider router={router} />
+    </QueryClientProvider>,
+  );
+  return router;
+}
+
+it("tells what needs somebody, and each part that fails by itself", async () => {
+  serve(ANSWERS);
+  open("/ui/");
+  const attention = await screen.findByRole("region", { name: "Needs somebody" });
+  expect(await within(attention).findByText("rank 3: RuntimeError: ECC")).toBeVisible();
+  expect(await screen.findByText("12.50 USD")).toBeVisible();
+  expect(await screen.findByRole("alert")).toHaveTextContent("The token may not read usage.");
+  expect(screen.getByText("No run trains now")).toBeVisible();
+});
+
+it("keeps the project and the filter in the address, and gives the focus to the new screen", async () => {
+  serve(ANSWERS);
+  const router = open("/ui/?project=demo");
+  await userEvent.click(await screen.findByRole("link", { name: "Runs" }));
+  expect(await screen.findByRole("heading", { name: "Runs" })).toHaveFocus();
+  await userEvent.selectOptions(screen.getByLabelText("Status"), "failed");
+  expect(await screen.findByText("llama")).toBeVisible();
+  expect(await screen.findByText("92.3 %")).toBeVisible();
+  expect(router.state.location.search).toEqual({ project: "demo", status: "failed" });
+});
+
+it("signs in by a token, which stays nowhere, and out again with the CSRF header", async () => {
+  let signedIn = false;
+  const unknown = () => problem(401, "unauthenticated", "This token is not known. Ask for a new one.");
+  const asked = serve({
+    ...ANSWERS,
+    "GET /v1/sessions/current": () => (signedIn ? SESSION : unknown()),
+    "POST /v1/sessions": (request: Request) => {
+      signedIn = request.headers.get("Authorization") === "Bearer hold_a_b";
+      return signedIn ? SESSION : unknown();
+    },
+    "DELETE /v1/sessions/current": () => new Response(null, { status: 204 }),
+  });
+  open("/ui/");
+  const field = await screen.findByLabelText("Token");
+  await userEvent.type(field, "wrong{Enter}");
+  expect(await screen.findByRole("alert")).toHaveTextContent("Ask for a new one.");
+  expect(field).toHaveValue("");
+  await userEvent.type(field, " hold_a_b {Enter}");
+  await userEvent.click(await screen.findByText("ops", { selector: "summary" }));
+  await userEvent.click(screen.getByRole("button", { name: "Sign out" }));
+  expect(await screen.findByLabelText("Token")).toBeVisible();
+  expect(asked.find((each) => each.method === "DELETE")?.headers.get("X-Holdfast-CSRF")).toBe("csrf");
+  expect([localStorage.length, sessionStorage.getItem("token")]).toEqual([0, null]);
+});
+
+it("shows the sign-in screen when a session has ended meanwhile", async () => {
+  serve({ ...ANSWERS, "GET /v1/projects": () => problem(401, "unauthenticated", "The session has ended.") });
+  open("/ui/");
+  expect(await screen.findByLabelText("Token")).toBeVisible();
+});
+
+it("takes a one-time code out of the address at once", () => {
+  window.history.replaceState(null, "", "/ui/?project=demo#code=abc");
+  expect(takeCode()).toBe("abc");
+  expect(window.location.href).toMatch(/\/ui\/\?project=demo$/);
+  expect(takeCode()).toBeNull();
+});

@@ -1,0 +1,52 @@
+import { QueryClientProvider } from "@tanstack/react-query";
+import { render } from "@testing-library/react";
+import type { ReactElement } from "react";
+import { queryClient } from "@/api/client";
+import { type Session, SessionContext, sessionQuery } from "@/api/session";
+import { Hints } from "@/components/Hint";
+
+export const SESSION: Session = {
+  name: "ops",
+  project: null,
+  scopes: ["read", "operate"],
+  csrf_token: "csrf",
+  expires_at: "2999-01-01T00:00:00Z",
+};
+
+/** A component as it stands in the page, with somebody signed in. */
+export function renderSignedIn(element: ReactElement, session: Partial<Session> = {}) {
+  queryClient.clear();
+  const signedIn = { ...SESSION, ...session };
+  queryClient.setQueryData(sessionQuery.queryKey, signedIn);
+  return render(
+    <QueryClientProvider client={queryClient}>
+      <SessionContext value={signedIn}>
+        <Hints>{element}</Hints>
+      </SessionContext>
+    </QueryClientProvider>,
+  );
+}
+
+type Answer = (request: Request) => unknown | Response;
+
+/** Answers the page's calls in place of a service: by "GET /v1/…", the query left out. Returns the requests. */
+export function serve(answers: Record<string, Answer>): Request[] {
+  const asked: Request[] = [];
+  vi.stubGlobal("fetch", async (input: RequestInfo | URL, init?: RequestInit) => {
+    const request =
+      input instanceof Request ? input : new Request(new URL(String(input), window.location.origin), init);
+    asked.push(request);
+    const call = `${request.method} ${new URL(request.url).pathname}`;
+    const answer = answers[call];
+    if (answer === undefined) throw new Error(`The test answers no ${call}.`);
+    const found = await answer(request);
+    return found instanceof Response ? found : Response.json(found);
+  });
+  return asked;
+}
+
+/** As the service says what went wrong. */
+export function problem(status: number, code: string, detail: string): Response {
+  const body = { type: "about:blank", title: code, status, code, detail, retryable: false, request_id: "req-1" };
+  return Response.json(body, { status, headers: { "Content-Type": "application/problem+json" } });
+}
