@@ -1,5 +1,5 @@
-"""Writes web/src/api/schema.d.ts: the types of the REST API for the web page, made of the service's own OpenAPI document
-by openapi-typescript. `python -m scripts.web_schema` after a change of a route or of a model.
+"""Writes web/src/api/schema.d.ts: the types of the REST API for the web page, made of the service's own OpenAPI
+document by openapi-typescript. `python -m scripts.web_schema` after a change of a route or of a model.
 
 The first line of the file has the digest of the document, so a test sees drift without Node."""
 

@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from scripts.web_schema import SCHEMA, document, first_line
 
 ROOT = Path(__file__).resolve().parents[2]
