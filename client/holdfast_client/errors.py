@@ -150,6 +150,11 @@ class Forbidden(TokenProblem):
     remedy = "Use a token with the scope and the project that this needs; `holdfast tokens create` makes one."
 
 
+class CsrfFailed(TokenProblem):
+    code = ProblemCode.CSRF_FAILED
+    remedy = "Call with a token in place of a browser's cookie."
+
+
 class NotFound(HoldfastError):
     pass
 
@@ -196,6 +201,10 @@ class OperationNotFound(NotFound):
 
 class WebhookNotFound(NotFound):
     code = ProblemCode.WEBHOOK_NOT_FOUND
+
+
+class SessionNotFound(NotFound):
+    code = ProblemCode.SESSION_NOT_FOUND
 
 
 class RouteNotFound(NotFound):

@@ -23,6 +23,7 @@ class ProblemCode(StrEnum):
     # Fix the token.
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN = "forbidden"
+    CSRF_FAILED = "csrf_failed"
     # Fix the name.
     PROJECT_NOT_FOUND = "project_not_found"
     RUN_NOT_FOUND = "run_not_found"
@@ -35,6 +36,7 @@ class ProblemCode(StrEnum):
     CONTROLLER_NOT_FOUND = "controller_not_found"
     OPERATION_NOT_FOUND = "operation_not_found"
     WEBHOOK_NOT_FOUND = "webhook_not_found"
+    SESSION_NOT_FOUND = "session_not_found"
     NO_RESTORE_POINT = "no_restore_point"
     ROUTE_NOT_FOUND = "route_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
@@ -96,6 +98,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.UNSUPPORTED_PROTOCOL: ProblemKind(426, "Client and service speak different protocol versions"),
     ProblemCode.UNAUTHENTICATED: ProblemKind(401, "The token is missing, wrong, expired or revoked"),
     ProblemCode.FORBIDDEN: ProblemKind(403, "The token may not do this"),
+    ProblemCode.CSRF_FAILED: ProblemKind(403, "The call does not show that the service's own page made it"),
     ProblemCode.PROJECT_NOT_FOUND: ProblemKind(404, "No such project"),
     ProblemCode.RUN_NOT_FOUND: ProblemKind(404, "No such run"),
     ProblemCode.ATTEMPT_NOT_FOUND: ProblemKind(404, "No such attempt"),
@@ -107,6 +110,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.CONTROLLER_NOT_FOUND: ProblemKind(404, "No such controller"),
     ProblemCode.OPERATION_NOT_FOUND: ProblemKind(404, "No such operation"),
     ProblemCode.WEBHOOK_NOT_FOUND: ProblemKind(404, "No such webhook"),
+    ProblemCode.SESSION_NOT_FOUND: ProblemKind(404, "This call has no session"),
     ProblemCode.NO_RESTORE_POINT: ProblemKind(404, "There is no valid restore point"),
     ProblemCode.ROUTE_NOT_FOUND: ProblemKind(404, "No such route"),
     ProblemCode.METHOD_NOT_ALLOWED: ProblemKind(405, "This route has no such method"),

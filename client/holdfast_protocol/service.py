@@ -23,6 +23,13 @@ Audit events, append-only; and tokens, `hold_<id>_<secret>`, kept as a SHA-256, 
 `POST   /v1/tokens`        CreateToken -> TokenCreated
 `GET    /v1/tokens`                    -> Page[TokenView]
 `DELETE /v1/tokens/{id}`               -> TokenView
+
+Sessions of the web page. A token, or a code that a token has made, opens one; its cookie then takes the token's place
+in every call. A call by cookie that is no GET or HEAD brings `csrf_token` in the header `X-Holdfast-CSRF`:
+`POST   /v1/sessions`                  -> SessionView, and the cookie (by token or code)
+`GET    /v1/sessions/current`          -> SessionView (by cookie)
+`DELETE /v1/sessions/current`          -> nothing: it has ended (by cookie)
+`POST   /v1/sign-in-codes`             -> SignInCode (by token)
 """
 
 from __future__ import annotations
@@ -187,3 +194,29 @@ class TokenView(Reply):
 
 class TokenCreated(TokenView):
     token: str = Field(description="Shown once. The service keeps only its SHA-256.")
+
+
+CSRF_HEADER = "X-Holdfast-CSRF"
+SESSION_COOKIE = "holdfast_session"
+"""Over https `__Host-holdfast_session`: a browser takes that one from this host alone."""
+SIGN_IN_CODE_SECONDS = 60
+
+
+class SessionView(Reply):
+    """A session may do what its token may, and ends with it."""
+
+    id: str
+    token_id: str
+    name: str = Field(description="The token's.")
+    project: str | None = Field(description="null: every project.")
+    scopes: list[Scope]
+    csrf_token: str = Field(description=f"For the header {CSRF_HEADER} of each call that is no GET or HEAD.")
+    created_at: datetime
+    expires_at: datetime
+
+
+class SignInCode(Reply):
+    """Opens one session of the token that has made it, in place of that token."""
+
+    code: str = Field(description="Shown once. The service keeps only its SHA-256.")
+    expires_at: datetime

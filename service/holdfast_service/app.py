@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -34,6 +35,7 @@ import holdfast_service.runs.endpoints
 import holdfast_service.scrub.endpoints
 import holdfast_service.tiers.endpoints
 import holdfast_service.training.endpoints
+import holdfast_service.ui.endpoints
 import holdfast_service.usage.endpoints
 import holdfast_service.web.health
 import holdfast_service.webhooks.endpoints
@@ -102,6 +104,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.audit.endpoints.router,
     holdfast_service.webhooks.endpoints.router,
     holdfast_service.auth.endpoints.router,
+    holdfast_service.auth.endpoints.sessions_router,
+    holdfast_service.ui.endpoints.router,
     holdfast_service.web.health.router,
     holdfast_service.web.health.metrics_router,
 )
@@ -162,8 +166,14 @@ def openapi_document() -> dict[str, Any]:
     return _application(list(_ROUTES)).openapi()
 
 
-def create_app(context: ServiceContext, *, lifespan: Lifespan | None = None) -> FastAPI:
-    """`lifespan`: what the application's process does before the first request and after the last one."""
+def create_app(
+    context: ServiceContext,
+    *,
+    lifespan: Lifespan | None = None,
+    page_folder: Path = holdfast_service.ui.endpoints.BUILT_INTO,
+) -> FastAPI:
+    """`lifespan`: what the application's process does before the first request and after the last one. `page_folder`:
+    the files of the web page."""
     mounted = [
         SignedStore(attached.store, key_of_role(context.signing_key, attached.role))
         for attached in context.stores
@@ -173,6 +183,7 @@ def create_app(context: ServiceContext, *, lifespan: Lifespan | None = None) -> 
     app.state.context = context
     app.state.loops = loops_of(context.settings)
     app.state.failed_calls = FailedCalls()
+    app.state.page_folder = page_folder
     app.state.event_feed = EventFeed(context.database, context.epoch)
     # One registry per application, not the library's global one: several can live in one process.
     app.state.metrics = CollectorRegistry()

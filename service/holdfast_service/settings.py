@@ -162,6 +162,9 @@ class ServiceSettings(BaseSettings):
         description="The first token (every scope, every project), kept as a hash at the start: "
         "`hold_` + 16 random hex digits + `_` + 64 random hex digits. For services that are not embedded.",
     )
+    session_hours: float = Field(
+        default=12.0, gt=0, le=24 * 30, description="Who has signed in to the web page signs in again after so long."
+    )
     ticket_seconds: int = Field(
         default=900, ge=2, le=7 * 86400, description="How long a ticket to upload or to read can be used."
     )

@@ -23,6 +23,9 @@ OPEN = {
     "/openapi.json": "the same for everybody",
     "/docs": "the same for everybody",
     "/docs/oauth2-redirect": "part of /docs",
+    "/": "leads to /ui/",
+    "/ui": "leads to /ui/",
+    "/ui/{path:path}": "the web page's files, the same for everybody",
 }
 
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import httpx
 import uvicorn
@@ -29,6 +30,7 @@ from holdfast_service.db.tables.core import Project
 from holdfast_service.serve import http_config
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.ui.endpoints import BUILT_INTO
 from tests.support.in_process import InProcessTransport, in_process
 from tests.support.ports import free_ports
 
@@ -102,10 +104,11 @@ class RunningService:
 
 
 @contextmanager
-def running_service(settings: ServiceSettings) -> Iterator[RunningService]:
+def running_service(settings: ServiceSettings, *, page_folder: Path = BUILT_INTO) -> Iterator[RunningService]:
+    """`page_folder`: the files of the web page."""
     context = open_service(settings)
     try:
-        app = create_app(context)
+        app = create_app(context, page_folder=page_folder)
         with in_process(app) as transport:
             running = RunningService(context, app, transport)
             try:

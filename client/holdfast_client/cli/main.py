@@ -42,6 +42,7 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
     "Start here": (
         Entry("serve", "Run the service; without options for this machine."),
         Entry("doctor", "Check the way to the service and its store.", modules="doctor"),
+        Entry("ui", "Open the web page in a browser, signed in.", modules="projects"),
     ),
     "Training jobs": (
         Entry("launch", "Start a job; the exit code says how it ended.", modules="launch"),

@@ -1,8 +1,11 @@
-"""`holdfast projects` and `tokens`. `trash` deletes and undeletes projects."""
+"""`holdfast projects`, `tokens` and `ui`. `trash` deletes and undeletes projects."""
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import webbrowser
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -20,7 +23,7 @@ from holdfast_client.cli.arguments import (
 from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, as_bytes, as_time, show_facts, show_json, show_table
 from holdfast_client.cli.say import show_line, show_note
-from holdfast_client.errors import EditNeedsVersion
+from holdfast_client.errors import EditNeedsVersion, HoldfastError
 from holdfast_protocol.pruning import InTrash
 from holdfast_protocol.runs import EditProject, ProjectView
 from holdfast_protocol.service import CreateToken, TokenView
@@ -28,6 +31,7 @@ from holdfast_protocol.states import Scope
 
 projects = noun("projects")
 tokens = noun("tokens")
+ui = typer.Typer(rich_markup_mode=None)
 
 
 def show_deleted(found: Iterable[tuple[str, InTrash | None]]) -> None:
@@ -209,3 +213,38 @@ def revoke(
 
 def _scopes(token: TokenView) -> str:
     return " ".join(scope.value for scope in token.scopes)
+
+
+_PAGE = "/ui/"
+
+
+@ui.command("ui")
+def open_page(
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open a browser; else print the link.")
+    ] = True,
+) -> None:
+    """Open the web page in a browser, signed in with this client's token.
+
+    The link works once, within a minute. Without a screen it is printed.
+    """
+    with connect() as client:
+        page = f"{client.settings.url}{_PAGE}"
+        client.service.info()  # raises what is wrong with the way there, or with the token
+        if not client.transport.reachable(_PAGE):
+            raise HoldfastError(
+                f"The service answers, but has no web page at {page}. If it runs from a clone, run scripts/prepare-web "
+                "there; if it was installed as a package, it is older than this client: upgrade it."
+            )
+        # Behind a #, which a browser sends to no server: the code is in no log, and the token not even there.
+        link = f"{page}#code={client.tokens.sign_in_code().code}"
+    if browser and _has_screen() and webbrowser.open(link):
+        show_line(f"Opened {page} in your browser.")
+        return
+    show_line(link)
+    show_note("It signs in once, within a minute.")
+
+
+def _has_screen() -> bool:
+    """Else a browser for terminals would take this terminal."""
+    return sys.platform != "linux" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))

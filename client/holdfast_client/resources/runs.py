@@ -13,7 +13,7 @@ from holdfast_protocol.pruning import (
     TakenBack,
 )
 from holdfast_protocol.runs import EditProject, ProjectView, RunView
-from holdfast_protocol.service import CreateToken, TokenCreated, TokenView
+from holdfast_protocol.service import CreateToken, SignInCode, TokenCreated, TokenView
 from holdfast_protocol.states import RunStatus
 
 
@@ -108,6 +108,10 @@ class Tokens(Resource):
 
     def revoke(self, token_id: str) -> TokenView:
         return self.transport.call("DELETE", path("tokens", token_id), TokenView)
+
+    def sign_in_code(self) -> SignInCode:
+        """For the web page: opens one session of this client's token, within a minute."""
+        return self.transport.call("POST", path("sign-in-codes"), SignInCode)
 
 
 def _delete(transport: Transport, route: str, reason: str, dry_run: bool, etag: str | None) -> Deletion:

@@ -1,16 +1,17 @@
-"""Routes of tokens. The text of a token is in one reply only, that of its making."""
+"""Routes of tokens and sessions. The text of a token or a code is in one reply only, that of its making."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 
 from holdfast_protocol.base import Page
-from holdfast_protocol.service import CreateToken, TokenCreated, TokenView
+from holdfast_protocol.service import CreateToken, SessionView, SignInCode, TokenCreated, TokenView
+from holdfast_service.auth.sessions import end_session, make_sign_in_code, open_session, show_session
 from holdfast_service.auth.tokens import create_token, list_tokens, revoke_token
 from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.web.frame import GuardedRoute
-from holdfast_service.web.parameters import Admin, Cursor, IdempotencyKey, Limit
+from holdfast_service.web.parameters import Admin, AnyCaller, Cursor, IdempotencyKey, Limit, SigningIn
 
 router = APIRouter(route_class=GuardedRoute, tags=["tokens"])
 
@@ -33,3 +34,32 @@ def list_all(
 @router.delete("/v1/tokens/{token_id}", summary="Revoke a token, at once and for good")
 def revoke(token_id: str, context: Context, caller: Admin) -> TokenView:
     return revoke_token(context, caller, token_id)
+
+
+sessions_router = APIRouter(route_class=GuardedRoute, tags=["sessions"])
+
+
+@sessions_router.post(
+    "/v1/sessions", status_code=201, name="open", summary="Sign in: open a session of this token, and get its cookie"
+)
+def open_one(context: Context, caller: SigningIn, request: Request, response: Response) -> SessionView:
+    return open_session(context, caller, request, response)
+
+
+@sessions_router.get("/v1/sessions/current", summary="The session of this cookie")
+def show(context: Context, caller: AnyCaller, request: Request, response: Response) -> SessionView:
+    response.headers["Cache-Control"] = "no-store"
+    return show_session(context, caller, request)
+
+
+@sessions_router.delete("/v1/sessions/current", status_code=204, summary="Sign out: end the session of this cookie")
+def end(context: Context, caller: AnyCaller, request: Request, response: Response) -> None:
+    end_session(context, caller, request, response)
+
+
+@sessions_router.post(
+    "/v1/sign-in-codes", status_code=201, summary="Make a code that opens one session within a minute"
+)
+def make_code(context: Context, caller: AnyCaller, response: Response) -> SignInCode:
+    response.headers["Cache-Control"] = "no-store"
+    return make_sign_in_code(context, caller)

@@ -1,11 +1,9 @@
-"""Who is calling, and what the token may do: from a token's text to the caller of a route."""
+"""Who is calling, and what the token may do: from what a call brings to the caller of a route."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import re
-import secrets
 import threading
 import time
 from collections import OrderedDict
@@ -22,9 +20,11 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import Scope
+from holdfast_service.auth.credentials import Kind, credential_of, is_kind, new_text, parse, refused
 from holdfast_service.db.dialect import clock, database_now
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import Project, Token
+from holdfast_service.db.tables.sign_ins import SignIn
 from holdfast_service.errors import ProblemError
 
 if TYPE_CHECKING:
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Principal:
-    """`project_id` None: the token is good for every project."""
+    """`project_id` None: the token is good for every project. `session_id`: the session that stands for the token."""
 
     token_id: str
     name: str
     scopes: frozenset[Scope]
     project_id: str | None = None
     project_name: str | None = None
+    session_id: str | None = None
 
     def sees_project(self, project_id: str) -> bool:
         return self.project_id is None or self.project_id == project_id
@@ -72,9 +73,6 @@ class Principal:
             )
 
 
-_TOKEN = re.compile(r"^hold_(?P<id>[0-9a-f]{16})_(?P<secret>[0-9a-f]{64})\Z")
-
-
 # A random secret of 64 hex digits has about 14 of the 16 digits many times; typed-in ones and repetitions do not.
 _LEAST_DISTINCT_DIGITS = 10
 
@@ -84,15 +82,12 @@ _LEAST_DISTINCT_PAIRS = 32
 
 def new_token_text() -> str:
     """`hold_<id>_<secret>`: 64 and 256 random bits."""
-    return f"hold_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
+    return new_text(Kind.TOKEN)
 
 
 def parse_token(text: str) -> tuple[str, str]:
     """(id, SHA-256 of the secret). Raises ValueError for anything that is not a token; it does not repeat the text."""
-    match = _TOKEN.match(text)
-    if match is None:
-        raise ValueError("a token is hold_, 16 lower-case hex digits, _ and 64 lower-case hex digits")
-    return match["id"], hashlib.sha256(match["secret"].encode()).hexdigest()
+    return parse(Kind.TOKEN, text)
 
 
 def check_entropy(text: str) -> None:
@@ -192,6 +187,9 @@ def _keep(kept: OrderedDict[str, KeptT], key: str, value: KeptT) -> None:
 
 def authenticate(database: Database, text: str) -> Principal:
     """Raises `unauthenticated`; the sentence does not tell a wrong secret from an unknown id."""
+    for kind in (Kind.SESSION, Kind.CODE):
+        if is_kind(kind, text):
+            return _authenticate_sign_in(database, kind, text)
     try:
         token_id, offered = parse_token(text)
     except ValueError:
@@ -206,13 +204,41 @@ def authenticate(database: Database, text: str) -> Principal:
             raise _refused("is not known")
         token, project_name, read = row
         _refuse_if_over(token.revoked_at, token.expires_at, database_now(session, read))
-        return Principal(
-            token_id=token.id,
-            name=token.name,
-            scopes=frozenset(Scope(scope) for scope in token.scopes),
-            project_id=token.project_id,
-            project_name=project_name,
-        )
+        return _principal(token, project_name)
+
+
+def _authenticate_sign_in(database: Database, kind: Kind, text: str) -> Principal:
+    """The caller is its token's, as that is now."""
+    try:
+        sign_in_id, offered = parse(kind, text)
+    except ValueError:
+        raise refused(kind, "is not known") from None
+    with database.read(in_transaction=False) as session:
+        row = session.execute(
+            select(SignIn.secret_sha256, SignIn.expires_at, Token, Project.name, clock())
+            .join(Token, Token.id == SignIn.token_id)
+            .outerjoin(Project, Project.id == Token.project_id)
+            .where(SignIn.id == sign_in_id, SignIn.kind == kind.value)
+        ).one_or_none()
+        if row is None or not hmac.compare_digest(offered, row[0]):
+            raise refused(kind, "is not known, or has ended")
+        _, expires_at, token, project_name, read = row
+        now = database_now(session, read)
+        if expires_at <= now:
+            raise refused(kind, "has expired")
+        _refuse_if_over(token.revoked_at, token.expires_at, now)
+        return _principal(token, project_name, sign_in_id if kind is Kind.SESSION else None)
+
+
+def _principal(token: Token, project_name: str | None, session_id: str | None = None) -> Principal:
+    return Principal(
+        token_id=token.id,
+        name=token.name,
+        scopes=frozenset(Scope(scope) for scope in token.scopes),
+        project_id=token.project_id,
+        project_name=project_name,
+        session_id=session_id,
+    )
 
 
 # In the transaction of a training job's call: its own first statement looks at the token too, which spares the call a
@@ -249,10 +275,7 @@ def _refuse_if_over(revoked_at: datetime | None, expires_at: datetime | None, no
 
 
 def _refused(why: str) -> ProblemError:
-    return ProblemError(
-        ProblemCode.UNAUTHENTICATED,
-        f"The token {why}. Set HOLDFAST_TOKEN to a valid one; an administrator makes it with `holdfast tokens create`.",
-    )
+    return refused(Kind.TOKEN, why)
 
 
 # `require(scope)`: the dependency that every route but the open ones declares.
@@ -270,11 +293,13 @@ def _refused(why: str) -> ProblemError:
 class RequireScope:
     """None: any valid token. `from_memory`: while the database is unavailable, who was let in before is let in again.
     `work_looks`: the call's work asks for the token itself, by `execute_for_caller`, before it does or tells anything.
+    `takes_code`: a one-time code is as good as the token that has made it.
     """
 
     scope: Scope | None
     from_memory: bool = False
     work_looks: bool = False
+    takes_code: bool = False
 
     async def __call__(self, request: Request) -> Principal:
         caller: Principal = request.state.caller
@@ -282,26 +307,27 @@ class RequireScope:
 
     def admitted(self, request: Request) -> Principal | None:
         """Who may go on to work that looks at the token itself; None: `caller_of` is to be asked. Asks no database.
-        Raises `forbidden`."""
-        if not self.work_looks:
+        Raises `unauthenticated`, `csrf_failed` and `forbidden`."""
+        credential = self._credential_of(request)
+        if not self.work_looks or is_kind(Kind.SESSION, credential):  # the work looks at no session
             return None
         failed_calls: FailedCalls = request.app.state.failed_calls
-        principal = failed_calls.last_known(_token_of(request), within_seconds=ADMITTED_SECONDS)
+        principal = failed_calls.last_known(credential, within_seconds=ADMITTED_SECONDS)
         if principal is not None and self.scope is not None:
             principal.check_scope(self.scope)
         return principal
 
     def caller_of(self, request: Request) -> Principal:
-        """From the request's head alone; asks the database. Raises `unauthenticated`, `forbidden` and
+        """From the request's head alone; asks the database. Raises `unauthenticated`, `csrf_failed`, `forbidden` and
         `too_many_failures`."""
         context: ServiceContext = request.app.state.context
         failed_calls: FailedCalls = request.app.state.failed_calls
-        token = _token_of(request)
+        credential = self._credential_of(request)
         address = "" if request.client is None else request.client.host
         try:
-            principal = failed_calls.authenticated(address, token, partial(authenticate, context.database))
+            principal = failed_calls.authenticated(address, credential, partial(authenticate, context.database))
         except ProblemError as error:
-            known = failed_calls.last_known(token) if self.from_memory else None
+            known = failed_calls.last_known(credential) if self.from_memory else None
             if known is None or error.code is not ProblemCode.DATABASE_UNAVAILABLE:
                 raise
             principal = known
@@ -309,24 +335,21 @@ class RequireScope:
             principal.check_scope(self.scope)
         return principal
 
-
-def _token_of(request: Request) -> str:
-    kind, _, text = request.headers.get("authorization", "").partition(" ")
-    token = text.strip()
-    if kind.lower() != "bearer" or not token:
-        raise ProblemError(
-            ProblemCode.UNAUTHENTICATED,
-            "This call needs a token. Set HOLDFAST_TOKEN, or send `Authorization: Bearer hold_…`.",
-        )
-    return token
+    def _credential_of(self, request: Request) -> str:
+        credential = credential_of(request)
+        if is_kind(Kind.CODE, credential) and not self.takes_code:
+            raise refused(Kind.CODE, "opens a session, and is good for nothing else")
+        return credential
 
 
 def last_known(request: Request) -> Principal | None:
-    """Who came with this token when it was last good. It says nothing of now: only for whose turn it is. Raises
-    `unauthenticated` for a call without a token."""
+    """Who came with this credential when it was last good. It says nothing of now: only for whose turn it is. Raises
+    `unauthenticated` for a call without one, and `csrf_failed`."""
     failed_calls: FailedCalls = request.app.state.failed_calls
-    return failed_calls.last_known(_token_of(request))
+    return failed_calls.last_known(credential_of(request))
 
 
-def require(scope: Scope | None, *, from_memory: bool = False, work_looks: bool = False) -> Any:
-    return Depends(RequireScope(scope, from_memory, work_looks))
+def require(
+    scope: Scope | None, *, from_memory: bool = False, work_looks: bool = False, takes_code: bool = False
+) -> Any:
+    return Depends(RequireScope(scope, from_memory, work_looks, takes_code))

@@ -32,6 +32,7 @@ from holdfast_service.db.tables.operations import (
     RetentionMark,
 )
 from holdfast_service.db.tables.records import RecordSubject, WrittenRecord
+from holdfast_service.db.tables.sign_ins import SignIn
 from holdfast_service.db.tables.webhooks import Webhook
 from holdfast_service.holds.held import in_force
 from holdfast_service.records.content import gone_name
@@ -249,6 +250,7 @@ def forget_old(context: ServiceContext, actor: Actor) -> int:
     forgotten = 0
     kinds: dict[str, Forget] = {
         "operations": _operations,
+        "sign_ins": _sign_ins,
         "tokens": _tokens,
         "checkpoints": _checkpoints,
         "idempotency_keys": _idempotency_keys,
@@ -321,7 +323,12 @@ def _old_token(now: datetime, before: datetime) -> ColumnElement[bool]:
     )
 
 
-def _delete(session: Session, table: type[Operation] | type[Token], old: ColumnElement[bool]) -> int:
+def _sign_ins(session: Session, settings: ServiceSettings) -> int:
+    del settings
+    return _delete(session, SignIn, SignIn.expires_at < database_now(session))
+
+
+def _delete(session: Session, table: type[Operation] | type[Token] | type[SignIn], old: ColumnElement[bool]) -> int:
     ids: Sequence[str] = session.scalars(
         select(table.id).where(old).order_by(table.id).limit(AT_ONCE).with_for_update(skip_locked=True)
     ).all()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast_protocol.service import CSRF_HEADER, SESSION_COOKIE
+
 TAGS = {
     "projects": "What belongs to one team: its runs, its quota.",
     "runs": "One training job over all its launches: its state, its goodput, and how often it should save.",
@@ -30,6 +32,7 @@ TAGS = {
     "audit": "Who changed what, and why.",
     "webhooks": "URLs that are called when something happens.",
     "tokens": "Who may call what.",
+    "sessions": "Signing in to the web page: a session stands for its token.",
     "service": "The service itself: its version and what the token may do.",
     "health": "For load balancers and for Prometheus.",
     "objects": "The objects of a store that is a folder, by signed URLs.",
@@ -38,6 +41,7 @@ OPEN: dict[str, Any] = {"security": []}
 """For `openapi_extra=`: the route takes no token."""
 
 _SCHEME = "token"
+_BY_COOKIE = "session"
 # FastAPI's own form of a 422; web/problem_reply.py answers with a Problem instead, which 4XX stands for.
 _NEVER_SENT = ("HTTPValidationError", "ValidationError")
 
@@ -46,9 +50,16 @@ def finished(schema: dict[str, Any]) -> dict[str, Any]:
     """The same document, changed in place; twice is fine."""
     components = schema.setdefault("components", {})
     components["securitySchemes"] = {
-        _SCHEME: {"type": "http", "scheme": "bearer", "description": "`hold_<id>_<secret>`, from POST /v1/tokens."}
+        _SCHEME: {"type": "http", "scheme": "bearer", "description": "`hold_<id>_<secret>`, from POST /v1/tokens."},
+        _BY_COOKIE: {
+            "type": "apiKey",
+            "in": "cookie",
+            "name": SESSION_COOKIE,
+            "description": f"From POST /v1/sessions; over https `__Host-{SESSION_COOKIE}`. A call that is no GET or "
+            f"HEAD needs the session's `csrf_token` in the header {CSRF_HEADER}, too.",
+        },
     }
-    schema["security"] = [{_SCHEME: []}]
+    schema["security"] = [{_SCHEME: []}, {_BY_COOKIE: []}]
     schema["servers"] = [{"url": "/", "description": "The service that this document comes from."}]
     schema["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
     for name in _NEVER_SENT:

@@ -13,6 +13,7 @@ from holdfast_service.auth.principal import Principal, require
 from holdfast_service.db.pages import MAX_PAGE
 
 AnyCaller = Annotated[Principal, require(None)]
+SigningIn = Annotated[Principal, require(None, takes_code=True)]
 Reader = Annotated[Principal, require(Scope.READ)]
 Trainer = Annotated[Principal, require(Scope.TRAIN)]
 BusyTrainer = Annotated[Principal, require(Scope.TRAIN, work_looks=True)]

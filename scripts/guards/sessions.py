@@ -1,0 +1,69 @@
+"""The guards of sessions and of the web page (rules session-is-its-token, csrf-before-write and page-from-here)."""
+
+from __future__ import annotations
+
+from scripts.guards.guard import Guard
+
+_CREDENTIALS = "service/holdfast_service/auth/credentials.py"
+_PRINCIPAL = "service/holdfast_service/auth/principal.py"
+_SESSIONS = "service/holdfast_service/auth/sessions.py"
+_PAGE = "service/holdfast_service/ui/endpoints.py"
+
+GUARDS = (
+    Guard(
+        "session-is-its-token",
+        "a session outlives its token",
+        _PRINCIPAL,
+        "_refuse_if_over(token.revoked_at, token.expires_at, now)",
+        "pass",
+        ("tests/service/test_sessions.py",),
+    ),
+    Guard(
+        "session-is-its-token",
+        "a session opens another one",
+        _SESSIONS,
+        "if caller.session_id is not None:",
+        "if False:",
+        ("tests/service/test_sessions.py",),
+    ),
+    Guard(
+        "session-is-its-token",
+        "who has signed out is let in by what a process remembers",
+        _PRINCIPAL,
+        "or is_kind(Kind.SESSION, credential):",
+        "or False:",
+        ("tests/service/test_sessions.py",),
+    ),
+    Guard(
+        "csrf-before-write",
+        "any page writes in a person's name",
+        _CREDENTIALS,
+        "if not reads and not hmac.compare_digest(sent.encode(), csrf_token(cookie).encode()):",
+        "if False:",
+        ("tests/service/test_sessions.py",),
+    ),
+    Guard(
+        "csrf-before-write",
+        "a page of another port calls in a person's name",
+        _CREDENTIALS,
+        'if site not in (None, "same-origin")',
+        'if site not in (None, "same-origin", "same-site")',
+        ("tests/service/test_sessions.py",),
+    ),
+    Guard(
+        "page-from-here",
+        "a link leads out of the page's folder",
+        _PAGE,
+        "path.resolve().is_relative_to(folder.resolve())",
+        "True",
+        ("tests/service/test_ui.py",),
+    ),
+    Guard(
+        "page-from-here",
+        "the page may run what somebody put into it",
+        _PAGE,
+        "\"default-src 'self'; ",
+        "\"default-src 'self' 'unsafe-inline'; ",
+        ("tests/service/test_ui.py",),
+    ),
+)

@@ -1,0 +1,112 @@
+"""What a call brings to say who calls: a token or a one-time code in `Authorization`, or the cookie of a session.
+
+A browser adds the cookie to every call that any page makes to this host, so a call by cookie must also show that the
+service's own page made it (rule csrf-before-write). That is seen from the request's head alone, before the database is
+asked anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from enum import StrEnum
+
+from fastapi import Request
+
+from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.service import CSRF_HEADER, SESSION_COOKIE
+from holdfast_service.errors import ProblemError
+
+
+class Kind(StrEnum):
+    """How its text begins."""
+
+    TOKEN = "hold"  # noqa: S105
+    SESSION = "session"
+    CODE = "code"
+
+
+_FORM = re.compile(r"^(?P<kind>[a-z]+)_(?P<id>[0-9a-f]{16})_(?P<secret>[0-9a-f]{64})\Z")
+
+
+def new_text(kind: Kind) -> str:
+    """`<kind>_<id>_<secret>`: 64 and 256 random bits."""
+    return f"{kind}_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
+
+
+def parse(kind: Kind, text: str) -> tuple[str, str]:
+    """(id, SHA-256 of the secret). Raises ValueError for anything that is none; it does not repeat the text."""
+    match = _FORM.match(text)
+    if match is None or match["kind"] != kind:
+        raise ValueError(f"it has the form {kind}_, 16 lower-case hex digits, _ and 64 lower-case hex digits")
+    return match["id"], hashlib.sha256(match["secret"].encode()).hexdigest()
+
+
+def is_kind(kind: Kind, text: str) -> bool:
+    return text.startswith(f"{kind}_")
+
+
+def refused(kind: Kind, why: str) -> ProblemError:
+    remedy = {
+        Kind.TOKEN: "Set HOLDFAST_TOKEN to a valid one; an administrator makes it with `holdfast tokens create`.",
+        Kind.SESSION: "Sign in again, with a token or by `holdfast ui`.",
+        Kind.CODE: "Run `holdfast ui` again: a code lives a minute and works once.",
+    }[kind]
+    name = "token" if kind is Kind.TOKEN else kind.value
+    return ProblemError(ProblemCode.UNAUTHENTICATED, f"The {name} {why}. {remedy}")
+
+
+def credential_of(request: Request) -> str:
+    """The text of a token, a code or a session; the latter from a cookie only, and the others never. A bearer's counts
+    if there are both. Raises `unauthenticated` and `csrf_failed`."""
+    kind, _, text = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer" and (brought := text.strip()):
+        if is_kind(Kind.SESSION, brought):
+            raise refused(Kind.TOKEN, "is not a Holdfast token; it has the form hold_<id>_<secret>")
+        return brought
+    cookie = request.cookies.get(cookie_name(request))
+    if not cookie:
+        raise ProblemError(
+            ProblemCode.UNAUTHENTICATED,
+            "This call needs a token. Set HOLDFAST_TOKEN, or send `Authorization: Bearer hold_…`.",
+        )
+    if not is_kind(Kind.SESSION, cookie):
+        raise refused(Kind.SESSION, "is not known")
+    _check_own_page(request, cookie)
+    return cookie
+
+
+def is_secure(request: Request) -> bool:
+    return request.url.scheme == "https"
+
+
+def cookie_name(request: Request) -> str:
+    """Over https with the prefix: a browser takes such a cookie from this very host and over https only, so no
+    neighbour of its domain can put another's session in its place."""
+    return f"__Host-{SESSION_COOKIE}" if is_secure(request) else SESSION_COOKIE
+
+
+def csrf_token(cookie: str) -> str:
+    """The session's own, from its secret: nothing more to keep. Only a page of this origin can read it."""
+    return hmac.new(cookie.encode(), b"csrf", hashlib.sha256).hexdigest()
+
+
+def _check_own_page(request: Request, cookie: str) -> None:
+    """A cookie comes along from every port of this host too, whatever SameSite says; Sec-Fetch-Site knows the port."""
+    reads = request.method in ("GET", "HEAD")
+    site = request.headers.get("sec-fetch-site")
+    if site not in (None, "same-origin") and not (reads and site == "none"):
+        raise ProblemError(
+            ProblemCode.CSRF_FAILED,
+            "Another page made this call in the name of the person who has signed in. Call with a token in "
+            "`Authorization` instead.",
+        )
+    sent = request.headers.get(CSRF_HEADER, "")
+    if not reads and not hmac.compare_digest(sent.encode(), csrf_token(cookie).encode()):
+        raise ProblemError(
+            ProblemCode.CSRF_FAILED,
+            f"A call by cookie that may change something needs the header {CSRF_HEADER}. Read its value from "
+            "GET /v1/sessions/current.",
+        )

@@ -1,0 +1,1 @@
+"""The web page: static files that `scripts/prepare-web` builds into `static/`. They hold no data; `/v1` does."""

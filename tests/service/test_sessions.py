@@ -1,0 +1,364 @@
+"""Sessions of the web page: a session does what its token may, ends with it, and no other page calls in its name."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from fastapi.routing import iter_route_contexts
+from sqlalchemy import select, text
+
+from holdfast_protocol.service import CSRF_HEADER, SESSION_COOKIE
+from holdfast_protocol.states import Scope
+from holdfast_service.audit.record import Actor
+from holdfast_service.auth.credentials import Kind, new_text
+from holdfast_service.auth.sessions import MOST_SESSIONS
+from holdfast_service.db.tables.sign_ins import SignIn
+from holdfast_service.retention.forget import forget_old
+from holdfast_service.settings import ServiceSettings
+from holdfast_service.web.frame import required_by
+from tests.service.conftest import Clock
+from tests.support.rank import Job, answer
+from tests.support.service import RunningService, running_service
+from tests.support.signed_in import SignedIn, sign_in
+
+WRITES = ("POST", "PUT", "PATCH", "DELETE")
+# What a session is there for, and what it may not do although its token may: open another one.
+OF_SESSIONS = ("/v1/sessions", "/v1/sessions/current", "/v1/sign-in-codes")
+
+
+def problem(reply: Any) -> tuple[int, str]:
+    return reply.status_code, reply.json().get("code", "") if reply.status_code >= 400 else ""
+
+
+def guarded_routes(service: RunningService) -> Iterator[tuple[str, str]]:
+    """Each route that asks who calls, as method and path."""
+    for route in iter_route_contexts(service.app.routes):
+        dependant = getattr(route, "dependant", None)
+        if dependant is not None and list(required_by(dependant)):
+            for method in sorted((route.methods or set()) - {"OPTIONS"}):
+                yield method, route.path
+
+
+def filled(path: str, known: dict[str, str]) -> str:
+    return re.sub(r"{(\w+)}", lambda name: known.get(name[1], "1"), path)
+
+
+# --- signing in and out
+
+
+def test_a_token_opens_a_session_whose_cookie_no_script_and_no_other_site_can_use(service: RunningService) -> None:
+    token = service.token(Scope.READ)
+    reply = service.http(token=token).post("/v1/sessions")
+    assert reply.status_code == 201
+    view = reply.json()
+    assert (view["name"], view["project"], view["scopes"]) == ("test read", None, ["read"])
+    assert view["csrf_token"] not in reply.headers["Set-Cookie"]
+    name, *attributes = reply.headers["Set-Cookie"].split("; ")
+    assert re.fullmatch(rf"{SESSION_COOKIE}=session_[0-9a-f]{{16}}_[0-9a-f]{{64}}", name)
+    assert {each.lower() for each in attributes} == {"httponly", "samesite=strict", "path=/", "max-age=43200"}
+    assert reply.headers["Cache-Control"] == "no-store"
+    assert token not in reply.text + str(reply.headers)
+    page = sign_in(service, token)
+    assert answer(page.http().get("/v1/sessions/current")) == page.view
+    assert page.view["id"] != view["id"], "each sign-in has a session of its own"
+
+
+def test_over_https_the_cookie_is_bound_to_this_host(service: RunningService) -> None:
+    https = service.http()
+    https.base_url = "https://127.0.0.1"
+    first, *attributes = https.post("/v1/sessions").headers["Set-Cookie"].split("; ")
+    name, _, cookie = first.partition("=")
+    assert name == f"__Host-{SESSION_COOKIE}"
+    assert "Secure" in attributes
+    by_cookie = service.http(token=None, headers=[("Cookie", f"__Host-{SESSION_COOKIE}={cookie}")])
+    by_cookie.base_url = "https://127.0.0.1"
+    assert by_cookie.get("/v1/service").status_code == 200
+    # A neighbour of this domain can put a cookie without the prefix beside it.
+    planted = service.http(token=None, headers=[("Cookie", f"{SESSION_COOKIE}={cookie}")])
+    planted.base_url = "https://127.0.0.1"
+    assert problem(planted.get("/v1/service")) == (401, "unauthenticated")
+
+
+def test_signing_out_ends_the_session_and_takes_the_cookie_back(service: RunningService) -> None:
+    page, other = (sign_in(service, service.token()) for _ in range(2))
+    reply = page.http().delete("/v1/sessions/current")
+    assert reply.status_code == 204
+    assert f'{SESSION_COOKIE}=""; ' in reply.headers["Set-Cookie"]
+    assert "Max-Age=0" in reply.headers["Set-Cookie"]
+    assert problem(page.http().get("/v1/sessions/current")) == (401, "unauthenticated")
+    assert problem(page.http().get("/v1/projects")) == (401, "unauthenticated")
+    assert other.http().get("/v1/projects").status_code == 200
+    told = answer(service.http().get("/v1/audit-events", params={"action": "session."}))["items"]
+    assert [(event["action"], event["actor"]) for event in told] == [
+        ("session.end", page.view["name"]),
+        ("session.open", other.view["name"]),
+        ("session.open", page.view["name"]),
+    ]
+    assert told[0]["before"] == {"session": page.view["id"]}
+    assert page.cookie not in str(told)
+
+
+def test_without_a_session_there_is_none_to_show(service: RunningService) -> None:
+    assert problem(service.http(token=None).get("/v1/sessions/current")) == (401, "unauthenticated")
+    assert problem(service.http().get("/v1/sessions/current")) == (404, "session_not_found")
+    assert problem(service.http().delete("/v1/sessions/current")) == (404, "session_not_found")
+
+
+UNKNOWN = f"_{'0123456789abcdef'}_{'0123456789abcdef' * 4}"
+
+
+@pytest.mark.parametrize("cookie", ["", "x", "session_", f"session{UNKNOWN}", f"hold{UNKNOWN}", "session_é"])
+def test_a_cookie_that_is_no_session_lets_nobody_in(service: RunningService, cookie: str) -> None:
+    reply = SignedIn(service, cookie, {}).http(csrf=None).get("/v1/projects")
+    assert problem(reply) == (401, "unauthenticated")
+    assert len(cookie) < 20 or cookie not in reply.text
+
+
+def test_each_secret_is_good_in_its_own_place_only(service: RunningService) -> None:
+    token = service.token()
+    code = answer(service.http(token=token).post("/v1/sign-in-codes"))["code"]
+    page = sign_in(service, token)
+    assert problem(service.http(token=page.cookie).get("/v1/service")) == (401, "unauthenticated")
+    for secret in (token, code):
+        by_cookie = service.http(token=None, headers=[("Cookie", f"{SESSION_COOKIE}={secret}")])
+        assert problem(by_cookie.get("/v1/service")) == (401, "unauthenticated")
+    for method, path in guarded_routes(service):
+        if path != "/v1/sessions":
+            reply = service.http(token=code).request(method, filled(path, {}))
+            assert problem(reply)[0] == 401 or method == "HEAD", f"{method} {path} takes a one-time code"
+
+
+def test_a_token_counts_where_there_is_a_cookie_too(service: RunningService) -> None:
+    page = sign_in(service, service.token(Scope.READ))
+    with page.http(csrf=None) as http:
+        http.headers["Authorization"] = f"Bearer {service.token(Scope.ADMIN)}"
+        assert answer(http.get("/v1/service"))["token_scopes"] == ["admin"]
+        assert http.put("/v1/projects/made", json={}).status_code == 201, "by token: no other page can have made it"
+        http.headers["Authorization"] = "Bearer wrong"
+        assert problem(http.get("/v1/service")) == (401, "unauthenticated")
+        http.headers["Authorization"] = "Basic b3BlcmF0b3I6cHJveHk="  # what a proxy in front has asked for
+        assert answer(http.get("/v1/service"))["token_scopes"] == ["read"]
+
+
+# --- rule session-is-its-token
+
+
+@pytest.mark.rule("session-is-its-token")
+@pytest.mark.parametrize(
+    ("scopes", "project"),
+    [*(([scope], None) for scope in Scope), (list(Scope), None), (list(Scope), "demo"), (list(Scope), "other")],
+    ids=lambda part: part if isinstance(part, str) else "-".join(part or ["every"]),
+)
+def test_on_each_route_a_session_gets_what_its_token_gets(
+    service: RunningService, scopes: list[Scope], project: str | None
+) -> None:
+    saved = Job(service.http(), "demo/gpt", world_size=1).save(5)
+    service.make_project("other")
+    known = {"project": "demo", "run": "gpt", "number": "1", "checkpoint_id": saved["id"], "rank": "0"}
+    token = service.token(*scopes, project=project)
+    by_token, by_session = service.http(token=token), sign_in(service, token).http()
+    seen = set()
+    for method, path in guarded_routes(service):
+        if path in OF_SESSIONS:
+            continue
+        # A body that no call takes: who may call is said before it is read, and nothing there is changed.
+        sent: dict[str, Any] = {"content": b"no JSON"} if method in WRITES else {}
+        if path == "/v1/events/stream":
+            sent["params"] = {"seconds": 0}
+        address = filled(path, known | {"run": "none", "checkpoint_id": "none"} if method in WRITES else known)
+        one, other = (problem(http.request(method, address, **sent)) for http in (by_token, by_session))
+        assert one == other or max(one[0], other[0]) < 300, f"{method} {path}"
+        seen.add(one[0])
+    assert 401 not in seen
+    assert 200 in seen
+    assert 403 in seen or (len(scopes) > 1 and project is None)
+
+
+@pytest.mark.rule("session-is-its-token")
+@pytest.mark.parametrize("path", ["/v1/sessions", "/v1/sign-in-codes"])
+def test_a_session_cannot_prolong_itself(service: RunningService, path: str) -> None:
+    page = sign_in(service, service.token())
+    assert problem(page.http().post(path)) == (403, "forbidden")
+
+
+@pytest.mark.rule("session-is-its-token")
+@pytest.mark.parametrize("how", ["revoked", "expired", "purged"])
+def test_a_session_ends_with_its_token(service: RunningService, clock: Clock, how: str) -> None:
+    made = answer(
+        service.http().post("/v1/tokens", json={"name": "me", "scopes": ["read", "train"], "expires_in_seconds": 3600})
+    )
+    page = sign_in(service, made["token"])
+    code = answer(service.http(token=made["token"]).post("/v1/sign-in-codes"))["code"]
+    assert page.view["expires_at"] == made["expires_at"], "earlier than the setting says"
+    assert page.http().get("/v1/projects").status_code == 200
+    if how == "expired":
+        clock.advance(3601)
+    else:
+        answer(service.http().delete(f"/v1/tokens/{made['id']}"))
+    if how == "purged":
+        clock.advance(91 * 86400)
+        forget_old(service.context, Actor.controller("test"))
+    assert problem(page.http().get("/v1/projects")) == (401, "unauthenticated")
+    assert problem(page.http().post("/v1/projects/demo/runs/gpt/checkpoints", json={})) == (401, "unauthenticated")
+    assert problem(service.http(token=code).post("/v1/sessions")) == (401, "unauthenticated")
+
+
+@pytest.mark.rule("session-is-its-token")
+def test_who_has_signed_out_does_no_more_of_the_work_that_looks_at_the_token_itself(service: RunningService) -> None:
+    """Such work is let in by what this process remembers, and looks at the token: it knows of no session."""
+    service.make_project("demo")
+    token = service.token(Scope.TRAIN)
+    page = sign_in(service, token)
+    job = Job(page.http(), "demo/gpt", world_size=1)
+    job.heartbeat(5)
+    assert page.http().delete("/v1/sessions/current").status_code == 204
+    beat = page.http().post(f"{job.base}/attempts/1/heartbeat", json={})
+    assert problem(beat) == (401, "unauthenticated")
+    assert service.http(token=token).get("/v1/service").status_code == 200
+
+
+def test_a_session_ends_by_itself_and_its_row_goes(settings: ServiceSettings, clock: Clock) -> None:
+    with running_service(settings.model_copy(update={"session_hours": 2})) as service:
+        page = sign_in(service, service.token())
+        code = answer(service.http().post("/v1/sign-in-codes"))["code"]
+        clock.advance(61)
+        assert problem(service.http(token=code).post("/v1/sessions")) == (401, "unauthenticated")
+        assert page.http().get("/v1/projects").status_code == 200
+        forget_old(service.context, Actor.controller("test"))
+        assert rows(service) == {page.view["id"]}
+        clock.advance(7200)
+        assert problem(page.http().get("/v1/projects")) == (401, "unauthenticated")
+        forget_old(service.context, Actor.controller("test"))
+        assert rows(service) == set()
+
+
+def rows(service: RunningService) -> set[str]:
+    with service.context.database.read() as session:
+        return set(session.scalars(select(SignIn.id)))
+
+
+def test_the_oldest_session_of_a_token_makes_room(service: RunningService, clock: Clock) -> None:
+    token, others = service.token(), sign_in(service, service.token())
+    pages = []
+    for _ in range(MOST_SESSIONS + 1):
+        clock.advance(1)
+        pages.append(sign_in(service, token))
+    assert problem(pages[0].http().get("/v1/service")) == (401, "unauthenticated")
+    for page in (pages[1], pages[-1], others):
+        assert page.http().get("/v1/service").status_code == 200
+
+
+def test_the_catalog_keeps_no_secret(service: RunningService) -> None:
+    page = sign_in(service, service.token())
+    code = answer(service.http().post("/v1/sign-in-codes"))["code"]
+    with service.context.database.read() as session:
+        kept = session.scalars(select(SignIn)).all()
+        assert {row.secret_sha256 for row in kept} == {
+            hashlib.sha256(secret.rpartition("_")[2].encode()).hexdigest() for secret in (page.cookie, code)
+        }
+        whole = str(session.execute(text("SELECT * FROM sign_ins")).all())
+    for secret in (page.cookie, code, page.view["csrf_token"]):
+        assert secret.rpartition("_")[2] not in whole
+
+
+# --- rule csrf-before-write
+
+
+@pytest.mark.rule("csrf-before-write")
+def test_each_route_that_may_change_something_refuses_a_call_that_another_page_could_make(
+    service: RunningService,
+) -> None:
+    page, other = (sign_in(service, service.token()) for _ in range(2))
+    attempts = {
+        "no header": page.http(csrf=None),
+        "a wrong one": page.http(csrf="0" * 64),
+        "one that is no text": page.http(csrf="é"),
+        "another session's": page.http(csrf=other.view["csrf_token"]),
+        "from another site": page.http(sec_fetch_site="cross-site"),
+        "from another port": page.http(sec_fetch_site="same-site"),
+        "by no page": page.http(sec_fetch_site="none"),
+    }
+    before = len(rows(service))
+    seen = 0
+    for method, path in guarded_routes(service):
+        if method in WRITES:
+            for how, http in attempts.items():
+                reply = http.request(method, filled(path, {"project": "demo"}), json={})
+                assert problem(reply) == (403, "csrf_failed"), f"{method} {path}, {how}"
+            seen += 1
+    assert seen > 40
+    assert len(rows(service)) == before
+    assert page.http(sec_fetch_site="same-origin").put("/v1/projects/made", json={}).status_code == 201
+
+
+@pytest.mark.rule("csrf-before-write")
+def test_another_page_reads_nothing_in_a_persons_name(service: RunningService) -> None:
+    page = sign_in(service, service.token())
+    for site in ("cross-site", "same-site"):
+        reply = page.http(csrf=None, sec_fetch_site=site).get("/v1/projects")
+        assert problem(reply) == (403, "csrf_failed")
+    for site in ("same-origin", "none"):  # the page itself, and an address that a person typed
+        assert page.http(csrf=None, sec_fetch_site=site).get("/v1/projects").status_code == 200
+
+
+@pytest.mark.rule("csrf-before-write")
+def test_a_sign_in_cannot_be_made_by_another_page(service: RunningService) -> None:
+    """It needs `Authorization`, which no form and no link can send: nobody is signed in as somebody else."""
+    assert problem(service.http(token=None).post("/v1/sessions")) == (401, "unauthenticated")
+    reply = service.http(token=None).options("/v1/sessions", headers={"Origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in reply.headers
+
+
+# --- one-time codes
+
+
+def test_a_code_opens_one_session_of_its_token(service: RunningService) -> None:
+    service.make_project("demo")
+    token = service.token(Scope.READ, project="demo")
+    made = answer(service.http(token=token).post("/v1/sign-in-codes"))
+    page = sign_in(service, made["code"])
+    assert (page.view["project"], page.view["scopes"]) == ("demo", ["read"])
+    again = service.http(token=made["code"]).post("/v1/sessions")
+    assert problem(again) == (401, "unauthenticated")
+    assert made["code"] not in again.text
+    assert page.http().get("/v1/service").status_code == 200
+
+
+@pytest.mark.races
+def test_a_code_works_once_through_two_services_at_once(settings: ServiceSettings) -> None:
+    with running_service(settings) as one, running_service(settings) as two:
+        for _ in range(5):
+            code = answer(one.http().post("/v1/sign-in-codes"))["code"]
+            with ThreadPoolExecutor(8) as pool:
+                replies = list(
+                    pool.map(lambda at: (one, two)[at % 2].http(token=code).post("/v1/sessions").status_code, range(8))
+                )
+            assert sorted(replies) == [201] + [401] * 7
+        page = sign_in(one, answer(two.http().post("/v1/sign-in-codes"))["code"])
+    with running_service(settings) as restarted:
+        again = SignedIn(restarted, page.cookie, page.view)
+        assert answer(again.http().get("/v1/sessions/current")) == page.view
+        assert again.http().put("/v1/projects/made", json={}).status_code == 201
+
+
+def test_who_guesses_codes_is_made_to_wait(service: RunningService) -> None:
+    replies = [service.http(token=new_text(Kind.CODE)).post("/v1/sessions").status_code for _ in range(25)]
+    assert set(replies) == {401, 429}
+
+
+def test_the_stream_of_events_follows_by_cookie_until_the_person_signs_out(service: RunningService) -> None:
+    service.make_project("demo")
+    page = sign_in(service, service.token(Scope.READ))
+    reply = page.http(csrf=None, sec_fetch_site="same-origin").get("/v1/events/stream", params={"seconds": 0})
+    assert reply.headers["Content-Type"].startswith("text/event-stream")
+    assert page.http().delete("/v1/sessions/current").status_code == 204
+    assert problem(page.http().get("/v1/events/stream", params={"seconds": 0})) == (401, "unauthenticated")
+
+
+def test_the_header_is_the_documented_one() -> None:
+    assert (CSRF_HEADER, SESSION_COOKIE) == ("X-Holdfast-CSRF", "holdfast_session")
