@@ -20,13 +20,14 @@ TIMES ?= 100
 RANKS ?= 64,256,1024,4096
 CHECKPOINTS ?= 1000,10000,1000000
 
-.PHONY: help demo test test-slow test-all check prove soak chaos jepsen preempt bench scale run format docs site venv
+.PHONY: help demo test test-slow test-all test-web check prove soak chaos jepsen preempt bench scale run format docs site venv
 
 help:
 	@echo 'make demo [STORE=posix|s3|azure] [DATABASE=sqlite|postgres]   train, be killed, resume: watch it happen'
 	@echo 'make test [ARGS=...]                                    the fast gate: what each part promises, on real servers'
 	@echo 'make test-slow                                          the rest: chaos, frameworks, the second database'
 	@echo 'make test-all                                           both in one run, as CI has it'
+	@echo 'make test-web [ARGS=...]                                the web page in a real browser, a part of test-slow'
 	@echo 'make check                                              ruff, mypy and import-linter'
 	@echo 'make prove [RULES=...]                                  take guards out: do tests notice?'
 	@echo 'make soak [MINUTES=10]                                  everything at once, with kill -9: is anything lost?'
@@ -54,6 +55,10 @@ test test-slow test-all: venv
 	@rm -f $(VENV)/.test-exit-code; \
 	PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(SELECTED) $(ARGS); code=$$?; \
 	echo $$code > $(VENV)/.test-exit-code; exit $$code
+
+# Of the slow gate. A browser is fetched from Debian's archive once.
+test-web: venv
+	@$(VENV)/bin/python -m pytest -n 2 --dist loadfile tests/web $(ARGS)
 
 check: venv
 	$(VENV)/bin/ruff check .

@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # Their tests start processes and wait for them; those of all other folders work in the test's own process.
-_FOLDERS_OF_JOBS = {"chaos", "chaos_run", "e2e", "jepsen", "preemption", "soak", "stateful", "trainer"}
+_FOLDERS_OF_JOBS = {"chaos", "chaos_run", "e2e", "jepsen", "preemption", "soak", "stateful", "trainer", "web"}
 
 
 # The slow gate (`make test-slow`): files and folders whose tests need minutes of real faults, a whole framework or
@@ -68,6 +68,7 @@ _SLOW = (
     "trainer/test_lightning.py",
     "trainer/test_second_store.py",
     "trainer/test_torchtitan.py",
+    "web",
 )
 
 # Each test of the service runs on SQLite and on Postgres. In the fast gate Postgres runs what is about locks, races,
