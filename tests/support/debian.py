@@ -22,13 +22,16 @@ def debian_program(package: str, binary: str) -> Path:
     """The installed program, else that of the package, at `binary` below the folder into which it was unpacked. Raises
     NoAptError."""
     installed = shutil.which(Path(binary).name, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if installed is not None:
-        return Path(installed)
+    return Path(installed) if installed is not None else unpacked(package, binary) / binary
+
+
+def unpacked(package: str, binary: str, *further: str) -> Path:
+    """The folder into which the package was unpacked, with `further` packages. Raises NoAptError."""
     environment = Path(sys.prefix)
     with (environment / f".{package}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = subprocess.run(
-            [str(_SCRIPT), package, binary, str(environment)],
+            [str(_SCRIPT), package, binary, str(environment), *further],
             capture_output=True,
             text=True,
             timeout=_UNPACKS_WITHIN_SECONDS,
@@ -37,4 +40,4 @@ def debian_program(package: str, binary: str) -> Path:
         raise NoAptError(done.stderr.strip())
     if done.returncode != 0:
         raise RuntimeError(f"{package} could not be unpacked: {done.stderr.strip()[-2000:]}")
-    return environment / "debian" / package / binary
+    return environment / "debian" / package

@@ -20,9 +20,10 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from holdfast_protocol.service import SESSION_COOKIE
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.ui.endpoints import BUILT_INTO
+from tests.support.debian import NoAptError
 from tests.support.service import RunningService, running_service
 from tests.support.signed_in import sign_in
-from tests.web.chromium import NoChromiumError, chromium
+from tests.web.chromium import chromium
 
 _BUILD = Path(__file__).parents[2] / "scripts" / "prepare-web"
 _TINY = Path(__file__).parent / "tiny_page"
@@ -37,7 +38,7 @@ def browser() -> Iterator[Browser]:
     try:
         with chromium() as started:
             yield started
-    except NoChromiumError as reason:
+    except NoAptError as reason:
         pytest.skip(str(reason))
 
 
