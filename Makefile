@@ -38,7 +38,7 @@ help:
 	@echo 'make scale [RANKS=64,256] [CHECKPOINTS=1000,1000000]    what many ranks, and many checkpoints, cost the service'
 	@echo 'make run                                                the service on http://127.0.0.1:8400'
 	@echo 'make format                                             let ruff fix and format the code'
-	@echo 'make docs                                               write docs/settings.md and the dashboards anew'
+	@echo 'make docs                                               write the pages that are made of the code anew'
 	@echo 'make site                                               the documentation as a site, in site/'
 
 demo: venv
@@ -104,6 +104,7 @@ format: venv
 docs: venv
 	$(VENV)/bin/python scripts/write_settings_page.py
 	$(VENV)/bin/python -m scripts.write_dashboards
+	$(VENV)/bin/python scripts/write_dashboard_views_page.py
 
 # Strict: a link or an anchor that leads nowhere fails the build. Open site/index.html, from the disk too.
 site: venv

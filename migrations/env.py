@@ -7,8 +7,9 @@ HOLDFAST_DATABASE_URL is used, as by `holdfast serve`.
 from alembic import context
 from sqlalchemy import Connection
 
+from holdfast_service.dashboards.views import create_views, drop_views
 from holdfast_service.db.engine import Database
-from holdfast_service.db.migrate import exclusive_connection
+from holdfast_service.db.migrate import exclusive_connection, pending_revision
 from holdfast_service.db.tables import Table
 from holdfast_service.db.triggers import create_triggers, drop_triggers
 from holdfast_service.settings import ServiceSettings
@@ -18,9 +19,13 @@ def run(connection: Connection) -> None:
     # As a batch, because SQLite alters a table by copying it.
     context.configure(connection=connection, target_metadata=Table.metadata, render_as_batch=True)
     with context.begin_transaction():
+        drop_views(connection)
         drop_triggers(connection)
         context.run_migrations()
         create_triggers(connection)
+        # They read what the newest revision has. A catalog that was taken back gets them again with the upgrade.
+        if pending_revision(connection) is None:
+            create_views(connection)
 
 
 handed_in = context.config.attributes.get("connection")

@@ -81,6 +81,7 @@ _ABOUT_THE_DATABASE = (
     "test_collectors",
     "test_commit_records",
     "test_controllers",
+    "test_dashboard_",
     "test_database_",
     "test_health",
     "test_operations",

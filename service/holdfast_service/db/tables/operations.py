@@ -259,3 +259,12 @@ class IdempotencyKey(Table):
     made_id: Mapped[str | None] = mapped_column(Text)  # written in the transaction that made it
     created_at: Mapped[datetime] = mapped_column(Moment)
     __table_args__ = (Index("ix_idempotency_keys_created_at", "created_at"),)
+
+
+class DashboardGrant(Table):
+    """That a role of the database, made for dashboards, sees a project in the views. Rows of its own and not the role's
+    privileges: the views ask for them (`dashboards/definition.py`), and a migration makes the views anew."""
+
+    __tablename__ = "dashboard_grants"
+    role_name: Mapped[str] = mapped_column(Text, primary_key=True)
+    project_id: Mapped[str] = mapped_column(Text, primary_key=True)  # empty: every project, those to come too
