@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from getpass import getpass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,6 +48,9 @@ def register(app: typer.Typer) -> None:
     app.command("create-token", help="Make a token without asking the service: the first one.")(create_token_command)
     app.command("raise-epoch", help="After a restore or clone: trust nothing from before.")(raise_epoch_command)
     app.command("confirm-move", help="The database was moved here, and the old one is gone.")(confirm_move_command)
+    app.command("dashboard-role", help="A database role that sees the views for dashboards alone.")(
+        dashboard_role_command
+    )
     app.command("rebuild", help="Get the catalog back from a store alone, into an empty database.")(rebuild_command)
 
 
@@ -188,6 +192,63 @@ def confirm_move_command(data_dir: DataDir = None, database_url: DatabaseUrl = N
         finally:
             database.dispose()
     sys.stdout.write("The catalog lives here from now on. Make sure that the old database is never served again.\n")
+
+
+def dashboard_role_command(  # noqa: PLR0917 (typer calls it by keyword)
+    name: Annotated[str, typer.Argument(help="The role's name in Postgres.")],
+    project: Annotated[
+        list[str] | None,
+        typer.Option(help="The role sees this project; may be repeated. A new one without it sees all."),
+    ] = None,
+    every_project: Annotated[
+        bool, typer.Option("--every-project", help="The role sees every project, those to come too.")
+    ] = False,
+    password_stdin: Annotated[
+        bool, typer.Option("--password-stdin", help="Read its password from stdin; a terminal is asked for it.")
+    ] = False,
+    new_password: Annotated[
+        bool, typer.Option("--new-password", help="Make up another password for a role that is there.")
+    ] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Take the role away.")] = False,
+    database_url: DatabaseUrl = None,
+) -> None:
+    from holdfast_service.dashboards.role import EVERY, DashboardRoleError, put_role, remove_role
+    from holdfast_service.service import open_database
+
+    if (every_project and project) or (remove and (every_project or project or password_stdin or new_password)):
+        _fail("These options do not go together. See `holdfast admin dashboard-role --help`.", _USAGE)
+    with _failures_said():
+        database = open_database(_settings(database_url=database_url))
+        try:
+            if remove:
+                remove_role(database, name)
+                sys.stdout.write(f"The role {name} is gone.\n")
+                return
+            role = put_role(
+                database,
+                name,
+                projects=project or (),
+                every_project=every_project,
+                password=_password() if password_stdin else None,
+                new_password=new_password,
+            )
+        except DashboardRoleError as error:
+            _fail(str(error), _FAILED)
+        finally:
+            database.dispose()
+    lines = [
+        f"The role {name} {'was made' if role.is_new else 'is up to date'}. It sees the views for dashboards of "
+        + ("every project." if list(role.projects) == [EVERY] else f"{', '.join(role.projects)}."),
+        f"  connect   psql '{role.url}'",
+    ]
+    if role.password is not None and not password_stdin:
+        lines.append(f"  password  {role.password} (shown this once)")
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _password() -> str:
+    """The first line of stdin; from a terminal without showing it."""
+    return getpass("Password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\r\n")
 
 
 def _settings(**given: Any) -> ServiceSettings:

@@ -74,11 +74,12 @@ def holdfast_serve(
         yield ServedHoldfast(client["HOLDFAST_URL"], client, process, server)
 
 
-def run_holdfast(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """A command that ends by itself, with these settings and no others."""
+def run_holdfast(*arguments: str, typed: str | None = None, **settings: str) -> subprocess.CompletedProcess[str]:
+    """A command that ends by itself, with these settings and no others. `typed`: what it reads from stdin."""
     return subprocess.run(
         [HOLDFAST, *arguments],
         env=without_holdfast_settings() | settings,
+        input=typed,
         capture_output=True,
         text=True,
         timeout=120,
