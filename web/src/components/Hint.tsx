@@ -1,6 +1,9 @@
 import * as Tooltip from "@radix-ui/react-tooltip";
-import type { ReactElement, ReactNode } from "react";
+import { createContext, type ReactElement, type ReactNode, useContext } from "react";
 import styles from "./Hint.module.css";
+
+/** Where hints are put: a modal dialog hides what stands outside of it. null: the end of the page. */
+export const HintPlace = createContext<HTMLElement | null>(null);
 
 /** Shows `text` on hover and on focus of its child, which takes a ref and can be focused. Screen readers hear it as the
  * child's description. */
@@ -8,7 +11,7 @@ export function Hint({ text, children }: { text: ReactNode; children: ReactEleme
   return (
     <Tooltip.Root>
       <Tooltip.Trigger asChild>{children}</Tooltip.Trigger>
-      <Tooltip.Portal>
+      <Tooltip.Portal container={useContext(HintPlace)}>
         <Tooltip.Content className={styles.hint} sideOffset={4} collisionPadding={8}>
           {text}
         </Tooltip.Content>
