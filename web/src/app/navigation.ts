@@ -2,4 +2,5 @@
 export const NAVIGATION = [
   { to: "/", label: "Overview" },
   { to: "/runs", label: "Runs" },
+  { to: "/operations", label: "Operations" },
 ] as const;

@@ -1,11 +1,12 @@
 import { createRouter } from "@tanstack/react-router";
+import { operationsRoutes } from "@/operations/route";
 import { overviewRoute } from "@/overview/route";
 import { runsRoute } from "@/runs/route";
 import { frameRoute } from "./frame_route";
 import { NotFound, ScreenFailed } from "./ScreenFailed";
 
 /** A screen: one line. What the navigation offers is in navigation.ts. */
-const screens = frameRoute.addChildren([overviewRoute, runsRoute]);
+const screens = frameRoute.addChildren([overviewRoute, operationsRoutes, runsRoute]);
 
 export function makeRouter() {
   return createRouter({
