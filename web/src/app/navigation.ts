@@ -2,5 +2,7 @@
 export const NAVIGATION = [
   { to: "/", label: "Overview" },
   { to: "/runs", label: "Runs" },
+  { to: "/checkpoints", label: "Checkpoints" },
   { to: "/operations", label: "Operations" },
+  { to: "/retention", label: "Retention and cost" },
 ] as const;

@@ -1,12 +1,13 @@
 import { createRouter } from "@tanstack/react-router";
 import { operationsRoutes } from "@/operations/route";
 import { overviewRoute } from "@/overview/route";
+import { retentionRoute } from "@/retention/route";
 import { runsRoute } from "@/runs/route";
 import { frameRoute } from "./frame_route";
 import { NotFound, ScreenFailed } from "./ScreenFailed";
 
 /** A screen: one line. What the navigation offers is in navigation.ts. */
-const screens = frameRoute.addChildren([overviewRoute, operationsRoutes, runsRoute]);
+const screens = frameRoute.addChildren([overviewRoute, operationsRoutes, runsRoute, retentionRoute]);
 
 export function makeRouter() {
   return createRouter({

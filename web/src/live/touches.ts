@@ -15,9 +15,9 @@ const TOUCHED: Record<EventType, readonly string[]> = {
   "run.goes_on": ["runs", "attempts"],
   "restore.started": ["runs", "attempts"],
   "restore.finished": ["runs", "attempts"],
-  "checkpoint.committed": ["runs", "checkpoints", "restore-point", "usage", "cost", "copies", "projects"],
+  "checkpoint.committed": ["runs", "checkpoints", "restore-point", "usage", "cost", "copies", "projects", "plan"],
   "checkpoint.aborted": ["checkpoints"],
-  "checkpoint.trashed": ["runs", "checkpoints", "restore-point", "usage"],
+  "checkpoint.trashed": ["runs", "checkpoints", "restore-point", "usage", "plan"],
   "checkpoint.purged": ["runs", "checkpoints", "usage", "cost", "projects"],
   "checkpoint.quarantined": ["runs", "checkpoints", "restore-point"],
   "checkpoint.diverged": ["runs", "checkpoints", "restore-point"],
@@ -34,8 +34,8 @@ export const EVENT_TYPES = Object.keys(TOUCHED) as EventType[];
 /** Whether the reply of a query may have changed with an event. A query belongs to the noun that its path ends with;
  * of another project, run or checkpoint than the event's it is left alone. */
 export function touches(type: string, data: EventData, key: QueryKey): boolean {
-  const [method, path, init] = key;
-  if (method !== "get" || typeof path !== "string") return false;
+  const [, path, init] = key;
+  if (typeof path !== "string") return false;
   const noun = path
     .split("/")
     .filter((word) => word && !word.startsWith("{"))

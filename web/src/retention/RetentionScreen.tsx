@@ -1,0 +1,77 @@
+import { Link } from "@tanstack/react-router";
+import { useProject } from "@/app/project";
+import { Screen } from "@/app/Screen";
+import { CopyCommand } from "@/components/CopyCommand";
+import { EmptyState } from "@/components/states";
+import { PolicyTab } from "./PolicyTab";
+import { PruneTab } from "./PruneTab";
+import styles from "./Retention.module.css";
+import { VIEWS, type View } from "./route";
+import { TrashTab } from "./TrashTab";
+import { UsageTab } from "./UsageTab";
+import { useChangeSearch, useRetentionSearch, useRuns } from "./useRetention";
+
+const TITLES: Record<View, string> = { policy: "Policy", prune: "Prune", trash: "Trash", usage: "Usage and cost" };
+
+/** Which checkpoints stay, what they take up and cost, and what was deleted. */
+export function RetentionScreen() {
+  const project = useProject();
+  const { view = "policy", run } = useRetentionSearch();
+  return (
+    <Screen title="Retention and cost" controls={project !== undefined && <RunPicker project={project} run={run} />}>
+      <nav aria-label="Parts of this screen" className={styles.tabs}>
+        {VIEWS.map((each) => (
+          <Link
+            key={each}
+            from="/retention"
+            to="/retention"
+            search={(old) => ({ ...old, view: each === "policy" ? undefined : each })}
+            aria-current={each === view ? "page" : undefined}
+            activeProps={{ "aria-current": undefined }}
+          >
+            {TITLES[each]}
+          </Link>
+        ))}
+      </nav>
+      {project === undefined ? (
+        <EmptyState title="No project is here yet">
+          <p>A project is made with its first token. Then a training script saves into it.</p>
+          <CopyCommand command="holdfast projects create my-project" label="the command that makes a project" />
+        </EmptyState>
+      ) : (
+        <Tab key={`${project} ${run}`} view={view} project={project} run={run} />
+      )}
+    </Screen>
+  );
+}
+
+function Tab({ view, project, run }: { view: View; project: string; run: string | undefined }) {
+  if (view === "prune") return <PruneTab project={project} run={run} />;
+  if (view === "trash") return <TrashTab project={project} run={run} />;
+  if (view === "usage") return <UsageTab project={project} run={run} />;
+  return <PolicyTab project={project} run={run} />;
+}
+
+function RunPicker({ project, run }: { project: string; run: string | undefined }) {
+  const runs = useRuns(project);
+  const change = useChangeSearch();
+  const names = (runs.data?.items ?? []).map((each) => each.name);
+  const offered = run === undefined || names.includes(run) ? names : [run, ...names];
+  return (
+    <label>
+      Run{" "}
+      <select
+        value={run ?? ""}
+        // An edit of one policy is none of another.
+        onChange={(event) => change({ run: event.target.value || undefined, draft: undefined, listed: undefined })}
+      >
+        <option value="">all of the project</option>
+        {offered.map((name) => (
+          <option key={name} value={name}>
+            {name}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}

@@ -1,0 +1,293 @@
+import { useMemo, useState } from "react";
+import { type Schemas, usePages, useQuery } from "@/api/client";
+import { failureOf } from "@/api/problem";
+import { useSession } from "@/api/session";
+import { Can } from "@/components/Can";
+import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
+import { StateBadge } from "@/components/StateBadge";
+import { EmptyState, ErrorState } from "@/components/states";
+import { useNow } from "@/components/useNow";
+import { Bytes, Nothing, Time } from "@/components/values";
+import { formatSeconds } from "@/format/moments";
+import { formatCount } from "@/format/numbers";
+import { type TakenBack, takeBack, takeProjectBack, takeRunBack } from "./actions";
+import { Back } from "./Done";
+import { plural } from "./Figure";
+import styles from "./Retention.module.css";
+import { RunsUsage } from "./RunsUsage";
+
+/** What was deleted and can be taken back, until its purge. */
+export function TrashTab({ project, run }: { project: string; run: string | undefined }) {
+  return (
+    <>
+      {run === undefined ? (
+        <>
+          <section aria-labelledby="by-run">
+            <h2 id="by-run">Runs, and what of them is in the trash</h2>
+            <RunsUsage project={project} of="trash" />
+          </section>
+          <DeletedRuns project={project} />
+          <DeletedProjects />
+        </>
+      ) : (
+        <TrashOfRun project={project} run={run} />
+      )}
+    </>
+  );
+}
+
+type CheckpointView = Schemas["CheckpointView"];
+
+/** How long something can still be taken back. */
+function PurgeIn({ at }: { at: string | null | undefined }) {
+  const now = useNow();
+  if (at == null) return <Nothing />;
+  const seconds = (Date.parse(at) - now) / 1000;
+  return (
+    <>
+      {seconds > 0 ? `in ${formatSeconds(seconds)}, ` : "due since "}
+      <Time at={at} />
+    </>
+  );
+}
+
+const BY: Record<string, string> = { policy: "the policy", person: "a person", run: "with its run" };
+
+const column = createColumnHelper<CheckpointView>();
+const COLUMNS: Columns<CheckpointView> = [
+  column.accessor("step", {
+    header: "Step",
+    size: 80,
+    meta: { align: "right" },
+    cell: ({ getValue }) => formatCount(getValue()),
+  }),
+  column.accessor("attempt", { header: "Attempt", size: 75, meta: { align: "right", phone: false } }),
+  column.display({
+    id: "purge",
+    header: "Purge",
+    size: 260,
+    cell: ({ row: { original } }) =>
+      original.state === "trashed" ? (
+        <PurgeIn at={original.purge_at} />
+      ) : (
+        <StateBadge state="being purged" tone="bad" />
+      ),
+  }),
+  column.accessor("trashed_by", {
+    header: "By",
+    size: 100,
+    meta: { phone: false },
+    cell: ({ getValue }) => BY[getValue() ?? ""] ?? getValue() ?? <Nothing />,
+  }),
+  column.accessor("trash_reason", {
+    header: "Why",
+    size: 220,
+    meta: { phone: false },
+    cell: ({ getValue }) =>
+      getValue() ? <span title={getValue() ?? ""}>{getValue()}</span> : <Nothing why="no reason was given" />,
+  }),
+  column.accessor("logical_bytes", {
+    header: "State",
+    size: 95,
+    meta: { align: "right", phone: false },
+    cell: ({ getValue }) => <Bytes count={getValue()} />,
+  }),
+  column.display({
+    id: "undo",
+    header: "",
+    size: 110,
+    cell: ({ row: { original } }) => <TakeOneBack checkpoint={original} />,
+  }),
+];
+
+function TakeOneBack({ checkpoint }: { checkpoint: CheckpointView }) {
+  const [failed, setFailed] = useState("");
+  const [busy, setBusy] = useState(false);
+  const reason =
+    failed ||
+    (checkpoint.state !== "trashed"
+      ? "Its purge has begun: it cannot be taken back."
+      : busy
+        ? "It is being taken back."
+        : undefined);
+
+  async function undo() {
+    setBusy(true);
+    const { failures } = await takeBack([checkpoint.id]);
+    setBusy(false);
+    setFailed(failures[0] === undefined ? "" : failureOf(failures[0].error).detail);
+  }
+
+  return (
+    <Can scope="operate" reason={reason}>
+      <button
+        type="button"
+        aria-label={`Take step ${checkpoint.step} of attempt ${checkpoint.attempt} back`}
+        onClick={() => void undo()}
+      >
+        Undo
+      </button>
+    </Can>
+  );
+}
+
+const NONE: ReadonlySet<string> = new Set();
+
+function TrashOfRun({ project, run }: { project: string; run: string }) {
+  const [chosen, setChosen] = useState(NONE);
+  const [back, setBack] = useState<TakenBack | null>(null);
+  const [busy, setBusy] = useState(false);
+  const pages = usePages("/v1/projects/{project}/runs/{run}/checkpoints", {
+    path: { project, run },
+    query: { state: ["trashed", "deleting"], limit: 200 },
+  });
+  const ids = useMemo(
+    () => pages.items.filter((each) => each.state === "trashed" && chosen.has(each.id)).map((each) => each.id),
+    [pages.items, chosen],
+  );
+
+  async function undo() {
+    setBusy(true);
+    setBack(await takeBack(ids));
+    setChosen(NONE);
+    setBusy(false);
+  }
+
+  const reason = busy ? "They are being taken back." : ids.length === 0 ? "Nothing is chosen." : undefined;
+  return (
+    <>
+      {back !== null && (
+        <div className={styles.done}>
+          <Back back={back} />
+          <button type="button" onClick={() => setBack(null)}>
+            Close
+          </button>
+        </div>
+      )}
+      {pages.items.length > 0 && (
+        <div className={styles.bar}>
+          <Can scope="operate" reason={reason}>
+            <button type="button" onClick={() => void undo()}>
+              Take {plural(ids.length, "chosen checkpoint")} back
+            </button>
+          </Can>
+        </div>
+      )}
+      <DataTable
+        label="Checkpoints in the trash"
+        columns={COLUMNS}
+        pages={pages}
+        rowKey={(row) => row.id}
+        selected={chosen}
+        onSelect={setChosen}
+        empty={
+          <EmptyState title="Nothing of this run is in the trash">
+            <p>What a policy expires and what a person prunes is here until its purge.</p>
+          </EmptyState>
+        }
+      />
+    </>
+  );
+}
+
+interface Deleted {
+  name: string;
+  in_trash?: Schemas["InTrash"] | null;
+}
+
+const deleted = createColumnHelper<Deleted>();
+const DELETED: Columns<Deleted> = [
+  deleted.accessor("name", { header: "Name", size: 180 }),
+  deleted.accessor("in_trash.deleted_by", { header: "By", size: 120, meta: { phone: false } }),
+  deleted.accessor("in_trash.reason", {
+    header: "Why",
+    size: 200,
+    meta: { phone: false },
+    cell: ({ getValue }) => getValue() ?? <Nothing why="no reason was given" />,
+  }),
+  deleted.accessor("in_trash.purge_at", {
+    header: "Purge",
+    size: 260,
+    cell: ({ getValue }) => <PurgeIn at={getValue()} />,
+  }),
+];
+
+function DeletedRuns({ project }: { project: string }) {
+  const pages = usePages("/v1/projects/{project}/runs", { path: { project }, query: { deleted: true, limit: 100 } });
+  const [error, setError] = useState<unknown>(null);
+  const columns = useMemo<Columns<Deleted>>(
+    () => [
+      ...DELETED,
+      deleted.display({
+        id: "undo",
+        header: "",
+        size: 110,
+        cell: ({ row }) => (
+          <Can scope="operate">
+            <button
+              type="button"
+              aria-label={`Take the run ${row.original.name} back`}
+              onClick={() => takeRunBack(project, row.original.name).then(() => setError(null), setError)}
+            >
+              Undo
+            </button>
+          </Can>
+        ),
+      }),
+    ],
+    [project],
+  );
+  return (
+    <section aria-labelledby="deleted-runs">
+      <h2 id="deleted-runs">Deleted runs</h2>
+      {error !== null && <ErrorState error={error} />}
+      <DataTable
+        label="Deleted runs"
+        columns={columns}
+        pages={pages}
+        rowKey={(row) => row.name}
+        empty={<EmptyState title="No whole run is in the trash" />}
+      />
+    </section>
+  );
+}
+
+function DeletedProjects() {
+  const { project } = useSession();
+  const found = useQuery(
+    "get",
+    "/v1/projects",
+    { params: { query: { deleted: true, limit: 100 } } },
+    { enabled: project === null },
+  );
+  const [error, setError] = useState<unknown>(null);
+  const items = found.data?.items ?? [];
+  if (items.length === 0)
+    return found.error ? <ErrorState error={found.error} onRetry={() => void found.refetch()} /> : null;
+  return (
+    <section aria-labelledby="deleted-projects">
+      <h2 id="deleted-projects">Deleted projects</h2>
+      {error !== null && <ErrorState error={error} />}
+      <ul className="panel">
+        {items.map(({ name, in_trash }) => (
+          <li key={name} className="row">
+            <strong>{name}</strong>
+            <span>
+              deleted by {in_trash?.deleted_by}
+              {in_trash?.reason ? `: ${in_trash.reason}` : ""}; purge <PurgeIn at={in_trash?.purge_at} />
+            </span>
+            <Can scope="admin">
+              <button
+                type="button"
+                aria-label={`Take the project ${name} back`}
+                onClick={() => takeProjectBack(name).then(() => setError(null), setError)}
+              >
+                Undo
+              </button>
+            </Can>
+          </li>
+        ))}
+      </ul>
+    </section>
+  );
+}

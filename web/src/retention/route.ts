@@ -1,0 +1,51 @@
+import { createRoute, lazyRouteComponent } from "@tanstack/react-router";
+import type { Schemas } from "@/api/client";
+import { frameRoute } from "@/app/frame_route";
+import type { PolicyDocument } from "./rules";
+
+export const VIEWS = ["policy", "prune", "trash", "usage"] as const;
+export type View = (typeof VIEWS)[number];
+
+/** Which checkpoints of a plan are listed. */
+export const SHOWN = ["all", "expire", "keep"] as const;
+export type Shown = (typeof SHOWN)[number];
+
+export interface RetentionSearch {
+  /** Without one: the policy. */
+  view?: View | undefined;
+  /** Without one: the whole project. */
+  run?: string | undefined;
+  /** An edited policy that is not saved. */
+  draft?: PolicyDocument | undefined;
+  show?: Shown | undefined;
+  /** Of a project's policy: the run whose checkpoints are listed. */
+  listed?: string | undefined;
+  /** What a prune would take. Without one nothing was asked for yet. */
+  filter?: Schemas["PruneFilter"] | undefined;
+  /** Prune the last healthy points, too. */
+  allOfRun?: true | undefined;
+}
+
+function text(value: unknown): string | undefined {
+  // The router reads a name of digits as a number.
+  return typeof value === "string" || typeof value === "number" ? String(value) || undefined : undefined;
+}
+
+function object<Value extends object>(value: unknown): Value | undefined {
+  return typeof value === "object" && value !== null && !Array.isArray(value) ? (value as Value) : undefined;
+}
+
+export const retentionRoute = createRoute({
+  getParentRoute: () => frameRoute,
+  path: "/retention",
+  validateSearch: (search: Record<string, unknown>): RetentionSearch => ({
+    view: VIEWS.find((each) => each === search.view),
+    run: text(search.run),
+    draft: object(search.draft),
+    show: SHOWN.find((each) => each === search.show),
+    listed: text(search.listed),
+    filter: object(search.filter),
+    allOfRun: search.allOfRun === true || undefined,
+  }),
+  component: lazyRouteComponent(() => import("./RetentionScreen"), "RetentionScreen"),
+});
