@@ -2,12 +2,13 @@ import { createRouter } from "@tanstack/react-router";
 import { operationsRoutes } from "@/operations/route";
 import { overviewRoute } from "@/overview/route";
 import { retentionRoute } from "@/retention/route";
+import { runRoute } from "@/run/route";
 import { runsRoute } from "@/runs/route";
 import { frameRoute } from "./frame_route";
 import { NotFound, ScreenFailed } from "./ScreenFailed";
 
 /** A screen: one line. What the navigation offers is in navigation.ts. */
-const screens = frameRoute.addChildren([overviewRoute, operationsRoutes, runsRoute, retentionRoute]);
+const screens = frameRoute.addChildren([overviewRoute, operationsRoutes, runsRoute, runRoute, retentionRoute]);
 
 export function makeRouter() {
   return createRouter({

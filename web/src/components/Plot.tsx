@@ -5,8 +5,8 @@ import styles from "./Plot.module.css";
 
 export interface PlotSeries {
   label: string;
-  /** One value for each x; null: a gap. */
-  values: (number | null)[];
+  /** One value for each x; null: a gap; undefined: none here, and the line goes on. */
+  values: (number | null | undefined)[];
   /** How a value is written, in the legend and in the table. */
   format?: (value: number) => string;
   /** A CSS colour; without one the accent. */
@@ -20,6 +20,8 @@ interface PlotProps {
   x: number[];
   xLabel: string;
   time?: boolean;
+  /** The first and the last x of the axis; without it those of the values. */
+  xRange?: readonly [number, number];
   series: PlotSeries[];
   heightPx?: number;
   /** Plots with the same key share the cursor. */
@@ -32,9 +34,10 @@ interface PlotProps {
 const TABLE_ROWS = 200;
 
 /** Lines over steps or time, and the same numbers as a table for those who do not see the lines. */
-export function Plot({ title, x, xLabel, time = false, series, heightPx = 220, syncKey, hooks }: PlotProps) {
+export function Plot({ title, x, xLabel, time = false, xRange, series, heightPx = 220, syncKey, hooks }: PlotProps) {
   const place = useRef<HTMLDivElement>(null);
   const id = useId();
+  const [xFirst, xLast] = xRange ?? [];
 
   useEffect(() => {
     const parent = place.current;
@@ -53,7 +56,7 @@ export function Plot({ title, x, xLabel, time = false, series, heightPx = 220, s
         {
           width: parent.clientWidth,
           height: heightPx,
-          scales: { x: { time } },
+          scales: { x: { time, ...(xFirst === undefined || xLast === undefined ? {} : { range: [xFirst, xLast] }) } },
           axes: [
             { ...axis, label: time ? undefined : xLabel },
             { ...axis, size: 70, ...(ticks ? { values: (_, all) => all.map((each) => ticks(each)) } : {}) },
@@ -86,7 +89,7 @@ export function Plot({ title, x, xLabel, time = false, series, heightPx = 220, s
       themed.disconnect();
       plot?.destroy();
     };
-  }, [x, xLabel, time, series, heightPx, syncKey, hooks]);
+  }, [x, xLabel, time, xFirst, xLast, series, heightPx, syncKey, hooks]);
 
   const step = Math.max(1, Math.ceil(x.length / TABLE_ROWS));
   const shown = x.flatMap((_, index) => (index % step === 0 || index === x.length - 1 ? [index] : []));

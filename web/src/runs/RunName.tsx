@@ -1,6 +1,11 @@
+import { Link } from "@tanstack/react-router";
 import type { ReactNode } from "react";
 
-/** A run by its name, wherever a screen shows one. */
+/** A run by its name, wherever a screen shows one: opens the run. */
 export function RunName({ project, run, children }: { project: string; run: string; children?: ReactNode }) {
-  return <span title={`${project}/${run}`}>{children ?? run}</span>;
+  return (
+    <Link to="/runs/$run" params={{ run }} search={{ project }} title={`${project}/${run}`}>
+      {children ?? run}
+    </Link>
+  );
 }

@@ -1,0 +1,149 @@
+import { Link } from "@tanstack/react-router";
+import { useMemo } from "react";
+import type { Pages, Schemas } from "@/api/client";
+import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
+import { StateBadge } from "@/components/StateBadge";
+import { EmptyState } from "@/components/states";
+import { Nothing, Time } from "@/components/values";
+import { formatSeconds } from "@/format/moments";
+import { formatCount } from "@/format/numbers";
+import { CheckpointLink } from "./CheckpointLink";
+import { endOf } from "./Timeline";
+import type { Lane } from "./timeline";
+
+interface AttemptsTableProps {
+  pages: Pages<Schemas["AttemptView"]>;
+  lanes: readonly Lane[];
+  /** Null: it could not be read, and the lanes tell of steps alone. */
+  goodput: Schemas["Goodput"] | null;
+}
+
+interface Row {
+  lane: Lane;
+  spent: Schemas["AttemptGoodput"] | undefined;
+}
+
+const column = createColumnHelper<Row>();
+const COLUMNS: Columns<Row> = [
+  column.display({
+    id: "number",
+    header: "Attempt",
+    size: 75,
+    cell: ({ row: { original } }) => {
+      const { number } = original.lane.attempt;
+      return (
+        <Link
+          to="."
+          search={(old) => ({ ...old, before: number > 1 ? number - 1 : undefined, after: number })}
+          hash="differences"
+          title="Compare it with the attempt before"
+        >
+          #{number}
+        </Link>
+      );
+    },
+  }),
+  column.display({
+    id: "outcome",
+    header: "Outcome",
+    size: 105,
+    cell: ({ row: { original } }) => <StateBadge state={endOf(original.lane)} />,
+  }),
+  column.display({
+    id: "from",
+    header: "Resumed from",
+    size: 110,
+    meta: { align: "right" },
+    cell: ({ row: { original } }) => <ResumedFrom lane={original.lane} />,
+  }),
+  column.display({
+    id: "last",
+    header: "Last step",
+    size: 85,
+    meta: { align: "right" },
+    cell: ({ row: { original } }) => formatCount(original.lane.last),
+  }),
+  column.display({
+    id: "lost",
+    header: "Lost steps",
+    size: 85,
+    meta: { align: "right" },
+    cell: ({ row: { original } }) =>
+      formatCount(original.spent?.steps_lost ?? original.lane.last - original.lane.keptTo),
+  }),
+  column.display({
+    id: "lost-seconds",
+    header: "Lost time",
+    size: 100,
+    meta: { align: "right", phone: false },
+    cell: ({ row: { original } }) => (original.spent ? formatSeconds(original.spent.lost_seconds) : <Nothing />),
+  }),
+  column.display({
+    id: "opened",
+    header: "Opened",
+    size: 180,
+    meta: { phone: false },
+    cell: ({ row: { original } }) => <Time at={original.lane.attempt.opened_at} />,
+  }),
+  column.display({
+    id: "wall",
+    header: "Lasted",
+    size: 95,
+    meta: { align: "right", phone: false },
+    cell: ({ row: { original } }) => (original.spent ? formatSeconds(original.spent.wall_seconds) : <Nothing />),
+  }),
+  column.display({
+    id: "host",
+    header: "Host",
+    size: 110,
+    meta: { phone: false },
+    cell: ({ row: { original } }) => {
+      const { host, world_size: ranks } = original.lane.attempt;
+      return <span title={`${host}, ${ranks} ranks`}>{host}</span>;
+    },
+  }),
+  column.display({
+    id: "why",
+    header: "Why it ended",
+    size: 240,
+    meta: { phone: false },
+    cell: ({ row: { original } }) => <Why attempt={original.lane.attempt} />,
+  }),
+];
+
+function ResumedFrom({ lane: { attempt, base, parent } }: { lane: Lane }) {
+  if (attempt.resumed_from === null) return <Nothing why="nothing: it began anew" />;
+  return (
+    <CheckpointLink id={attempt.resumed_from} step={base}>
+      {parent === null ? formatCount(base) : `${formatCount(base)} #${parent.attempt}`}
+    </CheckpointLink>
+  );
+}
+
+function Why({ attempt }: { attempt: Schemas["AttemptView"] }) {
+  const { error_rank: rank, error_type: type, outcome_detail: detail, notice } = attempt;
+  const parts = [
+    rank != null && `rank ${rank}`,
+    type,
+    detail,
+    notice && `notice by ${notice.source}${notice.reason && `: ${notice.reason}`}`,
+  ].filter(Boolean);
+  return parts.length === 0 ? <Nothing /> : <span title={parts.join(": ")}>{parts.join(": ")}</span>;
+}
+
+/** What the timeline draws, for those who do not see it; and why each attempt ended. */
+export function AttemptsTable({ pages, lanes, goodput }: AttemptsTableProps) {
+  const rows = useMemo(() => {
+    const spent = new Map(goodput?.attempts.map((each) => [each.attempt, each]));
+    return lanes.map((lane) => ({ lane, spent: spent.get(lane.attempt.number) }));
+  }, [lanes, goodput]);
+  return (
+    <DataTable
+      label="Attempts"
+      columns={COLUMNS}
+      pages={{ ...pages, items: rows }}
+      rowKey={({ lane }) => String(lane.attempt.number)}
+      empty={<EmptyState title="No attempt is known" />}
+    />
+  );
+}

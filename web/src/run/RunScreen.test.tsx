@@ -1,0 +1,189 @@
+import { QueryClientProvider } from "@tanstack/react-query";
+import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
+import { render, screen, within } from "@testing-library/react";
+import userEvent from "@testing-library/user-event";
+import { queryClient } from "@/api/client";
+import { makeRouter } from "@/app/routes";
+import { problem, SESSION, serve } from "@/testing/page";
+import { attempt, checkpoint } from "./examples";
+
+// jsdom has no canvas: the curve's numbers are read from its table.
+vi.mock("uplot", () => ({
+  default: class {
+    destroy() {}
+    setSize() {}
+  },
+}));
+
+const RUN = "/v1/projects/demo/runs/llama";
+const page = (...items: unknown[]) => ({ items, next_cursor: null });
+const CHECKPOINTS = [
+  checkpoint(2, 300, { health: "diverged", health_reason: "loss is NaN" }),
+  checkpoint(2, 200, { metrics: { loss: { value: 1.5 } }, labels: ["best"] }),
+  checkpoint(1, 100, { metrics: { loss: { value: 2.5 } } }),
+];
+const ATTEMPTS = [
+  attempt(2, { resumed_from: "ck-1-100", last_step: 300, environment: { cuda: "12.6" } }),
+  attempt(1, {
+    last_step: 150,
+    outcome: "failed",
+    outcome_detail: "ECC error",
+    error_rank: 3,
+    environment: { cuda: "12.4" },
+  }),
+];
+const SPENT = {
+  wall_seconds: 100,
+  productive_seconds: 80,
+  lost_seconds: 10,
+  saving_seconds: 5,
+  restoring_seconds: 3,
+  restarting_seconds: 2,
+  idle_seconds: 0,
+  steps_run: 350,
+  steps_kept: 300,
+  steps_lost: 50,
+};
+const POINT = { checkpoint_id: "ck-2-200", step: 200, attempt: 2, world_size: 2, logical_bytes: 2048, digest: "d" };
+const ANSWERS = {
+  "GET /v1/sessions/current": () => SESSION,
+  "GET /v1/projects": () => page({ id: "1", name: "demo", created_at: "2026-01-01T00:00:00Z" }),
+  [`GET ${RUN}`]: () => ({
+    id: "r",
+    project: "demo",
+    name: "llama",
+    created_at: "2026-01-01T00:00:00Z",
+    latest_attempt: 2,
+    status: "training",
+    committed_checkpoints: 3,
+    last_step: 300,
+  }),
+  [`GET ${RUN}/attempts`]: () => page(...ATTEMPTS),
+  [`GET ${RUN}/attempts/1`]: () => ATTEMPTS[1],
+  [`GET ${RUN}/attempts/2`]: () => ATTEMPTS[0],
+  [`GET ${RUN}/attempts/2/config`]: (request: Request) => {
+    expect(new URL(request.url).searchParams.get("against")).toBe("1");
+    const differences = [{ path: "optimizer.lr", before: 0.1, after: 0.01, change: "changed" }];
+    return { attempt: 2, config: {}, compared_with: 1, differences, differences_left_out: 0 };
+  },
+  [`GET ${RUN}/checkpoints`]: (request: Request) => {
+    const health = new URL(request.url).searchParams.get("health");
+    return page(...CHECKPOINTS.filter((each) => health === null || each.health === health));
+  },
+  [`GET ${RUN}/goodput`]: () => ({
+    ...SPENT,
+    goodput: 0.8,
+    since: null,
+    until: null,
+    attempts: [
+      { ...SPENT, attempt: 1, outcome: "failed", last_step: 150, resumed_from_step: null, step_seconds: 0.2 },
+      { ...SPENT, attempt: 2, outcome: null, last_step: 300, resumed_from_step: 100, step_seconds: 0.2, steps_lost: 0 },
+    ],
+  }),
+  [`GET ${RUN}/restore-point`]: () => ({
+    restore_point: { ...POINT, committed_at: "2026-01-01T01:00:00Z" },
+    skipped: [{ checkpoint_id: "ck-2-300", step: 300, attempt: 2, reason: "diverged", detail: "loss is NaN" }],
+    ever_committed: true,
+    note: "",
+  }),
+  [`GET ${RUN}/advice`]: () => ({
+    interval_seconds: 600,
+    steps: 120,
+    reasons: ["Two interruptions in a day."],
+    outlook: [{ interval_seconds: 600, lost_share: 0.01 }],
+  }),
+};
+
+class SilentEventSource extends EventTarget {
+  static CLOSED = 2;
+  readyState = 0;
+  close() {}
+}
+
+function open(address: string) {
+  vi.stubGlobal("EventSource", SilentEventSource);
+  queryClient.clear();
+  const router = makeRouter();
+  router.update({ ...router.options, history: createMemoryHistory({ initialEntries: [address] }) } as never);
+  render(
+    <QueryClientProvider client={queryClient}>
+      <RouterProvider router={router} />
+    </QueryClientProvider>,
+  );
+  return router;
+}
+
+const cells = (row: HTMLElement | undefined) =>
+  within(row as HTMLElement)
+    .getAllByRole("gridcell")
+    .map((each) => each.textContent);
+
+it("tells the restore point, and why nothing newer is one", async () => {
+  serve(ANSWERS);
+  open("/ui/runs/llama?project=demo");
+  const section = await screen.findByRole("region", { name: "Restore point" });
+  expect(await within(section).findByRole("link", { name: "200" })).toHaveAttribute(
+    "href",
+    "/ui/checkpoints/ck-2-200?project=demo",
+  );
+  const skipped = within(section).getByRole("row", { name: /300/ });
+  expect(skipped).toHaveTextContent(/#2diverged.*loss is NaN/);
+});
+
+it("draws the attempts, and says the same in a table", async () => {
+  serve(ANSWERS);
+  open("/ui/runs/llama?project=demo");
+  const table = await screen.findByRole("grid", { name: "Attempts" });
+  const [, second, first] = await within(table).findAllByRole("row");
+  expect(cells(second).slice(0, 5)).toEqual(["#2", "open", "100 #1", "300", "0"]);
+  expect(cells(first).slice(0, 5)).toEqual(["#1", "failed", expect.stringContaining("began anew"), "150", "50"]);
+  expect(first).toHaveTextContent("rank 3: ECC error");
+  const drawing = screen.getByTestId("timeline");
+  expect(drawing).toHaveTextContent("Attempt 1: failed at step 150. ECC error");
+  expect(drawing).toHaveTextContent("Attempt 2 resumed from step 100");
+  expect(drawing).toHaveTextContent("Steps 101 to 150 are lost: 50");
+  expect(drawing).toHaveTextContent("Step 200: restore point");
+});
+
+it("gives the values of the metric as a table", async () => {
+  serve(ANSWERS);
+  open("/ui/runs/llama?project=demo");
+  const curve = await screen.findByRole("figure", { name: "loss over steps" });
+  await userEvent.click(within(curve).getByText("loss over steps as a table"));
+  expect(within(curve).getByRole("row", { name: "200 1.5" })).toBeInTheDocument();
+});
+
+it("compares two attempts, which stand in the address", async () => {
+  serve(ANSWERS);
+  const router = open("/ui/runs/llama?project=demo");
+  const section = await screen.findByRole("region", { name: "Differences between attempts" });
+  expect(await within(section).findByRole("row", { name: "optimizer.lr 0.1 0.01" })).toBeInTheDocument();
+  expect(await within(section).findByRole("row", { name: "cuda 12.4 12.6" })).toBeInTheDocument();
+  await userEvent.click(within(section).getByRole("button", { name: "Compare" }));
+  expect(router.state.location.search).toMatchObject({ before: 1, after: 2 });
+});
+
+it("says where the time went and how often to save, and keeps the rest when one of them fails", async () => {
+  serve({ ...ANSWERS, [`GET ${RUN}/advice`]: () => problem(500, "internal", "The catalog did not answer.") });
+  open("/ui/runs/llama?project=demo");
+  const section = await screen.findByRole("region", { name: "Goodput and what was lost" });
+  expect(await within(section).findByRole("row", { name: /in steps that were lost 10 s 10.0 %/ })).toBeInTheDocument();
+  expect(await within(section).findByRole("alert")).toHaveTextContent("The catalog did not answer.");
+});
+
+it("filters the checkpoints by the address", async () => {
+  serve(ANSWERS);
+  const router = open("/ui/runs/llama?project=demo");
+  await userEvent.selectOptions(await screen.findByLabelText("Health"), "diverged");
+  expect(router.state.location.search).toMatchObject({ health: "diverged" });
+  const list = await screen.findByRole("grid", { name: "Checkpoints" });
+  expect(await within(list).findByRole("link", { name: "300" })).toBeVisible();
+  expect(within(list).queryByRole("link", { name: "200" })).toBeNull();
+});
+
+it("says what to do where the project has no such run", async () => {
+  serve({ ...ANSWERS, [`GET ${RUN}`]: () => problem(404, "run_not_found", "demo has no run llama.") });
+  open("/ui/runs/llama?project=demo");
+  expect(await screen.findByRole("alert")).toHaveTextContent("demo has no run llama.");
+  expect(screen.getByRole("link", { name: "runs of demo" })).toHaveAttribute("href", "/ui/runs?project=demo");
+});

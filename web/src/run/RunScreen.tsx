@@ -1,0 +1,94 @@
+import { Link, useParams } from "@tanstack/react-router";
+import type { Schemas } from "@/api/client";
+import { ProblemError } from "@/api/problem";
+import { useProject } from "@/app/project";
+import { Screen } from "@/app/Screen";
+import { StateBadge } from "@/components/StateBadge";
+import { ErrorState, Loading } from "@/components/states";
+import { Age, Bytes, Nothing, Time } from "@/components/values";
+import { formatCount } from "@/format/numbers";
+import { CheckpointsList } from "./CheckpointsList";
+import { CompareAttempts } from "./CompareAttempts";
+import { Figure, Figures } from "./Figures";
+import { GoodputSection } from "./GoodputSection";
+import { History } from "./History";
+import { RestorePointSection } from "./RestorePointSection";
+import styles from "./RunScreen.module.css";
+import { useRun } from "./replies";
+
+/** One run: where it stands, what it would restore, its attempts over steps, and its checkpoints. */
+export function RunScreen() {
+  const project = useProject();
+  const { run } = useParams({ from: "/runs/$run" });
+  const above = [
+    <Link key="runs" to="/runs">
+      Runs of {project}
+    </Link>,
+  ];
+  return (
+    <Screen title={run} above={above}>
+      {project === undefined ? <Loading what="the run" /> : <OfRun project={project} run={run} key={project + run} />}
+    </Screen>
+  );
+}
+
+function OfRun({ project, run }: { project: string; run: string }) {
+  const found = useRun(project, run);
+  if (found.error && found.data === undefined) {
+    const isMissing = found.error instanceof ProblemError && found.error.problem.status === 404;
+    return (
+      <>
+        <ErrorState error={found.error} {...(isMissing ? {} : { onRetry: () => void found.refetch() })} />
+        {isMissing && (
+          <p>
+            Choose another project above, or one of the <Link to="/runs">runs of {project}</Link>.
+          </p>
+        )}
+      </>
+    );
+  }
+  return (
+    <>
+      {found.data ? <Facts run={found.data} /> : <Loading what="the run" />}
+      <RestorePointSection project={project} run={run} />
+      <History project={project} run={run} />
+      <GoodputSection project={project} run={run} />
+      {found.data && <CompareAttempts project={project} run={run} latest={found.data.latest_attempt} />}
+      <CheckpointsList project={project} run={run} />
+    </>
+  );
+}
+
+function Facts({ run }: { run: Schemas["RunView"] }) {
+  return (
+    <div className="panel">
+      <Figures>
+        <Figure name="Status">
+          <StateBadge state={run.status ?? "unknown"} />
+        </Figure>
+        <Figure name="Last step">{run.last_step == null ? <Nothing /> : formatCount(run.last_step)}</Figure>
+        <Figure name="Last heard of, ago">
+          <Age since={run.last_heard_at} />
+        </Figure>
+        <Figure name="Attempts">{formatCount(run.latest_attempt)}</Figure>
+        <Figure name="Checkpoints">{formatCount(run.committed_checkpoints)}</Figure>
+        <Figure name="Stored">
+          <Bytes count={run.stored_bytes} />
+        </Figure>
+        <Figure name="Not sent, deduplicated">
+          <Bytes count={run.deduplicated_bytes} />
+        </Figure>
+        <Figure name="Since">
+          <Time at={run.created_at} />
+        </Figure>
+      </Figures>
+      {run.status_detail && <p className={styles.detail}>{run.status_detail}</p>}
+      {run.in_trash && (
+        <p role="status" className={styles.detail}>
+          {run.in_trash.deleted_by} deleted this run{run.in_trash.reason && `: ${run.in_trash.reason}`}. It can be taken
+          back until <Time at={run.in_trash.purge_at} />.
+        </p>
+      )}
+    </div>
+  );
+}
