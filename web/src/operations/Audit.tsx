@@ -34,7 +34,7 @@ const COLUMNS: Columns<AuditEventView> = [
   column.accessor("at", { header: "When", size: 175, cell: ({ getValue }) => <Time at={getValue()} /> }),
   column.accessor("actor", {
     header: "Who",
-    size: 130,
+    size: 190,
     cell: ({ row: { original: event } }) => (
       <span title={event.actor}>
         {event.actor}

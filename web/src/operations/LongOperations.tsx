@@ -148,7 +148,12 @@ export function Progress({ of }: { of: OperationView }) {
     <span className={styles.progress} title={note ?? undefined}>
       {known && <progress max={total} value={done} aria-label={`Progress of ${of.kind}`} />}
       {known && <span>{formatShare(done / total)}</span>}
-      {!known && done != null && <span>{formatCount(done)} so far</span>}
+      {!known && done != null && (
+        <span>
+          {formatCount(done)}
+          {!isOver(of) && " so far"}
+        </span>
+      )}
       {!known && done == null && <span>{note}</span>}
     </span>
   );

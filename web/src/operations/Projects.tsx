@@ -9,7 +9,7 @@ import { StateBadge } from "@/components/StateBadge";
 import { EmptyState } from "@/components/states";
 import { Bytes, Nothing, Time } from "@/components/values";
 import { formatBytes, formatCount, formatShare } from "@/format/numbers";
-import { parseBytes } from "./changes";
+import { exactBytes, parseBytes } from "./changes";
 import { DeleteProject } from "./DeleteProject";
 import styles from "./Operations.module.css";
 import { type Action, ActionReport, Allowed, refresh, useAction } from "./parts";
@@ -232,14 +232,12 @@ function Undelete({ of, run, busy }: { of: ProjectView; run: Action["run"]; busy
 /** `of`: null for a new project. */
 function QuotaDialog({ of, onClose }: { of: ProjectView | null; onClose: () => void }) {
   const [name, setName] = useState("");
-  const [text, setText] = useState(of?.quota_bytes == null ? "" : formatBytes(of.quota_bytes));
+  const [text, setText] = useState(of?.quota_bytes == null ? "" : exactBytes(of.quota_bytes));
   const bytes = parseBytes(text);
   const invalid = bytes === undefined ? "A number of bytes, for example 1.5 TiB or 500 GB; empty: no limit." : "";
 
   async function put() {
-    // What is shown is rounded: the same text changes nothing.
-    const isSame = of !== null && text === (of.quota_bytes === null ? "" : formatBytes(of.quota_bytes));
-    if (isSame || bytes === undefined) return;
+    if (bytes === undefined) return; // the browser has said so
     await api.PUT("/v1/projects/{project}", {
       params: { path: { project: of?.name ?? name }, header: of === null ? {} : { "if-match": of.etag } },
       body: { quota_bytes: bytes },

@@ -145,7 +145,7 @@ function makeColumns(actions: (of: WebhookView) => React.ReactNode): Columns<Web
     }),
     column.accessor("given_up", {
       header: "Given up",
-      size: 80,
+      size: 95,
       meta: { align: "right", phone: false },
       cell: ({ getValue }) => formatCount(getValue()),
     }),

@@ -57,3 +57,15 @@ export function parseBytes(text: string): number | null | undefined {
   const bytes = Math.round(Number(number) * factor);
   return Number.isSafeInteger(bytes) ? bytes : undefined;
 }
+
+const SHOWN = ["PiB", "PB", "TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "kB"];
+
+/** For an input: `parseBytes` gives the same bytes back, with no rounding. */
+export function exactBytes(bytes: number): string {
+  for (const unit of SHOWN) {
+    const factor = UNITS[unit.toLowerCase()] ?? 1;
+    const value = Number((bytes / factor).toFixed(3));
+    if (value >= 1 && value < 10_000 && value * factor === bytes) return `${value} ${unit}`;
+  }
+  return String(bytes);
+}

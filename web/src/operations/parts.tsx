@@ -2,8 +2,9 @@ import type { ReactNode } from "react";
 import { useEffect, useId, useRef, useState } from "react";
 import { queryClient } from "@/api/client";
 import { type Scope, useSession } from "@/api/session";
+import { useProject, useProjects } from "@/app/project";
 import { HintPlace } from "@/components/Hint";
-import { EmptyState, ErrorState } from "@/components/states";
+import { EmptyState, ErrorState, Loading } from "@/components/states";
 import styles from "./Operations.module.css";
 
 /** Why the session's token may not see a tab, or undefined. `everyProject`: the service refuses a project's token. */
@@ -21,7 +22,13 @@ export function useRefusal(scope: Scope, everyProject = false): string | undefin
 /** A tab for those who may see it, and for others the reason, without a call that would be refused. */
 export function Allowed(props: { scope: Scope; everyProject?: boolean; what: string; children: ReactNode }) {
   const refusal = useRefusal(props.scope, props.everyProject);
-  if (refusal === undefined) return props.children;
+  const project = useProject();
+  const projects = useProjects();
+  if (refusal === undefined) {
+    // A list of one project is not asked for before it is known which.
+    const isKnown = project !== undefined || projects.isFetched;
+    return isKnown ? props.children : <Loading what={props.what.toLowerCase()} />;
+  }
   return (
     <EmptyState title={`${props.what}: not for this token`}>
       <p>{refusal}</p>

@@ -1,0 +1,40 @@
+import { changesOf, exactBytes, formatValue, parseBytes, summaryOf } from "./changes";
+
+it("puts what differs first, and names what only one side has", () => {
+  const found = changesOf({ kind: "drill", state: "running" }, { kind: "drill", state: "cancelled", error: null });
+  expect(found.map((each) => [each.field, each.differs])).toEqual([
+    ["state", true],
+    ["error", true],
+    ["kind", false],
+  ]);
+});
+
+it("says a change in one line", () => {
+  expect(summaryOf({ quota_bytes: null }, { quota_bytes: 5000 })).toBe("quota bytes: none → 5,000");
+  expect(summaryOf({ host: "a.example" }, null)).toBe("host: was a.example");
+  expect(summaryOf(null, { scopes: ["read", "train"] })).toBe("scopes: read, train");
+  expect(summaryOf(null, null)).toBe("");
+});
+
+it("writes nested values as JSON", () => {
+  expect(formatValue({ rules: [{ last: 3 }] })).toBe('{"rules":[{"last":3}]}');
+  expect([formatValue([]), formatValue(undefined), formatValue(false)]).toEqual(["none", "–", "false"]);
+});
+
+it("reads bytes in decimal and binary units, and no limit", () => {
+  expect(parseBytes("1.5 TiB")).toBe(1.5 * 1024 ** 4);
+  expect(parseBytes("500GB")).toBe(500e9);
+  expect(parseBytes(" 4096 ")).toBe(4096);
+  expect([parseBytes(""), parseBytes("none")]).toEqual([null, null]);
+  for (const wrong of ["much", "-1", "1 XB", "1e400", "99999999 PiB"]) expect(parseBytes(wrong)).toBeUndefined();
+});
+
+it("writes bytes so that an input gives the same back", () => {
+  expect([exactBytes(1e9), exactBytes(1024 ** 4), exactBytes(1_000_001), exactBytes(0)]).toEqual([
+    "1 GB",
+    "1 TiB",
+    "1000.001 kB",
+    "0",
+  ]);
+  for (const bytes of [1, 953, 4_815_162_342, 3 * 1024 ** 5]) expect(parseBytes(exactBytes(bytes))).toBe(bytes);
+});

@@ -1,0 +1,361 @@
+import { QueryClientProvider } from "@tanstack/react-query";
+import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
+import { configure, render, screen, waitFor, within } from "@testing-library/react";
+import userEvent from "@testing-library/user-event";
+import { queryClient } from "@/api/client";
+import type { Session } from "@/api/session";
+import { makeRouter } from "@/app/routes";
+import { problem, SESSION, serve } from "@/testing/page";
+
+// The first test of a tab loads its code.
+configure({ asyncUtilTimeout: 10_000 });
+
+const AT = "2026-01-02T03:04:05Z";
+const PROJECT = {
+  ...{ id: "1", name: "demo", created_at: AT, quota_bytes: 1e9, stored_bytes: 950e6, logical_bytes: 2e9, runs: 0 },
+  ...{ etag: '"v7"', in_trash: null },
+};
+const CONTROLLER = {
+  ...{ name: "scrub", interval_seconds: 60, paused_at: null, paused_by: null, pause_reason: null },
+  ...{ run_requested_at: null, run_answered_at: null, due: 12, leased: 0, lag_seconds: 90, done: 7, failed: 1 },
+  ...{ last_pass_at: AT, pass_seconds: 0.5, report: { bytes_read: 4096 }, report_at: AT },
+  ...{ error: "The store gave no answer.", error_at: "2026-01-02T03:04:06Z" },
+};
+const OPERATION = {
+  ...{
+    id: "op_1",
+    kind: "drill",
+    project: "demo",
+    run: "llama",
+    checkpoint_id: "ck_1",
+    arguments: { store: "second" },
+  },
+  ...{ state: "running", progress: { done: 3, total: 4, note: "reads shard 3" }, result: null, error: null, tries: 1 },
+  ...{ created_at: AT, created_by: "ana", started_at: AT, ended_at: null, cancel_requested_at: null },
+};
+const WEBHOOK = {
+  ...{ id: "wh_1", project: "demo", url: "https://alerts.example/holdfast", format: "standard", waiting: 1 },
+  ...{ events: ["attempt.lost"], given_up: 2, created_at: AT, created_by: "ana", deleted_at: null },
+};
+const DELIVERY = {
+  ...{ id: "msg_1", event: "attempt.lost", created_at: AT, delivered_at: null, given_up_at: null, tries: 3 },
+  ...{ next_try_at: AT, last_status: 503, last_error: "The receiver answered 503." },
+};
+const TOKEN = {
+  ...{ id: "tk_1", name: "old laptop", project: null, scopes: ["read"], created_at: AT },
+  ...{ expires_at: null, revoked_at: null },
+};
+const AUDIT = {
+  ...{ id: 7, at: AT, actor: "ana", actor_kind: "person", token_id: "tk_9", action: "checkpoint.trash" },
+  ...{ project: "demo", run: "llama", checkpoint_id: "ck_1", step: 400, reason: "diverged" },
+  ...{ before: { state: "committed" }, after: { state: "trashed" } },
+};
+const page = (...items: unknown[]) => ({ items, next_cursor: null });
+
+class SilentEventSource extends EventTarget {
+  static CLOSED = 2;
+  static opened: string[] = [];
+  readyState = 0;
+  constructor(url: string) {
+    super();
+    SilentEventSource.opened.push(url);
+  }
+  close() {}
+}
+
+function open(address: string, answers: Parameters<typeof serve>[0], session: Partial<Session> = {}) {
+  const signedIn = { ...SESSION, scopes: ["read", "operate", "admin"], ...session };
+  const asked = serve({
+    "GET /v1/sessions/current": () => signedIn,
+    "GET /v1/projects": () => page(PROJECT),
+    ...answers,
+  });
+  vi.stubGlobal("EventSource", SilentEventSource);
+  SilentEventSource.opened = [];
+  queryClient.clear();
+  const router = makeRouter();
+  router.update({ ...router.options, history: createMemoryHistory({ initialEntries: [address] }) } as never);
+  render(
+    <QueryClientProvider client={queryClient}>
+      <RouterProvider router={router} />
+    </QueryClientProvider>,
+  );
+  const queries = (path: string) =>
+    asked.filter((each) => new URL(each.url).pathname === path).map((each) => new URL(each.url).searchParams);
+  const sent = async (call: string) => {
+    const found = asked.find((each) => `${each.method} ${new URL(each.url).pathname}` === call);
+    return found && { request: found, body: JSON.parse((await found.clone().text()) || "null") as unknown };
+  };
+  return { router, queries, sent };
+}
+
+describe("controllers", () => {
+  const answers = {
+    "GET /v1/controllers": () => page(CONTROLLER),
+    "POST /v1/controllers/scrub/pause": () => CONTROLLER,
+    "POST /v1/controllers/scrub/run": () => CONTROLLER,
+  };
+
+  it("opens with them, and says state, backlog and the last error", async () => {
+    const { router } = open("/ui/operations", answers);
+    expect(await screen.findByText("The store gave no answer.")).toBeVisible();
+    expect(router.state.location.pathname).toBe("/operations/controllers");
+    const row = screen.getByText("scrub").closest('[role="row"]') as HTMLElement;
+    for (const text of ["failing", "12", "1 min 30 s"]) expect(within(row).getByText(text)).toBeVisible();
+  });
+
+  it("pauses with a reason, and not without", async () => {
+    const { sent } = open("/ui/operations/controllers", answers);
+    await userEvent.click(await screen.findByRole("button", { name: "Pause scrub" }));
+    await userEvent.click(screen.getByRole("button", { name: "Pause" }));
+    expect(await sent("POST /v1/controllers/scrub/pause")).toBeUndefined();
+    await userEvent.type(screen.getByLabelText(/Reason/), " the store moves ");
+    await userEvent.click(screen.getByRole("button", { name: "Pause" }));
+    expect(await screen.findByText(/scrub is paused/)).toBeVisible();
+    expect((await sent("POST /v1/controllers/scrub/pause"))?.body).toEqual({ reason: "the store moves" });
+  });
+
+  it("runs one now, and shows its last pass at an address", async () => {
+    const { router, sent } = open("/ui/operations/controllers", answers);
+    await userEvent.click(await screen.findByRole("button", { name: "Run scrub now" }));
+    expect(await screen.findByText("scrub: a process makes a pass now.")).toBeVisible();
+    expect(await sent("POST /v1/controllers/scrub/run")).toBeDefined();
+    screen.getByRole("grid").focus();
+    await userEvent.keyboard("{Enter}");
+    expect(await within(await screen.findByRole("dialog")).findByText("bytes read")).toBeVisible();
+    expect(router.state.location.search).toMatchObject({ controller: "scrub" });
+    await userEvent.click(screen.getByRole("button", { name: "Close" }));
+    await waitFor(() => expect(screen.queryByRole("dialog")).not.toBeInTheDocument());
+  });
+
+  it("says what stands in the way of a token, and asks nothing", async () => {
+    const { queries } = open("/ui/operations/controllers", {}, { project: "demo" });
+    expect(await screen.findByText(/belongs to the project “demo”/)).toBeVisible();
+    expect(queries("/v1/controllers")).toEqual([]);
+  });
+
+  it("disables what the scope does not allow", async () => {
+    open("/ui/operations/controllers", answers, { scopes: ["read"] });
+    const button = await screen.findByRole("button", { name: "Pause scrub" });
+    expect(button).toHaveAttribute("aria-disabled", "true");
+    await userEvent.click(button);
+    expect(screen.queryByRole("dialog")).not.toBeInTheDocument();
+  });
+});
+
+describe("long operations", () => {
+  const answers = {
+    "GET /v1/operations": () => page(OPERATION),
+    "GET /v1/operations/op_1": () => OPERATION,
+    "POST /v1/operations/op_1/cancel": () => OPERATION,
+  };
+
+  it("shows how far one is, and cancels it when that is confirmed", async () => {
+    const { sent } = open("/ui/operations/long", answers);
+    expect(await screen.findByText("75.0 %")).toBeVisible();
+    expect(screen.getByRole("progressbar", { name: "Progress of drill" })).toHaveAttribute("value", "3");
+    await userEvent.click(screen.getByRole("button", { name: "Cancel drill op_1" }));
+    await userEvent.click(screen.getByRole("button", { name: "Cancel the operation" }));
+    await waitFor(() => expect(screen.queryByRole("dialog")).not.toBeInTheDocument());
+    const cancelled = await sent("POST /v1/operations/op_1/cancel");
+    expect(cancelled?.request.headers.get("X-Holdfast-CSRF")).toBe("csrf");
+  });
+
+  it("filters by the address, and opens one by it", async () => {
+    const { queries } = open("/ui/operations/long?state=running&kind=drill&operation=op_1", answers);
+    expect(await within(await screen.findByRole("dialog")).findByText("second")).toBeVisible();
+    expect(queries("/v1/operations")[0]?.toString()).toBe("project=demo&state=running&kind=drill&limit=100");
+  });
+});
+
+describe("events", () => {
+  const EVENT = {
+    ...{ id: "1-5", type: "attempt.lost", timestamp: AT },
+    data: { project: "demo", run: "llama", attempt: 2, reason: "no heartbeat" },
+  };
+
+  it("filters by run and type, in the address", async () => {
+    const { router, queries } = open("/ui/operations/events", { "GET /v1/events": () => page(EVENT) });
+    expect(await screen.findByText("no heartbeat")).toBeVisible();
+    await userEvent.type(screen.getByLabelText("Run"), "llama{Enter}");
+    await userEvent.click(screen.getByText("Every type"));
+    await userEvent.click(screen.getByRole("checkbox", { name: "attempt.lost" }));
+    await waitFor(() =>
+      expect(queries("/v1/events").at(-1)?.toString()).toBe("project=demo&run=llama&type=attempt.lost&limit=100"),
+    );
+    expect(router.state.location.search).toMatchObject({ run: "llama", type: ["attempt.lost"] });
+  });
+
+  it("follows every project when it shows every project", async () => {
+    const { queries } = open("/ui/operations/events?everywhere=true", { "GET /v1/events": () => page(EVENT) });
+    await screen.findByText("no heartbeat");
+    expect(queries("/v1/events").at(-1)?.has("project")).toBe(false);
+    expect(SilentEventSource.opened).toContain("/v1/events/stream");
+  });
+});
+
+describe("webhooks", () => {
+  const answers = {
+    "GET /v1/projects/demo/webhooks": () => page(WEBHOOK),
+    "POST /v1/projects/demo/webhooks": () => ({ ...WEBHOOK, secret: "whsec_once" }),
+    "GET /v1/webhooks/wh_1": () => WEBHOOK,
+    "GET /v1/webhooks/wh_1/deliveries": () => page(DELIVERY),
+    "POST /v1/webhooks/wh_1/test": () => DELIVERY,
+    "DELETE /v1/webhooks/wh_1": () => WEBHOOK,
+  };
+
+  it("tests one, then shows its calls: what failed, and when it is tried again", async () => {
+    const { router } = open("/ui/operations/webhooks", answers);
+    await userEvent.click(await screen.findByRole("button", { name: `Test ${WEBHOOK.url}` }));
+    const calls = await screen.findByRole("grid", { name: "Calls" });
+    for (const text of ["tried again", "503", "The receiver answered 503."]) {
+      expect(within(calls).getByText(text)).toBeVisible();
+    }
+    expect(router.state.location.search).toMatchObject({ webhook: "wh_1" });
+  });
+
+  it("makes one, and shows its secret once", async () => {
+    const { sent } = open("/ui/operations/webhooks", answers);
+    await userEvent.click(await screen.findByRole("button", { name: "New webhook" }));
+    await userEvent.type(screen.getByLabelText(/URL/), "https://alerts.example/holdfast");
+    await userEvent.click(screen.getByRole("checkbox", { name: "attempt.failed" }));
+    await userEvent.click(screen.getByRole("button", { name: "Make the webhook" }));
+    expect(await screen.findByText("whsec_once")).toBeVisible();
+    const made = await sent("POST /v1/projects/demo/webhooks");
+    expect(made?.body).toEqual({
+      ...{ url: "https://alerts.example/holdfast", format: "standard" },
+      events: expect.arrayContaining(["attempt.failed", "attempt.lost"]),
+    });
+    expect(made?.request.headers.get("Idempotency-Key")).toMatch(/^[0-9a-f]{32}$/);
+    await userEvent.click(screen.getByRole("button", { name: "I have copied it" }));
+    expect(screen.queryByText("whsec_once")).not.toBeInTheDocument();
+  });
+
+  it("deletes one when that is confirmed", async () => {
+    const { sent } = open("/ui/operations/webhooks", answers);
+    await userEvent.click(await screen.findByRole("button", { name: `Delete ${WEBHOOK.url}` }));
+    expect(screen.getByRole("dialog")).toHaveTextContent("1 waiting call is not made");
+    await userEvent.click(within(screen.getByRole("dialog")).getByRole("button", { name: "Delete" }));
+    await waitFor(() => expect(screen.queryByRole("dialog")).not.toBeInTheDocument());
+    expect(await sent("DELETE /v1/webhooks/wh_1")).toBeDefined();
+  });
+
+  it("needs the scope admin", async () => {
+    open("/ui/operations/webhooks", {}, { scopes: ["read", "operate"] });
+    expect(await screen.findByText(/has not the scope “admin”/)).toBeVisible();
+  });
+});
+
+describe("tokens", () => {
+  const answers = {
+    "GET /v1/tokens": () => page(TOKEN),
+    "POST /v1/tokens": () => ({ ...TOKEN, name: "trainers", token: "hold_once" }),
+    "DELETE /v1/tokens/tk_1": () => TOKEN,
+  };
+
+  it("makes one with scopes, project and expiry; gives none that it lacks; shows it once", async () => {
+    const { sent } = open("/ui/operations/tokens", answers);
+    await userEvent.click(await screen.findByRole("button", { name: "New token" }));
+    await userEvent.type(screen.getByLabelText(/^Name/), "trainers");
+    await userEvent.click(screen.getByRole("button", { name: "Make the token" }));
+    expect(await sent("POST /v1/tokens")).toBeUndefined(); // no scope was chosen
+    expect(screen.getByRole("checkbox", { name: /^train:/ })).toBeDisabled();
+    await userEvent.click(screen.getByRole("checkbox", { name: /^read:/ }));
+    await userEvent.selectOptions(screen.getByLabelText(/^Expires after/), "7 days");
+    await userEvent.click(screen.getByRole("button", { name: "Make the token" }));
+    expect(await screen.findByText("hold_once")).toBeVisible();
+    expect((await sent("POST /v1/tokens"))?.body).toEqual({
+      ...{ name: "trainers", scopes: ["read"], project: "demo", expires_in_seconds: 7 * 86_400 },
+    });
+    await userEvent.click(screen.getByRole("button", { name: "I have copied it" }));
+    expect(screen.queryByText("hold_once")).not.toBeInTheDocument();
+  });
+
+  it("revokes one when its name is typed", async () => {
+    const { sent } = open("/ui/operations/tokens", answers);
+    await userEvent.click(await screen.findByRole("button", { name: "Revoke old laptop" }));
+    const dialog = screen.getByRole("dialog");
+    expect(within(dialog).getByRole("button", { name: "Revoke" })).toBeDisabled();
+    await userEvent.type(within(dialog).getByLabelText("Type old laptop to go on"), "old laptop");
+    await userEvent.click(within(dialog).getByRole("button", { name: "Revoke" }));
+    await waitFor(() => expect(screen.queryByRole("dialog")).not.toBeInTheDocument());
+    expect(await sent("DELETE /v1/tokens/tk_1")).toBeDefined();
+  });
+});
+
+describe("projects", () => {
+  it("edits a quota from the version that was seen", async () => {
+    const { sent } = open("/ui/operations/projects", { "PUT /v1/projects/demo": () => PROJECT });
+    expect(await screen.findByText("near")).toBeVisible(); // 95 % of the quota
+    await userEvent.click(screen.getByRole("button", { name: "Edit the quota of demo" }));
+    const field = screen.getByLabelText(/^Quota/);
+    expect(field).toHaveValue("1 GB");
+    await userEvent.clear(field);
+    await userEvent.type(field, "much");
+    await userEvent.click(screen.getByRole("button", { name: "Set the quota" }));
+    expect(await sent("PUT /v1/projects/demo")).toBeUndefined();
+    await userEvent.clear(field);
+    await userEvent.type(field, "2 TiB");
+    await userEvent.click(screen.getByRole("button", { name: "Set the quota" }));
+    await waitFor(() => expect(screen.queryByRole("dialog")).not.toBeInTheDocument());
+    const put = await sent("PUT /v1/projects/demo");
+    expect(put?.body).toEqual({ quota_bytes: 2 * 1024 ** 4 });
+    expect(put?.request.headers.get("If-Match")).toBe('"v7"');
+  });
+
+  it("makes one", async () => {
+    const { sent } = open("/ui/operations/projects", { "PUT /v1/projects/vision": () => PROJECT });
+    await userEvent.click(await screen.findByRole("button", { name: "New project" }));
+    await userEvent.type(screen.getByLabelText("Name"), "vision");
+    await userEvent.click(screen.getByRole("button", { name: "Make the project" }));
+    await waitFor(() => expect(screen.queryByRole("dialog")).not.toBeInTheDocument());
+    expect((await sent("PUT /v1/projects/vision"))?.body).toEqual({ quota_bytes: null });
+  });
+
+  it("shows why a project cannot be deleted, by a dry run", async () => {
+    open("/ui/operations/projects", {
+      "DELETE /v1/projects/demo": () =>
+        problem(409, "checkpoint_protected", "demo has runs: llama. Delete them first."),
+    });
+    await userEvent.click(await screen.findByRole("button", { name: "Delete demo" }));
+    expect(await screen.findByText("demo has runs: llama. Delete them first.")).toBeVisible();
+    await userEvent.click(screen.getByRole("button", { name: "Cancel" }));
+    expect(screen.queryByRole("dialog")).not.toBeInTheDocument();
+  });
+
+  it("takes one back out of the trash", async () => {
+    const inTrash = { deleted_at: AT, deleted_by: "ana", purge_at: AT, reason: "moved" };
+    const { sent, queries } = open("/ui/operations/projects?deleted=true", {
+      "GET /v1/projects": () => page({ ...PROJECT, in_trash: inTrash }),
+      "POST /v1/projects/demo/undelete": () => ({ project: "demo", checkpoints: 0, purged: 0 }),
+    });
+    await userEvent.click(await screen.findByRole("button", { name: "Take back demo" }));
+    expect(await screen.findByText("demo is back, with its runs.")).toBeVisible();
+    expect(await sent("POST /v1/projects/demo/undelete")).toBeDefined();
+    expect(queries("/v1/projects").some((each) => each.get("deleted") === "true")).toBe(true);
+  });
+});
+
+it("says who changed what, by filters in the address", async () => {
+  const { router, queries } = open("/ui/operations/audit?actor=ana&event=7", {
+    "GET /v1/audit-events": () => page(AUDIT),
+  });
+  const dialog = await screen.findByRole("dialog", { name: "checkpoint.trash" });
+  for (const text of ["committed", "trashed", "diverged"]) expect(within(dialog).getByText(text)).toBeVisible();
+  await userEvent.click(within(dialog).getByRole("button", { name: "Close" }));
+  await userEvent.type(screen.getByLabelText("Action begins with"), "checkpoint.{Enter}");
+  await waitFor(() =>
+    expect(queries("/v1/audit-events").at(-1)?.toString()).toBe("project=demo&actor=ana&action=checkpoint.&limit=100"),
+  );
+  expect(router.state.location.search).toMatchObject({ actor: "ana", action: "checkpoint." });
+  expect(screen.getByText("state: committed → trashed")).toBeVisible();
+});
+
+it("shows the processes, and which is silent", async () => {
+  const WORKER = { id: "w1", kind: "worker", host: "node-1", pid: 42, version: "1", started_at: AT, seen_at: AT };
+  open("/ui/operations/workers", {
+    "GET /v1/workers": () => page({ ...WORKER, silent: true, done: { scrub: 7, purge: 0 } }),
+  });
+  expect(await screen.findByText("silent", { selector: "[class*=badge]" })).toBeVisible();
+  expect(screen.getByText("scrub 7")).toBeVisible();
+});
