@@ -1,4 +1,5 @@
 import { createRouter } from "@tanstack/react-router";
+import { checkpointRoute, compareRoute, finderRoute } from "@/checkpoint/route";
 import { operationsRoutes } from "@/operations/route";
 import { overviewRoute } from "@/overview/route";
 import { retentionRoute } from "@/retention/route";
@@ -8,7 +9,16 @@ import { frameRoute } from "./frame_route";
 import { NotFound, ScreenFailed } from "./ScreenFailed";
 
 /** A screen: one line. What the navigation offers is in navigation.ts. */
-const screens = frameRoute.addChildren([overviewRoute, operationsRoutes, runsRoute, runRoute, retentionRoute]);
+const screens = frameRoute.addChildren([
+  overviewRoute,
+  operationsRoutes,
+  runsRoute,
+  runRoute,
+  retentionRoute,
+  finderRoute,
+  checkpointRoute,
+  compareRoute,
+]);
 
 export function makeRouter() {
   return createRouter({

@@ -1,0 +1,113 @@
+import { Link, useParams, useSearch } from "@tanstack/react-router";
+import { type Schemas, useQuery } from "@/api/client";
+import { Screen } from "@/app/Screen";
+import { StateBadge } from "@/components/StateBadge";
+import { Reply } from "@/components/states";
+import { RunName } from "@/runs/RunName";
+import { CopiesPart } from "./CopiesPart";
+import styles from "./checkpoint.module.css";
+import { HealthBadge } from "./HealthBadge";
+import { HistoryPart } from "./HistoryPart";
+import { PARTS, type Part } from "./route";
+import { SummaryPart } from "./SummaryPart";
+import { nameOf } from "./selector";
+import { TensorsPart } from "./TensorsPart";
+
+type CheckpointView = Schemas["CheckpointView"];
+
+/** Everything that is known of one checkpoint, and what a person can do with it. */
+export function CheckpointScreen() {
+  const { id } = useParams({ from: "/checkpoints/$id" });
+  const found = useQuery("get", "/v1/checkpoints/{checkpoint_id}", { params: { path: { checkpoint_id: id } } });
+  const whole = useWhole(found.data);
+  if (whole !== undefined) return <Loaded checkpoint={whole} />;
+  return (
+    <Screen
+      title="Checkpoint"
+      above={[
+        <Link key="all" to="/checkpoints">
+          Checkpoints
+        </Link>,
+      ]}
+    >
+      <Reply of={found} what={id}>
+        {() => null}
+      </Reply>
+    </Screen>
+  );
+}
+
+/** With the fields that the service counts for one that is selected alone, and not for one that is read by its id. */
+function useWhole(checkpoint: CheckpointView | undefined): CheckpointView | undefined {
+  const { id = "", project = "", run = "" } = checkpoint ?? {};
+  const selected = useQuery(
+    "get",
+    "/v1/projects/{project}/runs/{run}/checkpoints/{selector}",
+    { params: { path: { project, run, selector: id } } },
+    { enabled: checkpoint !== undefined },
+  );
+  if (checkpoint === undefined) return undefined;
+  const { stored_bytes = null, unproven = null } = selected.data ?? {};
+  return { ...checkpoint, stored_bytes, unproven };
+}
+
+function Loaded({ checkpoint }: { checkpoint: CheckpointView }) {
+  const { part = "summary" } = useSearch({ from: "/checkpoints/$id" });
+  return (
+    <Screen
+      title={nameOf(checkpoint)}
+      above={[
+        <Link key="all" to="/checkpoints">
+          Checkpoints
+        </Link>,
+        <RunName key="run" project={checkpoint.project} run={checkpoint.run} />,
+      ]}
+      controls={
+        <span className="row">
+          <StateBadge state={checkpoint.state} />
+          {checkpoint.state !== "uploading" && <HealthBadge health={checkpoint.health} />}
+          <Link to="/checkpoints/$id/compare" params={{ id: checkpoint.id }}>
+            Compare
+          </Link>
+        </span>
+      }
+    >
+      <nav aria-label="Parts of the checkpoint" className={styles.parts}>
+        {PARTS.map((each) => (
+          <Link
+            key={each}
+            to="/checkpoints/$id"
+            params={{ id: checkpoint.id }}
+            search={{ part: each === "summary" ? undefined : each }}
+            activeOptions={{ exact: true }}
+            activeProps={{}}
+            aria-current={each === part ? "page" : undefined}
+          >
+            {WORDS[each]}
+          </Link>
+        ))}
+      </nav>
+      <PartOf part={part} checkpoint={checkpoint} />
+    </Screen>
+  );
+}
+
+const WORDS: Record<Part, string> = {
+  summary: "Summary",
+  tensors: "Tensors and shards",
+  copies: "Copies",
+  history: "History",
+};
+
+function PartOf({ part, checkpoint }: { part: Part; checkpoint: CheckpointView }) {
+  switch (part) {
+    case "summary":
+      return <SummaryPart checkpoint={checkpoint} />;
+    case "tensors":
+      return <TensorsPart checkpoint={checkpoint} />;
+    case "copies":
+      return <CopiesPart checkpoint={checkpoint} />;
+    case "history":
+      return <HistoryPart checkpoint={checkpoint} />;
+  }
+}
