@@ -1,21 +1,15 @@
-import { queryOptions } from "@tanstack/react-query";
+import { type QueryClient, queryOptions } from "@tanstack/react-query";
 import { createContext, useContext } from "react";
 import { isSignedOut, problemOf } from "./problem";
 import type { components } from "./schema";
 
 export type Scope = components["schemas"]["Scope"];
 
-/** Who is signed in. The cookie itself is HttpOnly: no script sees it. */
-export interface Session {
-  /** The token's name. */
-  name: string;
-  /** The only project that the token sees; null: every project. */
-  project: string | null;
-  scopes: Scope[];
-  /** For each call that is no GET. Kept in memory alone; a reload asks for it again. */
-  csrf_token: string;
-  expires_at: string;
-}
+/** Who is signed in. The cookie itself is HttpOnly: no script sees it. The CSRF token is kept in memory alone. */
+export type Session = Pick<
+  components["schemas"]["SessionView"],
+  "name" | "project" | "scopes" | "csrf_token" | "expires_at"
+>;
 
 export const CSRF_HEADER = "X-Holdfast-CSRF";
 const CURRENT = "/v1/sessions/current";
@@ -39,6 +33,22 @@ export async function signIn(secret: string): Promise<Session> {
   const reply = await fetch("/v1/sessions", { method: "POST", headers: { Authorization: `Bearer ${secret}` } });
   if (!reply.ok) throw await problemOf(reply);
   return (await reply.json()) as Session;
+}
+
+/** Why the code of a link opened no session; the sign-in screen shows it. */
+export const SIGN_IN_FAILURE = ["sign-in failure"];
+
+/** The session that a one-time code opens. After a code that is used or over: the session that is there already. */
+export function openByCode(queries: QueryClient, code: string): void {
+  async function open(): Promise<Session | null> {
+    try {
+      return await signIn(code);
+    } catch (failure) {
+      queries.setQueryData(SIGN_IN_FAILURE, failure);
+      return currentSession();
+    }
+  }
+  void queries.prefetchQuery({ ...sessionQuery, queryFn: open });
 }
 
 export async function signOut(session: Session): Promise<void> {

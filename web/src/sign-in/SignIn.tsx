@@ -1,6 +1,6 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { type FormEvent, useEffect, useState } from "react";
-import { sessionQuery, signIn } from "@/api/session";
+import { SIGN_IN_FAILURE, sessionQuery, signIn } from "@/api/session";
 import { CopyCommand } from "@/components/CopyCommand";
 import { ErrorState, Loading } from "@/components/states";
 import styles from "./SignIn.module.css";
@@ -9,7 +9,7 @@ import styles from "./SignIn.module.css";
 export function SignIn() {
   const queries = useQueryClient();
   const [busy, setBusy] = useState(false);
-  const [error, setError] = useState<unknown>(null);
+  const [error, setError] = useState<unknown>(() => queries.getQueryData(SIGN_IN_FAILURE) ?? null);
 
   useEffect(() => {
     document.title = "Sign in · Holdfast";
