@@ -33,11 +33,11 @@ const COLUMNS: Columns<Planned> = [
   column.accessor("reasons", { header: "Why", size: 380, cell: ({ getValue }) => <Reasons reasons={getValue()} /> }),
   column.accessor("at", {
     header: "Committed",
-    size: 190,
+    size: 215,
     meta: { phone: false },
     cell: ({ getValue }) => <Time at={getValue()} />,
   }),
-  column.accessor("attempt", { header: "Attempt", size: 75, meta: { align: "right", phone: false } }),
+  column.accessor("attempt", { header: "Attempt", size: 90, meta: { align: "right", phone: false } }),
   column.accessor("health", {
     header: "Health",
     size: 105,

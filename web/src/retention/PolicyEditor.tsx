@@ -59,67 +59,69 @@ export function PolicyEditor({ initial, onChange }: PolicyEditorProps) {
         <div className={styles.fields}>{SPANS.map(single)}</div>
         <p className="quiet">6h, 7d, 4w, 3m (months), 1y6m.</p>
       </fieldset>
-      <fieldset>
-        <legend>Steps and labels</legend>
-        <div className={styles.fields}>
-          {single({ field: "keep_every_steps", label: "Each multiple of", example: "1000" })}
-          <label className={styles.field}>
-            <span>With one of these labels</span>
-            <input
-              value={fields.labels}
-              placeholder="for example milestone, release"
-              autoComplete="off"
-              onChange={(event) => change({ labels: event.target.value })}
-            />
-          </label>
-        </div>
-      </fieldset>
-      <fieldset>
-        <legend>The best by a metric</legend>
-        {fields.best.map((each, index) => (
-          // biome-ignore lint/suspicious/noArrayIndexKey: a rule is its place.
-          <div key={index} className={styles.fields}>
-            <label className={styles.field} htmlFor={`${id}-metric-${index}`}>
-              <span>Metric</span>
+      <div className={styles.column}>
+        <fieldset>
+          <legend>Steps and labels</legend>
+          <div className={styles.fields}>
+            {single({ field: "keep_every_steps", label: "Each multiple of", example: "1000" })}
+            <label className={styles.field}>
+              <span>With one of these labels</span>
               <input
-                id={`${id}-metric-${index}`}
-                value={each.metric}
-                placeholder="for example loss"
+                value={fields.labels}
+                placeholder="for example milestone, release"
                 autoComplete="off"
-                onChange={(event) => setBest(index, { metric: event.target.value })}
+                onChange={(event) => change({ labels: event.target.value })}
               />
             </label>
-            <label className={styles.field}>
-              <span>How many</span>
-              <input
-                value={each.n}
-                inputMode="numeric"
-                onChange={(event) => setBest(index, { n: event.target.value })}
-              />
-            </label>
-            <label className={styles.field}>
-              <span>Best is</span>
-              <select
-                value={each.mode}
-                onChange={(event) => setBest(index, { mode: event.target.value === "max" ? "max" : "min" })}
-              >
-                <option value="min">lowest</option>
-                <option value="max">highest</option>
-              </select>
-            </label>
-            <button
-              type="button"
-              aria-label={`Take the rule of ${each.metric || "no metric"} out`}
-              onClick={() => change({ best: fields.best.filter((_, at) => at !== index) })}
-            >
-              Take out
-            </button>
           </div>
-        ))}
-        <button type="button" onClick={() => change({ best: [...fields.best, { metric: "", mode: "min", n: "3" }] })}>
-          Add a metric
-        </button>
-      </fieldset>
+        </fieldset>
+        <fieldset>
+          <legend>The best by a metric</legend>
+          {fields.best.map((each, index) => (
+            // biome-ignore lint/suspicious/noArrayIndexKey: a rule is its place.
+            <div key={index} className={styles.fields}>
+              <label className={styles.field} htmlFor={`${id}-metric-${index}`}>
+                <span>Metric</span>
+                <input
+                  id={`${id}-metric-${index}`}
+                  value={each.metric}
+                  placeholder="for example loss"
+                  autoComplete="off"
+                  onChange={(event) => setBest(index, { metric: event.target.value })}
+                />
+              </label>
+              <label className={styles.field}>
+                <span>How many</span>
+                <input
+                  value={each.n}
+                  inputMode="numeric"
+                  onChange={(event) => setBest(index, { n: event.target.value })}
+                />
+              </label>
+              <label className={styles.field}>
+                <span>Best is</span>
+                <select
+                  value={each.mode}
+                  onChange={(event) => setBest(index, { mode: event.target.value === "max" ? "max" : "min" })}
+                >
+                  <option value="min">lowest</option>
+                  <option value="max">highest</option>
+                </select>
+              </label>
+              <button
+                type="button"
+                aria-label={`Take the rule of ${each.metric || "no metric"} out`}
+                onClick={() => change({ best: fields.best.filter((_, at) => at !== index) })}
+              >
+                Take out
+              </button>
+            </div>
+          ))}
+          <button type="button" onClick={() => change({ best: [...fields.best, { metric: "", mode: "min", n: "3" }] })}>
+            Add a metric
+          </button>
+        </fieldset>
+      </div>
     </div>
   );
 }

@@ -115,7 +115,7 @@ function FilterForm() {
       </p>
       {wrong !== "" && <p role="alert">{wrong}</p>}
       <div className="row">
-        <button type="submit">Look what matches</button>
+        <button type="submit">Show what matches</button>
         {filter !== undefined && (
           <button type="button" onClick={() => change({ filter: undefined, allOfRun: undefined })}>
             Clear

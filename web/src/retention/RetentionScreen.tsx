@@ -26,8 +26,7 @@ export function RetentionScreen() {
             from="/retention"
             to="/retention"
             search={(old) => ({ ...old, view: each === "policy" ? undefined : each })}
-            aria-current={each === view ? "page" : undefined}
-            activeProps={{ "aria-current": undefined }}
+            activeOptions={{ exact: true, explicitUndefined: true }}
           >
             {TITLES[each]}
           </Link>

@@ -61,11 +61,11 @@ const COLUMNS: Columns<CheckpointView> = [
     meta: { align: "right" },
     cell: ({ getValue }) => formatCount(getValue()),
   }),
-  column.accessor("attempt", { header: "Attempt", size: 75, meta: { align: "right", phone: false } }),
+  column.accessor("attempt", { header: "Attempt", size: 90, meta: { align: "right", phone: false } }),
   column.display({
     id: "purge",
     header: "Purge",
-    size: 260,
+    size: 330,
     cell: ({ row: { original } }) =>
       original.state === "trashed" ? (
         <PurgeIn at={original.purge_at} />
@@ -207,7 +207,7 @@ const DELETED: Columns<Deleted> = [
   }),
   deleted.accessor("in_trash.purge_at", {
     header: "Purge",
-    size: 260,
+    size: 330,
     cell: ({ getValue }) => <PurgeIn at={getValue()} />,
   }),
 ];

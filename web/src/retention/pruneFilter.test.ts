@@ -1,0 +1,27 @@
+import { fieldsOfFilter, filterOf } from "./pruneFilter";
+
+const FILTER = {
+  from_step: 0,
+  before_step: 5000,
+  attempt: 2,
+  older_than_seconds: 604_800,
+  labels: ["debug", "spike"],
+  health: ["diverged" as const],
+};
+
+it("gives back the filter that the fields were filled from", () => {
+  expect(filterOf(fieldsOfFilter(FILTER))).toEqual(FILTER);
+  expect(filterOf(fieldsOfFilter({}))).toEqual({});
+});
+
+it("refuses a field that it cannot read, for a condition that is left out matches more", () => {
+  const empty = fieldsOfFilter({});
+  expect(filterOf({ ...empty, beforeStep: "5k" })).toBe("Before step must be a whole number.");
+  expect(filterOf({ ...empty, olderThan: "7" })).toMatch(/^Older than must be/);
+});
+
+it("reads ages in hours, days and weeks", () => {
+  const empty = fieldsOfFilter({});
+  expect(filterOf({ ...empty, olderThan: "12h" })).toEqual({ older_than_seconds: 43_200 });
+  expect(fieldsOfFilter({ older_than_seconds: 3 * 86_400 }).olderThan).toBe("3d");
+});

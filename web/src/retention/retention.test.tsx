@@ -1,0 +1,317 @@
+import { QueryClientProvider } from "@tanstack/react-query";
+import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
+import { configure, render, screen, waitFor, within } from "@testing-library/react";
+import userEvent from "@testing-library/user-event";
+import { queryClient } from "@/api/client";
+import { makeRouter } from "@/app/routes";
+import { problem, SESSION, serve } from "@/testing/page";
+
+// What is waited for comes at once; how long a busy machine takes says nothing about the page.
+configure({ asyncUtilTimeout: 10_000 });
+vi.setConfig({ testTimeout: 60_000 });
+
+const page = (...items: unknown[]) => ({ items, next_cursor: null });
+const RUN = {
+  id: "r1",
+  project: "demo",
+  name: "llama",
+  committed_checkpoints: 3,
+  logical_bytes: 300,
+  deduplicated_bytes: 0,
+};
+const POLICY = {
+  kind: "retention",
+  project: "demo",
+  run: null,
+  level: "project",
+  document: { keep_last: 2 },
+  version: 4,
+  etag: '"4"',
+  updated_at: "2026-01-01T00:00:00Z",
+  updated_by: "ops",
+};
+const USAGE = {
+  project: "demo",
+  run: null,
+  at: "2026-01-01T00:00:00Z",
+  stored_bytes: 3 * 2 ** 30,
+  trashed_bytes: 0,
+  logical_bytes: 300,
+  stores: [{ store: "primary", store_kind: "posix", store_url: "posix:///s", storage_class: null }],
+};
+const COST = {
+  project: "demo",
+  run: null,
+  per_month: 3,
+  currency: "USD",
+  as_of: "2026-01-01",
+  unpriced_bytes: 0,
+  lines: [
+    {
+      store: "primary",
+      store_kind: "posix",
+      storage_class: null,
+      stored_bytes: 3 * 2 ** 30,
+      per_gib_month: 1,
+      per_month: 3,
+    },
+  ],
+};
+const FORECAST = { per_month: 9, currency: "USD", kept_checkpoints: 7, grows_per_month: 0, limits: [] };
+const ids = (count: number) => Array.from({ length: count }, (_, index) => `ck_${index + 1}`);
+
+/** The newest `kept` of three stay. */
+function plan(kept: number, policy: object, digest: string | null) {
+  const checkpoints = ids(3).map((checkpoint_id, index) => ({
+    checkpoint_id,
+    step: (3 - index) * 10,
+    attempt: 1,
+    at: "2026-01-01T00:00:00Z",
+    state: "committed",
+    health: "ok",
+    labels: [],
+    logical_bytes: 100,
+    keep: index < kept,
+    reasons: [
+      index < kept
+        ? { kind: "keep_last", detail: `number ${index + 1} of the newest ${kept}` }
+        : { kind: "no_rule", detail: "no rule keeps it" },
+    ],
+  }));
+  const expired = 3 - kept;
+  const freed = { bytes: expired * 2 ** 30, by_store: { "posix:///s": expired * 2 ** 30 } };
+  return {
+    project: "demo",
+    run: "llama",
+    policy,
+    policy_digest: digest,
+    rules: {},
+    kept,
+    expired,
+    freed,
+    notes: [],
+    checkpoints,
+  };
+}
+
+const body = async (request: Request | undefined) => JSON.parse((await request?.clone().text()) ?? "null");
+const trashed = (ids: string[]) =>
+  ids.map((checkpoint_id) => ({ checkpoint_id, step: 1, attempt: 1, health: "ok", logical_bytes: 100 }));
+
+function answers(more: Parameters<typeof serve>[0] = {}): Parameters<typeof serve>[0] {
+  const put: { document?: unknown } = {};
+  const own = () => ({ ...POLICY, run: "llama", level: "run", document: put.document, version: 1, etag: '"1"' });
+  return {
+    "GET /v1/sessions/current": () => SESSION,
+    "GET /v1/projects": () => page({ id: "1", name: "demo", quota_bytes: null, stored_bytes: 0, runs: 1 }),
+    "GET /v1/projects/demo/runs": () => page(RUN),
+    "GET /v1/projects/demo/policies/retention": () => POLICY,
+    "GET /v1/projects/demo/runs/llama/policies/retention": () => (put.document ? own() : POLICY),
+    "PUT /v1/projects/demo/runs/llama/policies/retention": async (request) => {
+      put.document = (await body(request)).document;
+      return own();
+    },
+    "POST /v1/projects/demo/runs/llama/retention/plan": async (request) => {
+      const { policy } = await body(request);
+      if (policy?.keep_last === "five") return problem(400, "invalid_request", "keep_last: it must be a number.");
+      const document = policy ?? put.document ?? POLICY.document;
+      return plan(document.keep_last, put.document ? own() : POLICY, policy ? null : "digest");
+    },
+    "POST /v1/projects/demo/runs/llama/retention/apply": async (request) => ({
+      dry_run: false,
+      trashed: trashed((await body(request)).checkpoint_ids),
+      left: [],
+      purge_at: "2999-01-01T00:00:00Z",
+      freed: { bytes: 2 * 2 ** 30 },
+    }),
+    "POST /v1/projects/demo/runs/llama/cost/forecast": () => FORECAST,
+    "GET /v1/projects/demo/runs/llama/cost": () => ({ ...COST, run: "llama" }),
+    "GET /v1/projects/demo/runs/llama/usage": () => ({ ...USAGE, run: "llama" }),
+    "GET /v1/projects/demo/cost": () => COST,
+    "GET /v1/projects/demo/usage": () => USAGE,
+    ...more,
+  };
+}
+
+class SilentEventSource extends EventTarget {
+  static CLOSED = 2;
+  readyState = 0;
+  close() {}
+}
+
+function open(search: string) {
+  vi.stubGlobal("EventSource", SilentEventSource);
+  queryClient.clear();
+  const router = makeRouter();
+  const history = createMemoryHistory({ initialEntries: [`/ui/retention${search}`] });
+  router.update({ ...router.options, history } as never);
+  render(
+    <QueryClientProvider client={queryClient}>
+      <RouterProvider router={router} />
+    </QueryClientProvider>,
+  );
+  return router;
+}
+
+const figure = (name: string) => screen.getByText(name).parentElement as HTMLElement;
+
+it("shows at once what an edited policy does, and applies what was seen by its typed count", async () => {
+  const asked = serve(
+    answers({ "POST /v1/checkpoints/ck_2/undelete": () => ({}), "POST /v1/checkpoints/ck_3/undelete": () => ({}) }),
+  );
+  const router = open("?run=llama");
+  expect(await screen.findByText(/The project’s policy holds for this run/)).toBeVisible();
+  const newest = await screen.findByLabelText("Newest");
+  expect(newest).toHaveValue("2");
+
+  await userEvent.clear(newest);
+  await userEvent.type(newest, "1");
+  expect(await screen.findByRole("button", { name: "Save the policy and expire 2" })).toBeEnabled();
+  expect(router.state.location.search).toMatchObject({ run: "llama", draft: { keep_last: 1 } });
+  expect(figure("Bytes freed")).toHaveTextContent("2.0 GiB");
+  await waitFor(() => expect(figure("Cost a month, once it is freed")).toHaveTextContent("1.00 USD"));
+  const table = screen.getByRole("grid", { name: /Checkpoints of llama/ });
+  expect(within(table).getAllByText("no rule keeps it")).toHaveLength(2);
+  expect(within(table).getByText("number 1 of the newest 1")).toBeVisible();
+
+  await userEvent.click(screen.getByRole("button", { name: "Save the policy and expire 2" }));
+  await userEvent.type(screen.getByLabelText("Type 2 to go on"), "2");
+  await userEvent.click(screen.getByRole("button", { name: "Expire 2" }));
+  expect(await screen.findByText("2 checkpoints went to the trash.")).toBeVisible();
+  const put = asked.find((each) => each.method === "PUT");
+  // The run had no policy of its own: there is no version to name.
+  expect(put?.headers.get("If-Match")).toBeNull();
+  expect(await body(put)).toEqual({ document: { keep_last: 1 } });
+  const applied = asked.find((each) => each.url.endsWith("/retention/apply"));
+  expect(await body(applied)).toEqual({ policy_digest: "digest", checkpoint_ids: ["ck_2", "ck_3"] });
+  expect(router.state.location.search).not.toHaveProperty("draft");
+
+  await userEvent.click(screen.getByRole("button", { name: "Undo: take all 2 back" }));
+  expect(await screen.findByText(/2 checkpoints are committed again/)).toBeVisible();
+});
+
+it("names the version of the project's policy that was seen, and shows what the service refuses", async () => {
+  let status = 412;
+  const asked = serve(
+    answers({
+      "PUT /v1/projects/demo/policies/retention": () =>
+        status === 412 ? problem(412, "edit_conflict", "It was changed since it was read.") : POLICY,
+    }),
+  );
+  open("?draft=%7B%22keep_last%22%3A3%7D");
+  await userEvent.click(await screen.findByRole("button", { name: "Save the policy" }));
+  await userEvent.click(screen.getByRole("button", { name: "Save" }));
+  expect(await screen.findByRole("alert")).toHaveTextContent("It was changed since it was read.");
+  expect(asked.find((each) => each.method === "PUT")?.headers.get("If-Match")).toBe('"4"');
+  status = 200;
+  await userEvent.click(screen.getByRole("button", { name: "Save" }));
+  expect(await screen.findByText("Saved; nothing went to the trash.")).toBeVisible();
+});
+
+it("says what is wrong with a policy in the service's words, and applies nothing by it", async () => {
+  serve(answers());
+  open("?run=llama");
+  const newest = await screen.findByLabelText("Newest");
+  await userEvent.clear(newest);
+  await userEvent.type(newest, "five");
+  expect(await screen.findByText("keep_last: it must be a number.")).toBeVisible();
+  expect(screen.queryByRole("button", { name: /Save the policy/ })).toBeNull();
+});
+
+it("lets a reader look, and says which scope is missing", async () => {
+  serve(answers({ "GET /v1/sessions/current": () => ({ ...SESSION, scopes: ["read"] }) }));
+  open("?run=llama");
+  expect(await screen.findByRole("button", { name: "Expire 1 now" })).toHaveAttribute("aria-disabled", "true");
+});
+
+it("prunes what was chosen of what a filter found, after a dry run", async () => {
+  const kept = {
+    checkpoint_id: "ck_9",
+    step: 90,
+    attempt: 1,
+    reasons: [{ kind: "pinned", detail: "pinned by ana: figure 3" }],
+  };
+  const asked = serve(
+    answers({
+      "POST /v1/projects/demo/runs/llama/retention/prune": async (request) => {
+        const wanted = await body(request);
+        const found = (wanted.checkpoint_ids as string[] | undefined) ?? ids(3);
+        return {
+          dry_run: wanted.dry_run,
+          trashed: trashed(found),
+          left: wanted.dry_run ? [kept] : [],
+          purge_at: wanted.dry_run ? null : "2999-01-01T00:00:00Z",
+          freed: { bytes: found.length * 2 ** 30, by_store: { "posix:///s": found.length * 2 ** 30 } },
+        };
+      },
+    }),
+  );
+  open("?view=prune&run=llama");
+  await userEvent.type(await screen.findByLabelText("Before step"), "50");
+  await userEvent.click(screen.getByRole("button", { name: "Show what matches" }));
+  expect(await screen.findByText("pinned by ana: figure 3")).toBeVisible();
+  expect(figure("Bytes freed")).toHaveTextContent("3.0 GiB");
+
+  const goes = screen.getByRole("grid", { name: "Checkpoints that would go" });
+  await userEvent.click(within(goes).getAllByRole("checkbox", { name: "Select" })[0] as HTMLElement);
+  await waitFor(() => expect(figure("Bytes freed")).toHaveTextContent("2.0 GiB"));
+  await userEvent.click(screen.getByRole("button", { name: "Move 2 to the trash" }));
+  const dialog = screen.getByRole("dialog");
+  await userEvent.type(within(dialog).getByLabelText(/^Why/), "spikes");
+  await userEvent.type(within(dialog).getByLabelText("Type 2 to go on"), "2");
+  await userEvent.click(within(dialog).getByRole("button", { name: "Move 2 to the trash" }));
+  expect(await screen.findByText("2 checkpoints went to the trash.")).toBeVisible();
+  const done = await Promise.all(asked.filter((each) => each.url.endsWith("/prune")).map(body));
+  expect(done.filter((each) => !each.dry_run)).toEqual([
+    {
+      filter: { before_step: 50 },
+      all_of_run: false,
+      dry_run: false,
+      checkpoint_ids: ["ck_2", "ck_3"],
+      reason: "spikes",
+    },
+  ]);
+});
+
+it("takes checkpoints back from the trash, and says why one stays there", async () => {
+  const inTrash = (id: string, step: number) => ({
+    id,
+    step,
+    attempt: 1,
+    state: "trashed",
+    purge_at: new Date(Date.now() + 7_200_000).toISOString(),
+    trashed_by: "policy",
+    trash_reason: "retention policy of the run",
+    logical_bytes: 100,
+  });
+  serve(
+    answers({
+      "GET /v1/projects/demo/runs/llama/checkpoints": () => page(inTrash("ck_1", 10), inTrash("ck_2", 20)),
+      "POST /v1/checkpoints/ck_1/undelete": () => ({}),
+      "POST /v1/checkpoints/ck_2/undelete": () => problem(409, "chunk_gone", "Its purge has begun."),
+    }),
+  );
+  open("?view=trash&run=llama");
+  expect((await screen.findAllByText(/^in (1 h 59 min|2 h),$/))[0]).toBeVisible();
+  await userEvent.click(screen.getByRole("checkbox", { name: "Select all that are loaded" }));
+  await userEvent.click(screen.getByRole("button", { name: "Take 2 chosen checkpoints back" }));
+  expect(await screen.findByText(/1 checkpoint is committed again/)).toBeVisible();
+  expect(screen.getByRole("alert")).toHaveTextContent("Its purge has begun.");
+});
+
+it("lists the runs of a project by what they cost", async () => {
+  const other = { ...RUN, id: "r2", name: "vit" };
+  serve(
+    answers({
+      "GET /v1/projects/demo/runs": () => page(RUN, other),
+      "GET /v1/projects/demo/runs/vit/cost": () => ({ ...COST, run: "vit", per_month: 5 }),
+      "GET /v1/projects/demo/runs/vit/usage": () => USAGE,
+      "GET /v1/usage": () => page(USAGE),
+    }),
+  );
+  open("?view=usage");
+  const table = await screen.findByRole("grid", { name: "Runs and their costs" });
+  const rows = within(table).getAllByRole("row").slice(1);
+  expect(rows.map((row) => within(row).getAllByRole("gridcell")[0]?.textContent)).toEqual(["vit", "llama"]);
+  expect(await screen.findByRole("grid", { name: "Projects and their costs" })).toBeVisible();
+});
