@@ -14,7 +14,7 @@ const TOUCHED: Record<EventType, readonly string[]> = {
   "run.stalled": ["runs", "attempts"],
   "run.goes_on": ["runs", "attempts"],
   "restore.started": ["runs", "attempts"],
-  "restore.finished": ["runs", "attempts"],
+  "restore.finished": ["runs", "attempts", "goodput"],
   "checkpoint.committed": ["runs", "checkpoints", "restore-point", "usage", "cost", "copies", "projects", "plan"],
   "checkpoint.aborted": ["checkpoints"],
   "checkpoint.trashed": ["runs", "checkpoints", "restore-point", "usage", "plan"],

@@ -28,7 +28,7 @@ const COLUMNS: Columns<Row> = [
   column.display({
     id: "number",
     header: "Attempt",
-    size: 75,
+    size: 85,
     cell: ({ row: { original } }) => {
       const { number } = original.lane.attempt;
       return (
@@ -46,19 +46,19 @@ const COLUMNS: Columns<Row> = [
   column.display({
     id: "outcome",
     header: "Outcome",
-    size: 105,
+    size: 125,
     cell: ({ row: { original } }) => <StateBadge state={endOf(original.lane)} />,
   }),
   column.display({
     id: "from",
-    header: "Resumed from",
-    size: 110,
+    header: "From step",
+    size: 95,
     meta: { align: "right" },
     cell: ({ row: { original } }) => <ResumedFrom lane={original.lane} />,
   }),
   column.display({
     id: "last",
-    header: "Last step",
+    header: "To step",
     size: 85,
     meta: { align: "right" },
     cell: ({ row: { original } }) => formatCount(original.lane.last),
@@ -66,7 +66,7 @@ const COLUMNS: Columns<Row> = [
   column.display({
     id: "lost",
     header: "Lost steps",
-    size: 85,
+    size: 105,
     meta: { align: "right" },
     cell: ({ row: { original } }) =>
       formatCount(original.spent?.steps_lost ?? original.lane.last - original.lane.keptTo),
@@ -74,28 +74,28 @@ const COLUMNS: Columns<Row> = [
   column.display({
     id: "lost-seconds",
     header: "Lost time",
-    size: 100,
+    size: 95,
     meta: { align: "right", phone: false },
     cell: ({ row: { original } }) => (original.spent ? formatSeconds(original.spent.lost_seconds) : <Nothing />),
   }),
   column.display({
     id: "opened",
     header: "Opened",
-    size: 180,
+    size: 225,
     meta: { phone: false },
     cell: ({ row: { original } }) => <Time at={original.lane.attempt.opened_at} />,
   }),
   column.display({
     id: "wall",
     header: "Lasted",
-    size: 95,
+    size: 85,
     meta: { align: "right", phone: false },
     cell: ({ row: { original } }) => (original.spent ? formatSeconds(original.spent.wall_seconds) : <Nothing />),
   }),
   column.display({
     id: "host",
     header: "Host",
-    size: 110,
+    size: 75,
     meta: { phone: false },
     cell: ({ row: { original } }) => {
       const { host, world_size: ranks } = original.lane.attempt;
@@ -105,7 +105,7 @@ const COLUMNS: Columns<Row> = [
   column.display({
     id: "why",
     header: "Why it ended",
-    size: 240,
+    size: 160,
     meta: { phone: false },
     cell: ({ row: { original } }) => <Why attempt={original.lane.attempt} />,
   }),

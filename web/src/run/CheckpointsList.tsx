@@ -20,7 +20,7 @@ const COLUMNS: Columns<CheckpointView> = [
   }),
   column.accessor("attempt", {
     header: "Attempt",
-    size: 75,
+    size: 90,
     meta: { align: "right", phone: false },
     cell: ({ getValue }) => `#${formatCount(getValue())}`,
   }),
@@ -45,20 +45,20 @@ const COLUMNS: Columns<CheckpointView> = [
   column.accessor("kind", { header: "Kind", size: 100, meta: { phone: false } }),
   column.accessor("created_at", {
     header: "Saved",
-    size: 180,
+    size: 210,
     meta: { phone: false },
     cell: ({ row: { original: each } }) => <Time at={each.committed_at ?? each.created_at} />,
   }),
   column.accessor("logical_bytes", {
-    header: "State's bytes",
-    size: 105,
+    header: "Bytes",
+    size: 100,
     meta: { align: "right", phone: false },
     cell: ({ getValue }) => <Bytes count={getValue()} />,
   }),
   column.accessor("uploaded_bytes", {
     header: "Sent",
     size: 95,
-    meta: { align: "right" },
+    meta: { align: "right", phone: false },
     cell: ({ getValue }) => <Bytes count={getValue()} />,
   }),
   column.display({

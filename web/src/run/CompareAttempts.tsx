@@ -67,7 +67,7 @@ interface Pair {
 function ConfigDifferences({ project, run, before, after }: Pair) {
   const found = useCall(configQuery(project, run, after, before));
   // A service before this call: the page can come from a newer one while several are being updated.
-  const isUnknown = found.error instanceof ProblemError && found.error.problem.code === "not_found";
+  const isUnknown = found.error instanceof ProblemError && found.error.problem.code === "route_not_found";
   return (
     <>
       <h3>Configuration</h3>

@@ -25,8 +25,13 @@ export function RunScreen() {
       Runs of {project}
     </Link>,
   ];
+  const elsewhere = (
+    <Link to="/retention" search={{ run }}>
+      Retention and cost of this run
+    </Link>
+  );
   return (
-    <Screen title={run} above={above}>
+    <Screen title={run} above={above} controls={elsewhere}>
       {project === undefined ? <Loading what="the run" /> : <OfRun project={project} run={run} key={project + run} />}
     </Screen>
   );
@@ -78,8 +83,8 @@ function Facts({ run }: { run: Schemas["RunView"] }) {
         <Figure name="Not sent, deduplicated">
           <Bytes count={run.deduplicated_bytes} />
         </Figure>
-        <Figure name="Since">
-          <Time at={run.created_at} />
+        <Figure name="Made, ago">
+          <Age since={run.created_at} />
         </Figure>
       </Figures>
       {run.status_detail && <p className={styles.detail}>{run.status_detail}</p>}

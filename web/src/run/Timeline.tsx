@@ -121,7 +121,13 @@ export function Timeline({ lanes, steps, restorePoint, inset }: TimelineProps) {
             {marks[index]?.map((mark) => (
               <CheckpointMark key={`${mark.kind} ${mark.from}`} mark={mark} x={(x(mark.from) + x(mark.to)) / 2} />
             ))}
-            {isInSight(lane.last) && <End lane={lane} x={x(lane.last)} />}
+            {lane.isUnplaced ? (
+              <text x={left + 8} y={4} className={styles.name}>
+                {lane.attempt.ended_at === null ? "no step yet" : "ran no step"}
+              </text>
+            ) : (
+              isInSight(lane.last) && <End lane={lane} x={x(lane.last)} />
+            )}
           </g>
         ))}
       </svg>
@@ -132,10 +138,10 @@ export function Timeline({ lanes, steps, restorePoint, inset }: TimelineProps) {
 function LaneName({ lane, left }: { lane: Lane; left: number }) {
   return (
     <text textAnchor="end" className={styles.name}>
-      <tspan x={left - 8} y={-2} className={styles.number}>
+      <tspan x={left - 5} y={-2} className={styles.number}>
         #{lane.attempt.number}
       </tspan>
-      <tspan x={left - 8} y={12}>
+      <tspan x={left - 5} y={12}>
         {endOf(lane)}
       </tspan>
     </text>

@@ -24,6 +24,8 @@ export interface Lane {
   /** Where it went on from. Null: from nothing, or it is not known. */
   parent: Point | null;
   onLineage: boolean;
+  /** Nothing tells where on the axis it was: it resumed from nothing and ended no step. */
+  isUnplaced: boolean;
   checkpoints: CheckpointView[];
 }
 
@@ -79,7 +81,8 @@ export function makeLanes(
       const last = Math.max(base, attempt.last_step ?? base, ...saved.map((each) => each.step));
       const limit = lineage.get(attempt.number);
       const keptTo = limit === undefined ? base : Math.max(base, Math.min(last, limit ?? last));
-      return { attempt, base, keptTo, last, parent, onLineage: limit !== undefined, checkpoints: saved };
+      const isUnplaced = attempt.resumed_from === null && attempt.last_step === null && saved.length === 0;
+      return { attempt, base, keptTo, last, parent, onLineage: limit !== undefined, isUnplaced, checkpoints: saved };
     });
 }
 
