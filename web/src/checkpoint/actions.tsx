@@ -199,8 +199,15 @@ function Plan({ shown }: { shown: Pruned }) {
     <>
       {shown.trashed.length > 0 && (
         <p>
-          {shown.trashed.length} checkpoint goes to the trash, and can be taken back until <Time at={shown.purge_at} />.
-          Then <Bytes count={shown.freed.bytes} /> are freed
+          {shown.trashed.length} checkpoint goes to the trash, and can be taken back{" "}
+          {shown.purge_at === null ? (
+            "until its purge"
+          ) : (
+            <>
+              until <Time at={shown.purge_at} />
+            </>
+          )}
+          . Then <Bytes count={shown.freed.bytes} /> are freed
           {stores.length > 0 && ": "}
           {stores.map(([url, bytes], index) => (
             <span key={url}>

@@ -1,0 +1,160 @@
+import { QueryClientProvider } from "@tanstack/react-query";
+import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
+import { render, screen, within } from "@testing-library/react";
+import userEvent from "@testing-library/user-event";
+import { queryClient } from "@/api/client";
+import { makeRouter } from "@/app/routes";
+import { problem, SESSION, serve } from "@/testing/page";
+
+const ID = `ck_${"a1".repeat(16)}`;
+const OTHER = `ck_${"b2".repeat(16)}`;
+const CHECKPOINT = {
+  id: ID,
+  project: "demo",
+  run: "gpt",
+  step: 1200,
+  attempt: 2,
+  kind: "periodic",
+  state: "committed",
+  health: "ok",
+  health_reason: null,
+  tier: "hot",
+  etag: '"7"',
+  world_size: 1,
+  sealed_ranks: 1,
+  missing_ranks: [],
+  labels: ["paper"],
+  metrics: { loss: { value: 0.5, nonfinite: null } },
+  components: { model: { kind: "model", logical_bytes: 2048 } },
+  logical_bytes: 2048,
+  chunk_bytes: 2048,
+  uploaded_bytes: 1024,
+  deduplicated_bytes: 1024,
+  created_at: "2026-01-01T00:00:00Z",
+  committed_at: "2026-01-01T00:00:05Z",
+  aborted_at: null,
+  abort_rank: null,
+  abort_reason: null,
+  blocked_seconds: 0.25,
+  digest: "d".repeat(64),
+  detached: false,
+  pinned_at: null,
+};
+const ATTEMPT = { number: 2, resumed_from: OTHER, environment: {}, opened_at: CHECKPOINT.created_at, outcome: null };
+const RUN = "/v1/projects/demo/runs/gpt";
+const page = (...items: unknown[]) => ({ items, next_cursor: null });
+const PRUNED = { dry_run: true, freed: { bytes: 1024, by_store: {} }, left: [], more: false, purge_at: null };
+const ANSWERS = {
+  "GET /v1/sessions/current": () => ({ ...SESSION, scopes: ["read", "operate"] }),
+  "GET /v1/projects": () => page({ id: "1", name: "demo" }),
+  [`GET /v1/checkpoints/${ID}`]: () => CHECKPOINT,
+  [`GET /v1/checkpoints/${OTHER}`]: () => ({ ...CHECKPOINT, id: OTHER, step: 900, attempt: 1, digest: "e".repeat(64) }),
+  [`GET ${RUN}/checkpoints/${ID}`]: () => ({ ...CHECKPOINT, stored_bytes: 1536, unproven: true }),
+  [`GET ${RUN}/checkpoints/best%3Aloss`]: () => CHECKPOINT,
+  [`GET ${RUN}/checkpoints`]: () => page(),
+  [`GET ${RUN}/attempts`]: () => page({ ...ATTEMPT, number: 3, resumed_from: ID, outcome: "failed" }, ATTEMPT),
+  [`GET ${RUN}/attempts/2`]: () => ATTEMPT,
+  [`GET ${RUN}/restore-point`]: () => ({ restore_point: { checkpoint_id: ID, step: 1200 }, skipped: [], note: "" }),
+  [`GET /v1/checkpoints/${ID}/holds`]: () => page(),
+  "GET /v1/events": () => page(),
+};
+
+class SilentEventSource extends EventTarget {
+  static CLOSED = 2;
+  readyState = 0;
+  close() {}
+}
+
+function open(address: string) {
+  vi.stubGlobal("EventSource", SilentEventSource);
+  queryClient.clear();
+  const router = makeRouter();
+  router.update({ ...router.options, history: createMemoryHistory({ initialEntries: [address] }) } as never);
+  render(
+    <QueryClientProvider client={queryClient}>
+      <RouterProvider router={router} />
+    </QueryClientProvider>,
+  );
+  return router;
+}
+
+it("tells what the checkpoint is, whether the run would resume from it, and its lineage", async () => {
+  serve(ANSWERS);
+  open(`/ui/checkpoints/${ID}`);
+  expect(await screen.findByRole("heading", { name: "demo/gpt@1200#2" })).toBeVisible();
+  const remarks = await screen.findByRole("list", { name: "Remarks" });
+  expect(await within(remarks).findByText("The run would resume from it now.")).toBeVisible();
+  expect(await within(remarks).findByText("unproven")).toBeVisible();
+  const lineage = await screen.findByRole("region", { name: "Lineage" });
+  expect(await within(lineage).findByRole("link", { name: "step 900, attempt 1" })).toHaveAttribute(
+    "href",
+    expect.stringContaining(OTHER),
+  );
+  expect(await within(lineage).findByText(/attempt 3/)).toHaveTextContent("(failed)");
+  expect(screen.getByText("holdfast checkpoints pull demo/gpt@1200#2 out")).toBeVisible();
+});
+
+it("writes a metric onto the version that was seen, and shows a refusal where it was typed", async () => {
+  const bodies: unknown[] = [];
+  const seen: (string | null)[] = [];
+  const patch = `PATCH /v1/checkpoints/${ID}`;
+  serve({
+    ...ANSWERS,
+    [patch]: async (request: Request) => {
+      seen.push(request.headers.get("if-match"));
+      bodies.push(await request.json());
+      return bodies.length === 1 ? problem(409, "edit_conflict", "Somebody was faster. Look again.") : CHECKPOINT;
+    },
+  });
+  open(`/ui/checkpoints/${ID}`);
+  await userEvent.click(await screen.findByRole("button", { name: "Add a metric" }));
+  await userEvent.type(screen.getByLabelText("Name"), "accuracy");
+  await userEvent.type(screen.getByLabelText("Value"), "0.81");
+  await userEvent.click(screen.getByRole("button", { name: "Save" }));
+  expect(await screen.findByRole("alert")).toHaveTextContent("Somebody was faster. Look again.");
+  await userEvent.click(screen.getByRole("button", { name: "Save" }));
+  await vi.waitFor(() => expect(screen.queryByRole("dialog")).toBeNull());
+  expect(seen).toEqual(['"7"', '"7"']);
+  expect(bodies[1]).toEqual({ metrics: { accuracy: { value: 0.81 } } });
+});
+
+it("deletes after the dry run, by typing the count", async () => {
+  const asked: { dry_run: boolean }[] = [];
+  serve({
+    ...ANSWERS,
+    [`POST ${RUN}/retention/prune`]: async (request: Request) => {
+      asked.push((await request.json()) as { dry_run: boolean });
+      return { ...PRUNED, trashed: [{ checkpoint_id: ID, step: 1200, attempt: 2, health: "ok", logical_bytes: 2048 }] };
+    },
+  });
+  open(`/ui/checkpoints/${ID}`);
+  await userEvent.click(await screen.findByRole("button", { name: "See what would go" }));
+  await userEvent.click(await screen.findByRole("button", { name: "Move to the trash" }));
+  const dialog = within(screen.getByRole("dialog"));
+  expect(dialog.getByText(/1 checkpoint goes to the trash/)).toBeVisible();
+  expect(dialog.getByRole("button", { name: "Move to the trash" })).toBeDisabled();
+  await userEvent.type(dialog.getByLabelText(/Type/), "1");
+  await userEvent.click(dialog.getByRole("button", { name: "Move to the trash" }));
+  await vi.waitFor(() => expect(screen.queryByRole("dialog")).toBeNull());
+  expect(asked.map((each) => each.dry_run)).toEqual([true, false]);
+});
+
+it("says why a token cannot change it", async () => {
+  serve({ ...ANSWERS, "GET /v1/sessions/current": () => ({ ...SESSION, scopes: ["read"] }) });
+  open(`/ui/checkpoints/${ID}`);
+  const button = await screen.findByRole("button", { name: "Quarantine" });
+  expect(button).toHaveAttribute("aria-disabled", "true");
+  await userEvent.click(button);
+  expect(screen.queryByRole("dialog")).toBeNull();
+});
+
+it("opens the checkpoint that a selector means, and says what to type otherwise", async () => {
+  serve(ANSWERS);
+  const router = open("/ui/checkpoints");
+  await userEvent.type(await screen.findByLabelText("Find a checkpoint"), "nonsense{Enter}");
+  expect(await screen.findByRole("alert")).toHaveTextContent("project/run@selector");
+  await userEvent.clear(screen.getByLabelText("Find a checkpoint"));
+  await userEvent.type(screen.getByLabelText("Find a checkpoint"), "demo/gpt@best:loss{Enter}");
+  expect(await screen.findByRole("heading", { name: "demo/gpt@1200#2" })).toBeVisible();
+  expect(router.state.location.pathname).toBe(`/checkpoints/${ID}`);
+});
