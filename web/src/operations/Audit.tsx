@@ -3,7 +3,7 @@ import { type Schemas, usePages } from "@/api/client";
 import { useProject } from "@/app/project";
 import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
 import { EmptyState } from "@/components/states";
-import { Nothing, Time } from "@/components/values";
+import { Age, Nothing, Time } from "@/components/values";
 import { formatCount } from "@/format/numbers";
 import { RunName } from "@/runs/RunName";
 import { changesOf, formatValue, summaryOf } from "./changes";
@@ -31,17 +31,19 @@ const KNOWN = [...NOUNS, ...DELETIONS].sort();
 
 const column = createColumnHelper<AuditEventView>();
 const COLUMNS: Columns<AuditEventView> = [
-  column.accessor("at", { header: "When", size: 175, cell: ({ getValue }) => <Time at={getValue()} /> }),
+  column.accessor("at", {
+    header: "When",
+    size: 205,
+    meta: { phone: false },
+    cell: ({ getValue }) => <Time at={getValue()} />,
+  }),
+  column.display({ id: "ago", header: "Ago", size: 105, cell: ({ row }) => <Age since={row.original.at} /> }),
   column.accessor("actor", {
     header: "Who",
-    size: 190,
-    cell: ({ row: { original: event } }) => (
-      <span title={event.actor}>
-        {event.actor}
-        {event.actor_kind === "controller" && <span className="quiet"> (controller)</span>}
-      </span>
-    ),
+    size: 115,
+    cell: ({ getValue }) => <span title={getValue()}>{getValue()}</span>,
   }),
+  column.accessor("actor_kind", { header: "Kind", size: 90, meta: { phone: false } }),
   column.accessor("action", { header: "Action", size: 150 }),
   column.display({
     id: "target",

@@ -71,26 +71,30 @@ export function CreateToken({ onCreated, onClose }: CreateTokenProps) {
         </label>
         <fieldset>
           <legend>Scopes</legend>
-          {(Object.keys(SCOPES) as Scope[]).map((scope) => {
-            const missing = !session.scopes.includes(scope);
-            return (
-              <label key={scope} className={styles.check}>
-                <input
-                  ref={oneOf(scopes)}
-                  type="checkbox"
-                  disabled={missing}
-                  checked={scopes.includes(scope)}
-                  onChange={(event) =>
-                    setScopes((old) => (event.target.checked ? [...old, scope] : old.filter((each) => each !== scope)))
-                  }
-                />
-                <span>
-                  {SCOPES[scope]}
-                  {missing && <small> (your token has it not, and gives it to no other)</small>}
-                </span>
-              </label>
-            );
-          })}
+          <div className={styles.choices}>
+            {(Object.keys(SCOPES) as Scope[]).map((scope) => {
+              const missing = !session.scopes.includes(scope);
+              return (
+                <label key={scope} className={styles.check}>
+                  <input
+                    ref={oneOf(scopes)}
+                    type="checkbox"
+                    disabled={missing}
+                    checked={scopes.includes(scope)}
+                    onChange={(event) =>
+                      setScopes((old) =>
+                        event.target.checked ? [...old, scope] : old.filter((each) => each !== scope),
+                      )
+                    }
+                  />
+                  <span>
+                    {SCOPES[scope]}
+                    {missing && <small> (your token has it not, and gives it to no other)</small>}
+                  </span>
+                </label>
+              );
+            })}
+          </div>
         </fieldset>
         <label className={styles.field}>
           Project

@@ -12,17 +12,22 @@ export const DELIVERIES = "/v1/webhooks/{webhook_id}/deliveries";
 const WHILE_WAITING_MS = 2000;
 const OTHERWISE_MS = 15_000;
 
-/** The word for a call: it has arrived, it will not, it is tried again, or it was not tried yet. */
+/** The word for a call: it has arrived, it will not, it is retried, or it was not tried yet. */
 export function stateOf(of: DeliveryView): { state: string; tone: "good" | "warn" | "bad" | "calm" } {
   if (of.delivered_at !== null) return { state: "delivered", tone: "good" };
   if (of.given_up_at !== null) return { state: "given up", tone: "bad" };
-  if (of.tries > 0) return { state: "tried again", tone: "warn" };
+  if (of.tries > 0) return { state: "retrying", tone: "warn" };
   return { state: "waiting", tone: "calm" };
 }
 
 const column = createColumnHelper<DeliveryView>();
 const COLUMNS: Columns<DeliveryView> = [
-  column.accessor("created_at", { header: "When", size: 175, cell: ({ getValue }) => <Time at={getValue()} /> }),
+  column.accessor("created_at", {
+    header: "When",
+    size: 175,
+    meta: { phone: false },
+    cell: ({ getValue }) => <Time at={getValue()} />,
+  }),
   column.accessor("event", { header: "Event", size: 160 }),
   column.display({
     id: "state",

@@ -13,7 +13,7 @@ interface EventTypesProps {
 /** Checkboxes, in the order of the API. */
 export function EventTypes({ chosen, onChange, required = false }: EventTypesProps) {
   return (
-    <div>
+    <div className={styles.choices}>
       {EVENT_TYPES.map((type) => (
         <label key={type} className={styles.check}>
           <input

@@ -3,7 +3,7 @@ import { type Schemas, usePages } from "@/api/client";
 import { useProject } from "@/app/project";
 import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
 import { EmptyState } from "@/components/states";
-import { Nothing, Time } from "@/components/values";
+import { Age, Nothing, Time } from "@/components/values";
 import { formatCount } from "@/format/numbers";
 import { EVENT_TYPES } from "@/live/touches";
 import { useLive } from "@/live/useLive";
@@ -16,8 +16,14 @@ type EventView = Schemas["EventView"];
 
 const column = createColumnHelper<EventView>();
 const COLUMNS: Columns<EventView> = [
-  column.accessor("timestamp", { header: "When", size: 175, cell: ({ getValue }) => <Time at={getValue()} /> }),
-  column.accessor("type", { header: "Event", size: 170 }),
+  column.accessor("timestamp", {
+    header: "When",
+    size: 205,
+    meta: { phone: false },
+    cell: ({ getValue }) => <Time at={getValue()} />,
+  }),
+  column.display({ id: "ago", header: "Ago", size: 105, cell: ({ row }) => <Age since={row.original.timestamp} /> }),
+  column.accessor("type", { header: "Event", size: 165 }),
   column.accessor("data.project", {
     header: "Project",
     size: 120,
@@ -27,7 +33,7 @@ const COLUMNS: Columns<EventView> = [
   column.display({
     id: "run",
     header: "Run",
-    size: 150,
+    size: 105,
     cell: ({ row: { original: event } }) => {
       const { project, run } = event.data;
       return project && run ? <RunName project={project} run={run} /> : <Nothing />;

@@ -93,7 +93,7 @@ function makeColumns(onCancel: (of: OperationView) => void): Columns<OperationVi
     column.display({
       id: "progress",
       header: "Progress",
-      size: 190,
+      size: 150,
       cell: ({ row }) => <Progress of={row.original} />,
     }),
     column.display({

@@ -90,7 +90,7 @@ function makeColumns(actions: (of: ProjectView) => React.ReactNode): Columns<Pro
   return [
     column.accessor("name", {
       header: "Project",
-      size: 160,
+      size: 115,
       cell: ({ getValue }) => (
         <Link to="/runs" search={{ project: getValue() }} title={getValue()}>
           {getValue()}
@@ -105,7 +105,7 @@ function makeColumns(actions: (of: ProjectView) => React.ReactNode): Columns<Pro
     }),
     column.accessor("stored_bytes", {
       header: "Stored",
-      size: 95,
+      size: 85,
       meta: { align: "right" },
       cell: ({ getValue }) => <Bytes count={getValue()} />,
     }),

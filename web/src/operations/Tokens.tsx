@@ -124,7 +124,7 @@ function makeColumns(onRevoke: (token: TokenView) => void): Columns<TokenView> {
       size: 170,
       cell: ({ getValue }) => <span title={getValue()}>{getValue()}</span>,
     }),
-    column.display({ id: "state", header: "State", size: 85, cell: ({ row }) => <State of={row.original} /> }),
+    column.display({ id: "state", header: "State", size: 95, cell: ({ row }) => <State of={row.original} /> }),
     column.accessor("project", {
       header: "Project",
       size: 120,

@@ -127,7 +127,7 @@ function makeColumns(actions: (of: WebhookView) => React.ReactNode): Columns<Web
   return [
     column.accessor("url", {
       header: "Called",
-      size: 260,
+      size: 215,
       cell: ({ getValue }) => <span title={getValue()}>{getValue()}</span>,
     }),
     column.accessor("format", { header: "Format", size: 110, meta: { phone: false } }),
@@ -140,7 +140,7 @@ function makeColumns(actions: (of: WebhookView) => React.ReactNode): Columns<Web
     column.accessor("waiting", {
       header: "Waiting",
       size: 80,
-      meta: { align: "right" },
+      meta: { align: "right", phone: false },
       cell: ({ getValue }) => formatCount(getValue()),
     }),
     column.accessor("given_up", {

@@ -208,7 +208,7 @@ describe("webhooks", () => {
     const { router } = open("/ui/operations/webhooks", answers);
     await userEvent.click(await screen.findByRole("button", { name: `Test ${WEBHOOK.url}` }));
     const calls = await screen.findByRole("grid", { name: "Calls" });
-    for (const text of ["tried again", "503", "The receiver answered 503."]) {
+    for (const text of ["retrying", "503", "The receiver answered 503."]) {
       expect(within(calls).getByText(text)).toBeVisible();
     }
     expect(router.state.location.search).toMatchObject({ webhook: "wh_1" });
