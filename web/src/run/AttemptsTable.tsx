@@ -28,7 +28,7 @@ const COLUMNS: Columns<Row> = [
   column.display({
     id: "number",
     header: "Attempt",
-    size: 85,
+    size: 95,
     cell: ({ row: { original } }) => {
       const { number } = original.lane.attempt;
       return (
@@ -52,7 +52,7 @@ const COLUMNS: Columns<Row> = [
   column.display({
     id: "from",
     header: "From step",
-    size: 95,
+    size: 110,
     meta: { align: "right" },
     cell: ({ row: { original } }) => <ResumedFrom lane={original.lane} />,
   }),
@@ -74,28 +74,28 @@ const COLUMNS: Columns<Row> = [
   column.display({
     id: "lost-seconds",
     header: "Lost time",
-    size: 95,
+    size: 105,
     meta: { align: "right", phone: false },
     cell: ({ row: { original } }) => (original.spent ? formatSeconds(original.spent.lost_seconds) : <Nothing />),
   }),
   column.display({
     id: "opened",
     header: "Opened",
-    size: 225,
+    size: 215,
     meta: { phone: false },
     cell: ({ row: { original } }) => <Time at={original.lane.attempt.opened_at} />,
   }),
   column.display({
     id: "wall",
     header: "Lasted",
-    size: 85,
+    size: 80,
     meta: { align: "right", phone: false },
     cell: ({ row: { original } }) => (original.spent ? formatSeconds(original.spent.wall_seconds) : <Nothing />),
   }),
   column.display({
     id: "host",
     header: "Host",
-    size: 75,
+    size: 70,
     meta: { phone: false },
     cell: ({ row: { original } }) => {
       const { host, world_size: ranks } = original.lane.attempt;
