@@ -1,8 +1,8 @@
 /** A value that two attempts do not share. `undefined`: that one has none. */
 export interface Difference {
   path: string;
-  before: unknown;
-  after: unknown;
+  before?: unknown;
+  after?: unknown;
   /** added, removed or changed. */
   change?: string;
 }
