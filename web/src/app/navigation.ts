@@ -5,4 +5,5 @@ export const NAVIGATION = [
   { to: "/checkpoints", label: "Checkpoints" },
   { to: "/operations", label: "Operations" },
   { to: "/retention", label: "Retention and cost" },
+  { to: "/storage", label: "Storage" },
 ] as const;

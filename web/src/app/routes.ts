@@ -5,6 +5,7 @@ import { overviewRoute } from "@/overview/route";
 import { retentionRoute } from "@/retention/route";
 import { runRoute } from "@/run/route";
 import { runsRoute } from "@/runs/route";
+import { storageRoute } from "@/storage/route";
 import { frameRoute } from "./frame_route";
 import { NotFound, ScreenFailed } from "./ScreenFailed";
 
@@ -17,8 +18,7 @@ const screens = frameRoute.addChildren([
   retentionRoute,
   finderRoute,
   checkpointRoute,
-  compareRoute,
-]);
+  compareRoute, storageRoute]);
 
 export function makeRouter() {
   return createRouter({

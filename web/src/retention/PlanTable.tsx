@@ -21,7 +21,7 @@ const column = createColumnHelper<Planned>();
 const COLUMNS: Columns<Planned> = [
   column.accessor("keep", {
     header: "",
-    size: 70,
+    size: 80,
     cell: ({ getValue }) => <StateBadge state={getValue() ? "stays" : "goes"} tone={getValue() ? "good" : "warn"} />,
   }),
   column.accessor("step", {

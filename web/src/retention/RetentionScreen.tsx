@@ -27,6 +27,7 @@ export function RetentionScreen() {
             to="/retention"
             search={(old) => ({ ...old, view: each === "policy" ? undefined : each })}
             activeOptions={{ exact: true, explicitUndefined: true }}
+            aria-current={each === view ? "page" : undefined}
           >
             {TITLES[each]}
           </Link>

@@ -1,0 +1,17 @@
+import { createRoute, lazyRouteComponent } from "@tanstack/react-router";
+import { frameRoute } from "@/app/frame_route";
+
+interface StorageSearch {
+  /** The run of drills, scrubs and tiers. */
+  run?: string | undefined;
+}
+
+export const storageRoute = createRoute({
+  getParentRoute: () => frameRoute,
+  path: "/storage",
+  validateSearch: (search: Record<string, unknown>): StorageSearch => ({
+    // The router reads a name of digits as a number.
+    run: search.run === undefined || search.run === "" ? undefined : String(search.run),
+  }),
+  component: lazyRouteComponent(() => import("./StorageScreen"), "StorageScreen"),
+});
