@@ -5,6 +5,10 @@ import userEvent from "@testing-library/user-event";
 import { queryClient } from "@/api/client";
 import { makeRouter } from "@/app/routes";
 import { problem, SESSION, serve } from "@/testing/page";
+// Loaded here once, so that no test waits for what its route would load.
+import "./CheckpointScreen";
+import "./compare/CompareScreen";
+import "./FinderScreen";
 
 const ID = `ck_${"a1".repeat(16)}`;
 const OTHER = `ck_${"b2".repeat(16)}`;
@@ -157,4 +161,53 @@ it("opens the checkpoint that a selector means, and says what to type otherwise"
   await userEvent.type(screen.getByLabelText("Find a checkpoint"), "demo/gpt@best:loss{Enter}");
   expect(await screen.findByRole("heading", { name: "demo/gpt@1200#2" })).toBeVisible();
   expect(router.state.location.pathname).toBe(`/checkpoints/${ID}`);
+});
+
+const TICKET = {
+  digest: "f".repeat(64),
+  bytes: 100,
+  stored_bytes: 100,
+  codec: "raw",
+  kind: "http",
+  path: "",
+  headers: {},
+};
+const SHARD = { rank: 0, state: "sealed", chunk_count: 4, digest: "c".repeat(64), finite: true, logical_bytes: 2048 };
+const MANIFEST = { checkpoint: CHECKPOINT, layout_digest: TICKET.digest, shards: [SHARD] };
+const reads = (url: string) => () => ({ lease_id: "rl_1", chunks: [{ ...TICKET, url }], lease_expires_in_seconds: 60 });
+
+it("asks no object store for the tensors, says so, and shows what each rank stored", async () => {
+  const asked = serve({
+    ...ANSWERS,
+    [`GET /v1/checkpoints/${ID}/manifest`]: () => MANIFEST,
+    [`POST /v1/checkpoints/${ID}/reads`]: reads("https://bucket.s3.example/chunk?signature=1"),
+    "DELETE /v1/read-leases/rl_1": () => new Response(null, { status: 204 }),
+  });
+  open(`/ui/checkpoints/${ID}?part=tensors`);
+  expect(await screen.findByText("The tensors cannot be shown here")).toBeVisible();
+  expect(await screen.findByRole("grid", { name: "Shards" })).toHaveTextContent("sealed");
+  expect(asked.filter((request) => request.url.includes("s3.example"))).toEqual([]);
+  expect(asked.some((request) => request.method === "DELETE")).toBe(true);
+});
+
+it("compares with another: what differs, in numbers, and which shards are the same bytes", async () => {
+  const gone = { ...reads("")(), chunks: [{ ...TICKET, kind: "gone", url: "" }] };
+  const other = { ...CHECKPOINT, id: OTHER, step: 900, metrics: { loss: { value: 0.75, nonfinite: null } } };
+  serve({
+    ...ANSWERS,
+    [`GET /v1/checkpoints/${OTHER}`]: () => other,
+    [`GET /v1/checkpoints/${ID}/manifest`]: () => MANIFEST,
+    [`GET /v1/checkpoints/${OTHER}/manifest`]: () => ({ ...MANIFEST, checkpoint: other }),
+    [`GET /v1/checkpoints/${ID}/shards/0`]: () => ({ rank: 0, digest: SHARD.digest, chunks: [] }),
+    [`GET /v1/checkpoints/${OTHER}/shards/0`]: () => ({ rank: 0, digest: SHARD.digest, chunks: [] }),
+    [`POST /v1/checkpoints/${ID}/reads`]: () => gone,
+    [`POST /v1/checkpoints/${OTHER}/reads`]: () => gone,
+    "DELETE /v1/read-leases/rl_1": () => new Response(null, { status: 204 }),
+  });
+  open(`/ui/checkpoints/${ID}/compare?with=${OTHER}`);
+  const metrics = await screen.findByRole("table", { name: "Metrics" });
+  expect(within(metrics).getByText("+0.25")).toBeVisible();
+  expect(within(metrics).getByText("differs")).toBeInTheDocument();
+  expect(await screen.findByText("1 of 1 shards are the same bytes.")).toBeVisible();
+  expect(screen.getByText(/Both were saved by attempt 2/)).toBeVisible();
 });

@@ -4,14 +4,14 @@ import { Screen } from "@/app/Screen";
 import { StateBadge } from "@/components/StateBadge";
 import { Reply } from "@/components/states";
 import { RunName } from "@/runs/RunName";
-import { CopiesPart } from "./CopiesPart";
 import styles from "./checkpoint.module.css";
+import { CopiesPart } from "./copies/CopiesPart";
 import { HealthBadge } from "./HealthBadge";
-import { HistoryPart } from "./HistoryPart";
+import { HistoryPart } from "./history/HistoryPart";
 import { PARTS, type Part } from "./route";
 import { SummaryPart } from "./SummaryPart";
 import { nameOf } from "./selector";
-import { TensorsPart } from "./TensorsPart";
+import { TensorsPart } from "./tensors/TensorsPart";
 
 type CheckpointView = Schemas["CheckpointView"];
 

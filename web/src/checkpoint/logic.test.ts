@@ -1,10 +1,10 @@
 import type { Schemas } from "@/api/client";
-import { differences, matchShards, matchTensors } from "./compare";
-import { groupCopies } from "./copies";
-import { changesOf, isOfHealth } from "./history";
-import { boxesOf, CannotRead, cutAxes, itemBytes, placement, readLayout } from "./layout";
+import { differences, matchShards, matchTensors } from "./compare/compare";
+import { groupCopies } from "./copies/copies";
+import { changesOf, isOfHealth } from "./history/history";
 import { formatMetric, readMetric } from "./metric";
 import { readTarget } from "./selector";
+import { boxesOf, CannotRead, cutAxes, itemBytes, placement, readLayout } from "./tensors/layout";
 
 describe("what a reader types", () => {
   it("reads a selector of a run, the run alone, and an id", () => {

@@ -52,5 +52,5 @@ export const compareRoute = createRoute({
   getParentRoute: () => frameRoute,
   path: "/checkpoints/$id/compare",
   validateSearch: (search: Record<string, unknown>): CompareSearch => ({ with: text(search.with) }),
-  component: lazyRouteComponent(() => import("./CompareScreen"), "CompareScreen"),
+  component: lazyRouteComponent(() => import("./compare/CompareScreen"), "CompareScreen"),
 });

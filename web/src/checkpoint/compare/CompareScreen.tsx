@@ -8,14 +8,14 @@ import { EmptyState, ErrorState, Loading, Reply } from "@/components/states";
 import { Bytes, Nothing, Time } from "@/components/values";
 import { formatBytes, formatCount } from "@/format/numbers";
 import { RunName } from "@/runs/RunName";
-import { CheckpointName } from "./CheckpointName";
-import styles from "./checkpoint.module.css";
+import { CheckpointName } from "../CheckpointName";
+import styles from "../checkpoint.module.css";
+import { Section } from "../Facts";
+import { ById } from "../Lineage";
+import { formatMetric, numberOf } from "../metric";
+import { findCheckpoint, nameOf, readTarget } from "../selector";
 import { type Difference, differences, namesOf } from "./compare";
-import { Section } from "./Facts";
-import { ById } from "./Lineage";
-import { formatMetric, numberOf } from "./metric";
 import { SameBytes } from "./SameBytes";
-import { findCheckpoint, nameOf, readTarget } from "./selector";
 
 type CheckpointView = Schemas["CheckpointView"];
 

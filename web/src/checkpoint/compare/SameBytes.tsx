@@ -6,7 +6,10 @@ import { StateBadge } from "@/components/StateBadge";
 import { EmptyState, ErrorState, Loading } from "@/components/states";
 import { Bytes, Nothing } from "@/components/values";
 import { formatCount } from "@/format/numbers";
-import styles from "./checkpoint.module.css";
+import styles from "../checkpoint.module.css";
+import { Section } from "../Facts";
+import { CannotRead, type Layout } from "../tensors/layout";
+import { useLayout } from "../tensors/TensorsPart";
 import {
   type ChunkLists,
   matchShards,
@@ -15,9 +18,6 @@ import {
   type TensorMatch,
   type TensorVerdict,
 } from "./compare";
-import { Section } from "./Facts";
-import { CannotRead, type Layout } from "./layout";
-import { useLayout } from "./TensorsPart";
 
 type CheckpointView = Schemas["CheckpointView"];
 type Manifest = Schemas["Manifest"];

@@ -1,5 +1,5 @@
 import type { Schemas } from "@/api/client";
-import type { Layout, Tensor } from "./layout";
+import type { Layout, Tensor } from "../tensors/layout";
 
 type ShardView = Schemas["ShardView"];
 

@@ -8,11 +8,11 @@ import { EmptyState, ErrorState, Reply } from "@/components/states";
 import { Bytes, Nothing, Time } from "@/components/values";
 import { formatSeconds } from "@/format/moments";
 import { formatCount } from "@/format/numbers";
-import { CheckpointName } from "./CheckpointName";
-import { useChanged } from "./changes";
-import styles from "./checkpoint.module.css";
+import { CheckpointName } from "../CheckpointName";
+import { useChanged } from "../changes";
+import styles from "../checkpoint.module.css";
+import { Fact, Facts, Section } from "../Facts";
 import { type CopyGroup, readCopies } from "./copies";
-import { Fact, Facts, Section } from "./Facts";
 
 type CheckpointView = Schemas["CheckpointView"];
 type Impact = Schemas["Impact"];

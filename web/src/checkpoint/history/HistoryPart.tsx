@@ -1,9 +1,9 @@
 import { type Schemas, usePages } from "@/api/client";
 import { EmptyState, ErrorState, Loading } from "@/components/states";
 import { Time } from "@/components/values";
-import styles from "./checkpoint.module.css";
-import { Section } from "./Facts";
-import { HealthBadge } from "./HealthBadge";
+import styles from "../checkpoint.module.css";
+import { Section } from "../Facts";
+import { HealthBadge } from "../HealthBadge";
 import { changesOf, isOfHealth } from "./history";
 
 type CheckpointView = Schemas["CheckpointView"];

@@ -1,4 +1,4 @@
-import styles from "./checkpoint.module.css";
+import styles from "../checkpoint.module.css";
 import { type Box, cutAxes, type Tensor } from "./layout";
 
 const WIDTH = 600;

@@ -7,8 +7,8 @@ import { StateBadge } from "@/components/StateBadge";
 import { EmptyState, Reply } from "@/components/states";
 import { Bytes, Nothing } from "@/components/values";
 import { formatCount } from "@/format/numbers";
-import styles from "./checkpoint.module.css";
-import { Section } from "./Facts";
+import styles from "../checkpoint.module.css";
+import { Section } from "../Facts";
 import { boxesOf, CannotRead, fetchLayout, type Layout, placement, type Tensor } from "./layout";
 import { ShardMap } from "./ShardMap";
 
