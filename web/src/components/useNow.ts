@@ -21,8 +21,8 @@ function listen(listener: () => void): () => void {
 }
 
 function read(): number {
-  // Without a timer nobody has looked for a while.
-  if (timer === undefined) now = Date.now();
+  // Without a timer nobody has looked for a while. Two reads of one rendering must agree.
+  if (timer === undefined && Date.now() - now > TICK_MS) now = Date.now();
   return now;
 }
 

@@ -37,7 +37,7 @@ const COLUMNS: Columns<AuditEventView> = [
     meta: { phone: false },
     cell: ({ getValue }) => <Time at={getValue()} />,
   }),
-  column.display({ id: "ago", header: "Ago", size: 105, cell: ({ row }) => <Age since={row.original.at} /> }),
+  column.display({ id: "ago", header: "Ago", size: 118, cell: ({ row }) => <Age since={row.original.at} /> }),
   column.accessor("actor", {
     header: "Who",
     size: 115,

@@ -22,7 +22,7 @@ const COLUMNS: Columns<EventView> = [
     meta: { phone: false },
     cell: ({ getValue }) => <Time at={getValue()} />,
   }),
-  column.display({ id: "ago", header: "Ago", size: 105, cell: ({ row }) => <Age since={row.original.timestamp} /> }),
+  column.display({ id: "ago", header: "Ago", size: 118, cell: ({ row }) => <Age since={row.original.timestamp} /> }),
   column.accessor("type", { header: "Event", size: 165 }),
   column.accessor("data.project", {
     header: "Project",

@@ -90,7 +90,7 @@ function makeColumns(actions: (of: ProjectView) => React.ReactNode): Columns<Pro
   return [
     column.accessor("name", {
       header: "Project",
-      size: 115,
+      size: 100,
       cell: ({ getValue }) => (
         <Link to="/runs" search={{ project: getValue() }} title={getValue()}>
           {getValue()}
@@ -134,7 +134,7 @@ function makeColumns(actions: (of: ProjectView) => React.ReactNode): Columns<Pro
       meta: { phone: false },
       cell: ({ getValue }) => <Time at={getValue()} />,
     }),
-    column.display({ id: "actions", header: "Actions", size: 165, cell: ({ row }) => actions(row.original) }),
+    column.display({ id: "actions", header: "Actions", size: 178, cell: ({ row }) => actions(row.original) }),
   ];
 }
 
