@@ -130,8 +130,8 @@ const STORES: Columns<Store> = [
     cell: ({ getValue }) => <Age since={getValue()} />,
   }),
   store.accessor("checked_at", {
-    header: "Compared with the catalog, ago",
-    size: 220,
+    header: "Compared, ago",
+    size: 130,
     meta: { phone: false },
     cell: ({ getValue }) => <Age since={getValue()} />,
   }),
@@ -223,7 +223,7 @@ interface StartProps {
 function Start({ name, run, title, text, start }: StartProps) {
   const [open, setOpen] = useState(false);
   return (
-    <p>
+    <div className={styles.start}>
       <Can scope="operate" reason={run === undefined ? "Choose a run at the top." : undefined}>
         <button type="button" onClick={() => setOpen(true)}>
           {name}
@@ -242,7 +242,7 @@ function Start({ name, run, title, text, start }: StartProps) {
           <p>{text}</p>
         </ConfirmDialog>
       )}
-    </p>
+    </div>
   );
 }
 
