@@ -18,7 +18,9 @@ const screens = frameRoute.addChildren([
   retentionRoute,
   finderRoute,
   checkpointRoute,
-  compareRoute, storageRoute]);
+  compareRoute,
+  storageRoute,
+]);
 
 export function makeRouter() {
   return createRouter({

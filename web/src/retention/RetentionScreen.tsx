@@ -4,11 +4,11 @@ import { Screen } from "@/app/Screen";
 import { CopyCommand } from "@/components/CopyCommand";
 import { EmptyState } from "@/components/states";
 import { PolicyTab } from "./PolicyTab";
-import { PruneTab } from "./PruneTab";
+import { PruneTab } from "./prune/PruneTab";
 import styles from "./Retention.module.css";
 import { VIEWS, type View } from "./route";
 import { TrashTab } from "./TrashTab";
-import { UsageTab } from "./UsageTab";
+import { UsageTab } from "./usage/UsageTab";
 import { useChangeSearch, useRetentionSearch, useRuns } from "./useRetention";
 
 const TITLES: Record<View, string> = { policy: "Policy", prune: "Prune", trash: "Trash", usage: "Usage and cost" };

@@ -14,7 +14,7 @@ import { type TakenBack, takeBack, takeProjectBack, takeRunBack } from "./action
 import { Back } from "./Done";
 import { plural } from "./Figure";
 import styles from "./Retention.module.css";
-import { RunsUsage } from "./RunsUsage";
+import { RunsUsage } from "./usage/RunsUsage";
 
 /** What was deleted and can be taken back, until its purge. */
 export function TrashTab({ project, run }: { project: string; run: string | undefined }) {

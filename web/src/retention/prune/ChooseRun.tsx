@@ -1,5 +1,5 @@
 import { EmptyState, Reply } from "@/components/states";
-import { useChangeSearch, useRuns } from "./useRetention";
+import { useChangeSearch, useRuns } from "../useRetention";
 
 /** For what the API does run by run. */
 export function ChooseRun({ project, why }: { project: string; why: string }) {

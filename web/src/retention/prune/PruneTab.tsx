@@ -9,15 +9,15 @@ import { StateBadge } from "@/components/StateBadge";
 import { EmptyState, Reply } from "@/components/states";
 import { Bytes } from "@/components/values";
 import { formatBytes, formatCount } from "@/format/numbers";
-import { type Outcome, type Prune, pruneShown } from "./actions";
+import { type Outcome, type Prune, pruneShown } from "../actions";
+import { CostNow } from "../CostChange";
+import { Done } from "../Done";
+import { Figure, plural } from "../Figure";
+import { Reasons } from "../PlanTable";
+import styles from "../Retention.module.css";
+import { useChangeSearch, useRetentionSearch } from "../useRetention";
 import { ChooseRun } from "./ChooseRun";
-import { CostNow } from "./CostChange";
-import { Done } from "./Done";
-import { Figure, plural } from "./Figure";
-import { Reasons } from "./PlanTable";
 import { fieldsOfFilter, filterOf, HEALTHS } from "./pruneFilter";
-import styles from "./Retention.module.css";
-import { useChangeSearch, useRetentionSearch } from "./useRetention";
 
 const PRUNE = "/v1/projects/{project}/runs/{run}/retention/prune";
 /** The API counts the bytes of so many chosen ones, at most. */

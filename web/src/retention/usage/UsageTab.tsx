@@ -6,9 +6,9 @@ import { useSession } from "@/api/session";
 import { allRows, type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
 import { Reply } from "@/components/states";
 import { Bytes, Money, Nothing, Time } from "@/components/values";
-import { eachOf } from "./actions";
-import { Figure } from "./Figure";
-import styles from "./Retention.module.css";
+import { eachOf } from "../actions";
+import { Figure } from "../Figure";
+import styles from "../Retention.module.css";
 import { RunsUsage } from "./RunsUsage";
 
 /** What a project or a run takes up and costs: by store, by run, and by project for those who see all. */

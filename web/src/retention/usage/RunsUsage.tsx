@@ -6,8 +6,8 @@ import { allRows, type Columns, createColumnHelper, DataTable } from "@/componen
 import { EmptyState, Reply } from "@/components/states";
 import { Bytes, Money, Nothing } from "@/components/values";
 import { formatCount } from "@/format/numbers";
-import { eachOf } from "./actions";
-import { MOST_RUNS, useRuns } from "./useRetention";
+import { eachOf } from "../actions";
+import { MOST_RUNS, useRuns } from "../useRetention";
 
 interface Row {
   run: Schemas["RunView"];
