@@ -23,7 +23,7 @@ CHECKPOINTS ?= 1000,10000,1000000
 .PHONY: help demo test test-slow test-all test-web check prove soak chaos jepsen preempt bench scale run format docs site venv
 
 help:
-	@echo 'make demo [STORE=posix|s3|azure] [DATABASE=sqlite|postgres]   train, be killed, resume: watch it happen'
+	@echo 'make demo [STORE=posix|s3|azure] [DATABASE=sqlite|postgres] [LOOK=yes]   train, be killed, resume: watch it happen'
 	@echo 'make test [ARGS=...]                                    the fast gate: what each part promises, on real servers'
 	@echo 'make test-slow                                          the rest: chaos, frameworks, the second database'
 	@echo 'make test-all                                           both in one run, as CI has it'
@@ -42,7 +42,7 @@ help:
 	@echo 'make site                                               the documentation as a site, in site/'
 
 demo: venv
-	@$(VENV)/bin/python examples/demo/orchestrate.py --store $(STORE) --database $(DATABASE)
+	@$(VENV)/bin/python examples/demo/orchestrate.py --store $(STORE) --database $(DATABASE) $(if $(LOOK),--look)
 
 test: SELECTED = -m 'not slow'
 test-slow: SELECTED = -m slow

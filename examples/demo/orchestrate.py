@@ -1,6 +1,6 @@
 """The demo: train, be killed twice, resume, and compare bit for bit with a run that was not interrupted.
 
-    make demo [STORE=posix|s3|azure] [DATABASE=sqlite|postgres]
+    make demo [STORE=posix|s3|azure] [DATABASE=sqlite|postgres] [LOOK=yes]
 
 The plan, in order; each line is a function below:
     1. a service starts, with a store and a catalog of its own
@@ -10,7 +10,8 @@ The plan, in order; each line is a function below:
     5. `finished`         the same command again; it goes on to the end
     6. `compare`          every loss and every parameter against the reference
     7. `on_one_rank`      the two-rank checkpoint resumed on one rank: the same state, and training goes on
-The last line is `demo: PASS …` or `demo: FAIL …`, with exit code 0 or 1.
+With LOOK=yes the service then stays until Ctrl-C, and a line has the link to its web page. The last line is
+`demo: PASS …` or `demo: FAIL …`, with exit code 0 or 1.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import argparse
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -190,7 +193,16 @@ def on_one_rank(run: Run, screen: Screen) -> None:
     )
 
 
-def demo(screen: Screen, scale: Scale, folder: Path, *, store: str, database: str) -> str:
+def look(screen: Screen, client: Client) -> None:
+    """The service stays until a person has seen enough."""
+    code = client.tokens.sign_in_code().code
+    screen.phase("the service stays until Ctrl-C")
+    screen.happened(f"look at the runs, within a minute, once: {client.settings.url}/ui/#code={code}")
+    with suppress(KeyboardInterrupt):
+        threading.Event().wait()
+
+
+def demo(screen: Screen, scale: Scale, folder: Path, *, store: str, database: str, stays: bool) -> str:
     """The whole plan. Returns what the last line says; raises on the first promise that is not kept."""
     screen.phase("starting the service")
     with holdfast_serve(folder, store=store, database=database) as service:
@@ -211,6 +223,8 @@ def demo(screen: Screen, scale: Scale, folder: Path, *, store: str, database: st
             compare(reference, run, screen)
             on_one_rank(run, screen)
             newest = run.catalog.committed()
+            if stays:
+                look(screen, client)
     screen.table(("launch", "ranks", "resumed", "steps", "ended"), run.rows)
     size = 0 if newest is None else newest.logical_bytes
     return f"killed twice, nothing lost: {scale.steps} steps and {size / 1e6:.0f} MB of state equal bit for bit"
@@ -237,6 +251,7 @@ def main() -> int:
     parser.add_argument("--store", choices=STORES, default="posix")
     parser.add_argument("--database", choices=("sqlite", "postgres"), default="sqlite")
     parser.add_argument("--quick", action="store_true", help="a smaller model and fewer steps, for the tests")
+    parser.add_argument("--look", action="store_true", help="the service stays until Ctrl-C, with a link to its page")
     options = parser.parse_args()
     scale = QUICK if options.quick else FULL
 
@@ -247,7 +262,9 @@ def main() -> int:
     total = 2 * scale.steps + trained_twice + scale.more_steps_on_one_rank
     try:
         with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder, Screen(total) as screen:
-            outcome = demo(screen, scale, Path(folder), store=options.store, database=options.database)
+            outcome = demo(
+                screen, scale, Path(folder), store=options.store, database=options.database, stays=options.look
+            )
     except KeyboardInterrupt:
         return _fail("interrupted")
     except LaunchFailedError as failure:
@@ -256,6 +273,8 @@ def main() -> int:
         return _fail(str(failure))
     except Exception as error:  # the last line must tell, whatever it was
         return _fail(f"{type(error).__name__}: {error}", traceback.format_exc().splitlines())
+    if not options.look:
+        print("look at such runs in a browser: make demo LOOK=yes", flush=True)
     print(f"demo: PASS {outcome}; {time.monotonic() - began:.0f} s", flush=True)
     return 0
 
