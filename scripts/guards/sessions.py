@@ -8,6 +8,7 @@ _CREDENTIALS = "service/holdfast_service/auth/credentials.py"
 _PRINCIPAL = "service/holdfast_service/auth/principal.py"
 _SESSIONS = "service/holdfast_service/auth/sessions.py"
 _PAGE = "service/holdfast_service/ui/endpoints.py"
+_FRAME = "service/holdfast_service/web/frame.py"
 
 GUARDS = (
     Guard(
@@ -65,5 +66,13 @@ GUARDS = (
         "\"default-src 'self'; ",
         "\"default-src 'self' 'unsafe-inline'; ",
         ("tests/service/test_ui.py",),
+    ),
+    Guard(
+        "page-from-here",
+        "a chunk that a job has uploaded runs as a script of this origin",
+        _FRAME,
+        '(b"x-content-type-options", b"nosniff")',
+        '(b"x-content-type-options", b"")',
+        ("tests/service/test_frame.py",),
     ),
 )

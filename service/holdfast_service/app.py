@@ -155,6 +155,8 @@ def _application(routes: list[BaseRoute], lifespan: Lifespan | None = None) -> _
         title="Holdfast",
         version=VERSION,
         summary="Checkpoint storage for GPU training: what was called committed can be restored, bit for bit.",
+        # FastAPI's pages of documentation load scripts from elsewhere, and this origin holds the page's cookie.
+        docs_url=None,
         redoc_url=None,
         routes=routes,
         lifespan=lifespan,

@@ -21,8 +21,6 @@ OPEN = {
     "/readyz": "for load balancers",
     "/v1/objects/{payload}": "the signed URL is the authorization",
     "/openapi.json": "the same for everybody",
-    "/docs": "the same for everybody",
-    "/docs/oauth2-redirect": "part of /docs",
     "/": "leads to /ui/",
     "/ui": "leads to /ui/",
     "/ui/{path:path}": "the web page's files, the same for everybody",
@@ -72,6 +70,18 @@ def test_every_other_route_refuses_a_call_without_a_token(service: RunningServic
     for method, path in operations:
         reply = client.request(method, re.sub(r"{\w+}", "1", path))
         assert (reply.status_code, reply.json()["code"]) == (401, "unauthenticated"), f"{method} {path}"
+
+
+@pytest.mark.rule("page-from-here")
+def test_no_open_route_leads_a_browser_elsewhere(service: RunningService) -> None:
+    """What runs on this origin has the cookie of who has signed in. The page's own files are built, and say it of
+    themselves (test_ui.py)."""
+    http = service.http(token=None)
+    for path in [*OPEN, "/docs", "/redoc"]:
+        reply = http.get(re.sub(r"{[^}]*}", "x", path), headers={"Accept": "text/html"}, follow_redirects=False)
+        assert "text/html" not in reply.headers.get("Content-Type", "") or path.startswith("/ui"), path
+        assert not re.search(r"<(script|link|img|iframe)\b[^>]*(https?:)?//", reply.text), path
+        assert "Content-Security-Policy" in reply.headers, path
 
 
 def test_the_list_of_open_routes_has_no_route_that_is_gone(app: FastAPI) -> None:

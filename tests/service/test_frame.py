@@ -19,7 +19,7 @@ from holdfast_service.auth.principal import parse_token
 from holdfast_service.logging import configure_logging
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreFull, StoreRefused, StoreUnavailable
-from tests.support.rank import Job
+from tests.support.rank import Job, answer, digest_of, redeem
 from tests.support.service import RunningService
 
 
@@ -147,6 +147,52 @@ def test_a_client_of_the_same_major_version_is_served(service: RunningService, t
     assert reply.status_code == 200
     assert reply.headers[PROTOCOL_HEADER] == PROTOCOL_VERSION
     assert theirs is None or speaks_with(theirs)
+
+
+GUARDS = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+@pytest.mark.rule("page-from-here")
+def test_each_kind_of_reply_says_that_nothing_runs_in_it(
+    http: httpx.Client, service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = b"<script src=/v1/objects/another></script>"
+    saved = Job(http).save(5, content=script)
+    (ticket,) = answer(
+        http.post(f"/v1/checkpoints/{saved['id']}/reads", json={"digests": [digest_of(script)]}),
+    )["chunks"]
+    replies = {
+        "a chunk": redeem(http, ticket),
+        "a wrong signature": http.get("/v1/objects/x", params={"signature": "x"}),
+        "JSON": http.get("/v1/projects"),
+        "no content": http.request("HEAD", "/v1/projects"),
+        "metrics": http.get("/metrics"),
+        "a stream": http.get("/v1/events/stream", params={"seconds": 0}),
+        "no token": service.http(token=None).get("/v1/projects"),
+        "a wrong body": http.post("/v1/tokens", json={}),
+        "no route": http.get("/v1/nothing"),
+        "another host": http.get("/v1/projects", headers={"Host": "evil.example"}),
+        "another protocol": http.get("/v1/projects", headers={PROTOCOL_HEADER: "9.0"}),
+        "the document": http.get("/openapi.json"),
+        "a redirection": http.get("/", follow_redirects=False),
+    }
+    assert replies["a chunk"].content == script
+    assert replies["a stream"].headers["Content-Type"].startswith("text/event-stream")
+
+    def bug() -> None:
+        raise RuntimeError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(service.context.database, "read", bug)
+        replies["a bug"] = http.get("/v1/projects")
+    assert replies["a bug"].status_code == 500
+    for what, reply in replies.items():
+        for name, value in GUARDS.items():
+            assert reply.headers.get_list(name) == [value], (what, name)
 
 
 @pytest.fixture

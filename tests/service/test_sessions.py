@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.routing import iter_route_contexts
 from sqlalchemy import select, text
@@ -16,6 +17,7 @@ from holdfast_protocol.service import CSRF_HEADER, SESSION_COOKIE
 from holdfast_protocol.states import Scope
 from holdfast_service.audit.record import Actor
 from holdfast_service.auth.credentials import Kind, new_text
+from holdfast_service.auth.principal import BURST
 from holdfast_service.auth.sessions import MOST_SESSIONS
 from holdfast_service.db.tables.sign_ins import SignIn
 from holdfast_service.retention.forget import forget_old
@@ -61,7 +63,6 @@ def test_a_token_opens_a_session_whose_cookie_no_script_and_no_other_site_can_us
     name, *attributes = reply.headers["Set-Cookie"].split("; ")
     assert re.fullmatch(rf"{SESSION_COOKIE}=session_[0-9a-f]{{16}}_[0-9a-f]{{64}}", name)
     assert {each.lower() for each in attributes} == {"httponly", "samesite=strict", "path=/", "max-age=43200"}
-    assert reply.headers["Cache-Control"] == "no-store"
     assert token not in reply.text + str(reply.headers)
     page = sign_in(service, token)
     assert answer(page.http().get("/v1/sessions/current")) == page.view
@@ -143,6 +144,19 @@ def test_a_token_counts_where_there_is_a_cookie_too(service: RunningService) -> 
         assert problem(http.get("/v1/service")) == (401, "unauthenticated")
         http.headers["Authorization"] = "Basic b3BlcmF0b3I6cHJveHk="  # what a proxy in front has asked for
         assert answer(http.get("/v1/service"))["token_scopes"] == ["read"]
+
+
+def test_no_cache_keeps_what_a_cookie_has_let_read(service: RunningService) -> None:
+    """A cache in between knows that a reply to `Authorization` is one caller's; of a cookie it does not."""
+    saved = Job(service.http(), "demo/gpt", world_size=1).save(5)
+    known = {"project": "demo", "run": "gpt", "checkpoint_id": saved["id"], "rank": "0"}
+    http, seen = sign_in(service, service.token()).http(), set()
+    for method, path in guarded_routes(service):
+        if method == "GET":
+            reply = http.get(filled(path, known), params={"seconds": 0} if path == "/v1/events/stream" else {})
+            assert reply.headers.get_list("Cache-Control") == ["no-store"], path
+            seen.add(reply.status_code)
+    assert {200, 404} <= seen
 
 
 # --- rule session-is-its-token
@@ -358,6 +372,25 @@ def test_the_stream_of_events_follows_by_cookie_until_the_person_signs_out(servi
     assert reply.headers["Content-Type"].startswith("text/event-stream")
     assert page.http().delete("/v1/sessions/current").status_code == 204
     assert problem(page.http().get("/v1/events/stream", params={"seconds": 0})) == (401, "unauthenticated")
+
+
+def test_a_stream_ends_with_its_session_though_its_address_has_failed_too_often(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast_service.events.endpoints._QUIET_SECONDS", 0.2)
+    page = sign_in(service, service.token(Scope.READ))
+    cookie = {"Cookie": f"{SESSION_COOKIE}={page.cookie}"}
+    with httpx.stream("GET", f"{service.url}/v1/events/stream", headers=cookie, timeout=60) as reply:
+        lines = reply.iter_lines()
+        assert next(lines) == "retry: 2000"
+        for _ in range(BURST + 1):
+            refusal = problem(service.http(token=new_text(Kind.TOKEN)).get("/v1/service"))
+        assert refusal == (429, "too_many_failures")
+        assert page.http().delete("/v1/sessions/current").status_code == 204
+        for _ in range(2):  # from now on its cookie is one of those that are wrong
+            refusal = problem(page.http().get("/v1/projects"))
+        assert refusal == (429, "too_many_failures")
+        assert {line.partition(":")[0] for line in lines} <= {"id", ""}
 
 
 def test_the_header_is_the_documented_one() -> None:

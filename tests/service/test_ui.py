@@ -124,6 +124,13 @@ def test_nothing_beside_the_page_is_served(service: RunningService, folder: Path
     assert reply.status_code == 404 or reply.text == INDEX
 
 
+@pytest.mark.parametrize("letters", [300, 5000], ids=["than a name", "than a path"])
+@pytest.mark.parametrize("folder_of_it", ["", "assets/", "a/"])
+def test_no_file_is_there_by_a_name_that_is_longer(service: RunningService, letters: int, folder_of_it: str) -> None:
+    reply = service.http(token=None).get(f"/ui/{folder_of_it}{'a' * letters}.js")
+    assert (reply.status_code, reply.headers["Content-Type"]) == (404, "text/plain; charset=utf-8")
+
+
 def test_a_page_that_was_not_built_says_how(settings: ServiceSettings, tmp_path: Path) -> None:
     with running_service(settings, page_folder=tmp_path / "none") as service:
         reply = service.http(token=None).get("/ui/")

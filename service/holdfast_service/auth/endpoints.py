@@ -47,8 +47,7 @@ def open_one(context: Context, caller: SigningIn, request: Request, response: Re
 
 
 @sessions_router.get("/v1/sessions/current", summary="The session of this cookie")
-def show(context: Context, caller: AnyCaller, request: Request, response: Response) -> SessionView:
-    response.headers["Cache-Control"] = "no-store"
+def show(context: Context, caller: AnyCaller, request: Request) -> SessionView:
     return show_session(context, caller, request)
 
 
@@ -60,6 +59,5 @@ def end(context: Context, caller: AnyCaller, request: Request, response: Respons
 @sessions_router.post(
     "/v1/sign-in-codes", status_code=201, summary="Make a code that opens one session within a minute"
 )
-def make_code(context: Context, caller: AnyCaller, response: Response) -> SignInCode:
-    response.headers["Cache-Control"] = "no-store"
+def make_code(context: Context, caller: AnyCaller) -> SignInCode:
     return make_sign_in_code(context, caller)

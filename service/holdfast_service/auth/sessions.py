@@ -161,7 +161,7 @@ def _view(caller: Principal, row: SignIn, cookie: str) -> SessionView:
 
 
 def _set_cookie(request: Request, response: Response, cookie: str, seconds: int) -> None:
-    """Out of reach of scripts, and of pages of other sites; no cache keeps the reply."""
+    """Out of reach of scripts, and of pages of other sites."""
     response.set_cookie(
         cookie_name(request),
         cookie,
@@ -171,4 +171,3 @@ def _set_cookie(request: Request, response: Response, cookie: str, seconds: int)
         httponly=True,
         samesite="strict",
     )
-    response.headers["Cache-Control"] = "no-store"

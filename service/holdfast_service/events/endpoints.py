@@ -96,11 +96,11 @@ async def stream(
 
 
 class _EventStream(StreamingResponse):
-    """Counted apart while it is sent. Ends when the token is not good any more, when nobody reads it, and when the
-    service ends."""
+    """Counted apart while it is sent. Ends when the token or the session is not good any more, when nobody reads it,
+    and when the service ends."""
 
     def __init__(self, request: Request, epoch: int, wanted: EventFilter, number: int, seconds: int) -> None:
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # nginx would keep messages back
+        headers = {"X-Accel-Buffering": "no"}  # nginx would keep messages back
         super().__init__(self._messages(), media_type=_EVENT_STREAM, headers=headers)
         self._request = request
         self._feed: EventFeed = request.app.state.event_feed
@@ -149,11 +149,11 @@ class _EventStream(StreamingResponse):
         return f"id: {position(self._epoch, self._number)}\n\n"
 
     def _is_good(self) -> bool:
-        """The token; one that cannot be looked at now is good until it can."""
+        """The token, or the session. While the database cannot say, it is good; every other refusal ends the stream."""
         try:
             _READS.caller_of(self._request)
         except ProblemError as problem:
-            return problem.code not in (ProblemCode.UNAUTHENTICATED, ProblemCode.FORBIDDEN)
+            return problem.code in (ProblemCode.DATABASE_UNAVAILABLE, ProblemCode.BUSY)
         return True
 
     async def _next(self, timeout_seconds: float) -> str | None:

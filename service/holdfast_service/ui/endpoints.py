@@ -76,8 +76,12 @@ def _find(folder: Path, name: str) -> Path | None:
     if not parts or any(part.startswith((".", "/")) or "\\" in part or "\0" in part for part in parts):
         return None
     path = folder.joinpath(*parts)
-    inside = path.suffix in _TYPES and path.is_file() and path.resolve().is_relative_to(folder.resolve())
-    return path if inside else None
+    if path.suffix not in _TYPES:
+        return None
+    try:
+        return path if path.is_file() and path.resolve().is_relative_to(folder.resolve()) else None
+    except OSError:  # before Python 3.14 `is_file` raises for a name that is longer than the filesystem's
+        return None
 
 
 def _names_a_file(path: str, request: Request) -> bool:

@@ -283,8 +283,18 @@ _QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 _log = structlog.get_logger("holdfast.requests")
 
 
+# A chunk, an error or a text that a job gave is no page: a browser that is led to one runs nothing in it, and no cache
+# keeps what a cookie has let read.
+_UNLESS_SET = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
+    (b"cache-control", b"no-store"),
+)
+
+
 class RequestFrame:
-    """The outermost middleware: gives each request its id, logs it when it is done, and turns a bug into a reply.
+    """The outermost middleware: gives each request its id, logs it when it is done, and turns a bug into a reply. Each
+    reply says what a browser may do with it (rule page-from-here); a route that says it itself is left alone.
 
     Pure ASGI: bodies stream through untouched. The log has the path and never the query string: that of a signed URL is
     a secret.
@@ -306,9 +316,12 @@ class RequestFrame:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                given = message.get("headers", [])
+                names = {name for name, _ in given}
                 message["headers"] = [
-                    *message.get("headers", []),
+                    *given,
                     (REQUEST_ID_HEADER.lower().encode(), request_id.encode()),
+                    *(header for header in _UNLESS_SET if header[0] not in names),
                 ]
             await send(message)
 

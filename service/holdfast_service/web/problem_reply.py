@@ -115,7 +115,7 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
     if error.status_code == 404:
         problem = ProblemError(
             ProblemCode.ROUTE_NOT_FOUND,
-            f"There is no route {request.url.path}. Correct the path; /docs lists them.",
+            f"There is no route {request.url.path}. Correct the path; /openapi.json lists them.",
             path=request.url.path,
         )
     elif error.status_code == 405:
