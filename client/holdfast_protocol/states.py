@@ -1,8 +1,17 @@
-"""Every state that a noun of the catalog can be in. The service's catalog has the transitions of a checkpoint's."""
+"""Every state that a noun of the catalog can be in, and every kind. The service's catalog has the transitions of a
+checkpoint's."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+
+class CredentialKind(StrEnum):
+    """How the text of a secret begins that says who calls: `<kind>_<id>_<secret>`."""
+
+    TOKEN = "hold"  # noqa: S105
+    SESSION = "session"
+    CODE = "code"
 
 
 class CheckpointState(StrEnum):

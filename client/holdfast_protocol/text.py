@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
+from holdfast_protocol.states import CredentialKind
+
 # NUL and halves of surrogate pairs: no database keeps them. Other control characters, among them the beginning of every
 # escape sequence: a terminal obeys them. Marks of direction and the two separators: they change how text appears.
 _NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -30,14 +32,14 @@ def printable(text: str, *, one_line: bool = False) -> str:
 _SECRETS = (
     (re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/@'\"]+@", re.IGNORECASE), r"\1***@"),  # user and password of a URL
     (re.compile(r"(/[^\s?'\"]*)\?[^\s'\"]+"), r"\1?***"),  # the query of a URL, or of a path
-    (re.compile(r"hold_[0-9a-f]{16}_[0-9a-zA-Z]+"), "hold_***"),
+    (re.compile(rf"({'|'.join(CredentialKind)})_[0-9a-f]{{16}}_[0-9a-zA-Z]+"), r"\1_***"),
     (re.compile(r"whsec_[A-Za-z0-9+/=]+"), "whsec_***"),
 )
 
 
 def without_secrets(text: str) -> str:
-    """`text` without URLs' queries and passwords, and without our tokens and webhooks' secrets: any error message may
-    hold a signed URL. Idempotent."""
+    """`text` without URLs' queries and passwords, and without our tokens, sessions, codes and webhooks' secrets: any
+    error message may hold a signed URL. Idempotent."""
     for secret, instead in _SECRETS:
         text = secret.sub(instead, text)
     return text

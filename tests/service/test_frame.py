@@ -14,6 +14,7 @@ import pytest
 
 from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION, speaks_with
 from holdfast_protocol.problems import PROBLEM_KINDS, ProblemCode
+from holdfast_protocol.states import CredentialKind
 from holdfast_protocol.text import without_secrets
 from holdfast_service.auth.principal import parse_token
 from holdfast_service.logging import configure_logging
@@ -231,7 +232,7 @@ def test_the_log_has_one_json_line_per_request_and_no_secret(log: io.StringIO, s
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("hold_0123456789abcdef_00ff end", "hold_*** end"),
+        *((f"{kind}_0123456789abcdef_00ff end", f"{kind}_*** end") for kind in CredentialKind),
         ("GET /v1/objects/abc?signature=xyz HTTP/1.1", "GET /v1/objects/abc?*** HTTP/1.1"),
         ("postgresql://user:pass@host/db", "postgresql://***@host/db"),
         ("git clone HTTPS://secret@host/x", "git clone HTTPS://***@host/x"),

@@ -11,32 +11,23 @@ import hashlib
 import hmac
 import re
 import secrets
-from enum import StrEnum
 
 from fastapi import Request
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.service import CSRF_HEADER, SESSION_COOKIE
+from holdfast_protocol.states import CredentialKind
 from holdfast_service.errors import ProblemError
-
-
-class Kind(StrEnum):
-    """How its text begins."""
-
-    TOKEN = "hold"  # noqa: S105
-    SESSION = "session"
-    CODE = "code"
-
 
 _FORM = re.compile(r"^(?P<kind>[a-z]+)_(?P<id>[0-9a-f]{16})_(?P<secret>[0-9a-f]{64})\Z")
 
 
-def new_text(kind: Kind) -> str:
+def new_text(kind: CredentialKind) -> str:
     """`<kind>_<id>_<secret>`: 64 and 256 random bits."""
     return f"{kind}_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
 
 
-def parse(kind: Kind, text: str) -> tuple[str, str]:
+def parse(kind: CredentialKind, text: str) -> tuple[str, str]:
     """(id, SHA-256 of the secret). Raises ValueError for anything that is none; it does not repeat the text."""
     match = _FORM.match(text)
     if match is None or match["kind"] != kind:
@@ -44,17 +35,18 @@ def parse(kind: Kind, text: str) -> tuple[str, str]:
     return match["id"], hashlib.sha256(match["secret"].encode()).hexdigest()
 
 
-def is_kind(kind: Kind, text: str) -> bool:
+def is_kind(kind: CredentialKind, text: str) -> bool:
     return text.startswith(f"{kind}_")
 
 
-def refused(kind: Kind, why: str) -> ProblemError:
+def refused(kind: CredentialKind, why: str) -> ProblemError:
     remedy = {
-        Kind.TOKEN: "Set HOLDFAST_TOKEN to a valid one; an administrator makes it with `holdfast tokens create`.",
-        Kind.SESSION: "Sign in again, with a token or by `holdfast ui`.",
-        Kind.CODE: "Run `holdfast ui` again: a code lives a minute and works once.",
+        CredentialKind.TOKEN: "Set HOLDFAST_TOKEN to a valid one; an administrator makes it with "
+        "`holdfast tokens create`.",
+        CredentialKind.SESSION: "Sign in again, with a token or by `holdfast ui`.",
+        CredentialKind.CODE: "Run `holdfast ui` again: a code lives a minute and works once.",
     }[kind]
-    name = "token" if kind is Kind.TOKEN else kind.value
+    name = "token" if kind is CredentialKind.TOKEN else kind.value
     return ProblemError(ProblemCode.UNAUTHENTICATED, f"The {name} {why}. {remedy}")
 
 
@@ -63,8 +55,8 @@ def credential_of(request: Request) -> str:
     if there are both. Raises `unauthenticated` and `csrf_failed`."""
     kind, _, text = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer" and (brought := text.strip()):
-        if is_kind(Kind.SESSION, brought):
-            raise refused(Kind.TOKEN, "is not a Holdfast token; it has the form hold_<id>_<secret>")
+        if is_kind(CredentialKind.SESSION, brought):
+            raise refused(CredentialKind.TOKEN, "is not a Holdfast token; it has the form hold_<id>_<secret>")
         return brought
     cookie = request.cookies.get(cookie_name(request))
     if not cookie:
@@ -72,8 +64,8 @@ def credential_of(request: Request) -> str:
             ProblemCode.UNAUTHENTICATED,
             "This call needs a token. Set HOLDFAST_TOKEN, or send `Authorization: Bearer hold_…`.",
         )
-    if not is_kind(Kind.SESSION, cookie):
-        raise refused(Kind.SESSION, "is not known")
+    if not is_kind(CredentialKind.SESSION, cookie):
+        raise refused(CredentialKind.SESSION, "is not known")
     _check_own_page(request, cookie)
     return cookie
 
@@ -94,9 +86,14 @@ def csrf_token(cookie: str) -> str:
 
 
 def _check_own_page(request: Request, cookie: str) -> None:
-    """A cookie comes along from every port of this host too, whatever SameSite says; Sec-Fetch-Site knows the port."""
+    """A cookie comes along from every port of this host too, whatever SameSite says; Sec-Fetch-Site and Origin know the
+    port."""
     reads = request.method in ("GET", "HEAD")
     site = request.headers.get("sec-fetch-site")
+    origin = request.headers.get("origin")
+    # Over plain http to another machine a browser sends no Sec-Fetch-Site: the origin, with writes and scripts' reads.
+    if site is None and origin is not None and origin.lower() != _own_origin(request):
+        site = "cross-site"
     if site not in (None, "same-origin") and not (reads and site == "none"):
         raise ProblemError(
             ProblemCode.CSRF_FAILED,
@@ -110,3 +107,9 @@ def _check_own_page(request: Request, cookie: str) -> None:
             f"A call by cookie that may change something needs the header {CSRF_HEADER}. Read its value from "
             "GET /v1/sessions/current.",
         )
+
+
+def _own_origin(request: Request) -> str:
+    """As a browser writes it: without the port that the scheme has anyway."""
+    scheme, host = request.url.scheme, request.headers.get("host", "").lower()
+    return f"{scheme}://{host.removesuffix(':443' if scheme == 'https' else ':80')}"

@@ -19,8 +19,8 @@ from sqlalchemy import Executable, Row, bindparam, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.states import Scope
-from holdfast_service.auth.credentials import Kind, credential_of, is_kind, new_text, parse, refused
+from holdfast_protocol.states import CredentialKind, Scope
+from holdfast_service.auth.credentials import credential_of, is_kind, new_text, parse, refused
 from holdfast_service.db.dialect import clock, database_now
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import Project, Token
@@ -82,12 +82,12 @@ _LEAST_DISTINCT_PAIRS = 32
 
 def new_token_text() -> str:
     """`hold_<id>_<secret>`: 64 and 256 random bits."""
-    return new_text(Kind.TOKEN)
+    return new_text(CredentialKind.TOKEN)
 
 
 def parse_token(text: str) -> tuple[str, str]:
     """(id, SHA-256 of the secret). Raises ValueError for anything that is not a token; it does not repeat the text."""
-    return parse(Kind.TOKEN, text)
+    return parse(CredentialKind.TOKEN, text)
 
 
 def check_entropy(text: str) -> None:
@@ -140,8 +140,9 @@ class FailedCalls:
             if error.code is ProblemCode.UNAUTHENTICATED:
                 self._failed(address, fingerprint)
             raise
-        with self._lock:
-            _keep(self._good, fingerprint, _Good(caller, self._clock()))
+        if not is_kind(CredentialKind.CODE, token):  # it works once, and would take a token's place
+            with self._lock:
+                _keep(self._good, fingerprint, _Good(caller, self._clock()))
         return caller
 
     def last_known(self, token: str, *, within_seconds: float = inf) -> Principal | None:
@@ -187,7 +188,7 @@ def _keep(kept: OrderedDict[str, KeptT], key: str, value: KeptT) -> None:
 
 def authenticate(database: Database, text: str) -> Principal:
     """Raises `unauthenticated`; the sentence does not tell a wrong secret from an unknown id."""
-    for kind in (Kind.SESSION, Kind.CODE):
+    for kind in (CredentialKind.SESSION, CredentialKind.CODE):
         if is_kind(kind, text):
             return _authenticate_sign_in(database, kind, text)
     try:
@@ -207,7 +208,7 @@ def authenticate(database: Database, text: str) -> Principal:
         return _principal(token, project_name)
 
 
-def _authenticate_sign_in(database: Database, kind: Kind, text: str) -> Principal:
+def _authenticate_sign_in(database: Database, kind: CredentialKind, text: str) -> Principal:
     """The caller is its token's, as that is now."""
     try:
         sign_in_id, offered = parse(kind, text)
@@ -227,7 +228,7 @@ def _authenticate_sign_in(database: Database, kind: Kind, text: str) -> Principa
         if expires_at <= now:
             raise refused(kind, "has expired")
         _refuse_if_over(token.revoked_at, token.expires_at, now)
-        return _principal(token, project_name, sign_in_id if kind is Kind.SESSION else None)
+        return _principal(token, project_name, sign_in_id if kind is CredentialKind.SESSION else None)
 
 
 def _principal(token: Token, project_name: str | None, session_id: str | None = None) -> Principal:
@@ -275,7 +276,7 @@ def _refuse_if_over(revoked_at: datetime | None, expires_at: datetime | None, no
 
 
 def _refused(why: str) -> ProblemError:
-    return refused(Kind.TOKEN, why)
+    return refused(CredentialKind.TOKEN, why)
 
 
 # `require(scope)`: the dependency that every route but the open ones declares.
@@ -291,7 +292,8 @@ def _refused(why: str) -> ProblemError:
 
 @dataclass(frozen=True)
 class RequireScope:
-    """None: any valid token. `from_memory`: while the database is unavailable, who was let in before is let in again.
+    """None: any valid token. `from_memory`: while the database is unavailable, a token that was let in before is let in
+    again, and a session never.
     `work_looks`: the call's work asks for the token itself, by `execute_for_caller`, before it does or tells anything.
     `takes_code`: a one-time code is as good as the token that has made it.
     """
@@ -309,7 +311,7 @@ class RequireScope:
         """Who may go on to work that looks at the token itself; None: `caller_of` is to be asked. Asks no database.
         Raises `unauthenticated`, `csrf_failed` and `forbidden`."""
         credential = self._credential_of(request)
-        if not self.work_looks or is_kind(Kind.SESSION, credential):  # the work looks at no session
+        if not self.work_looks or is_kind(CredentialKind.SESSION, credential):  # the work looks at no session
             return None
         failed_calls: FailedCalls = request.app.state.failed_calls
         principal = failed_calls.last_known(credential, within_seconds=ADMITTED_SECONDS)
@@ -327,7 +329,8 @@ class RequireScope:
         try:
             principal = failed_calls.authenticated(address, credential, partial(authenticate, context.database))
         except ProblemError as error:
-            known = failed_calls.last_known(credential) if self.from_memory else None
+            remembered = self.from_memory and not is_kind(CredentialKind.SESSION, credential)  # it may have ended since
+            known = failed_calls.last_known(credential) if remembered else None
             if known is None or error.code is not ProblemCode.DATABASE_UNAVAILABLE:
                 raise
             principal = known
@@ -337,8 +340,8 @@ class RequireScope:
 
     def _credential_of(self, request: Request) -> str:
         credential = credential_of(request)
-        if is_kind(Kind.CODE, credential) and not self.takes_code:
-            raise refused(Kind.CODE, "opens a session, and is good for nothing else")
+        if is_kind(CredentialKind.CODE, credential) and not self.takes_code:
+            raise refused(CredentialKind.CODE, "opens a session, and is good for nothing else")
         return credential
 
 

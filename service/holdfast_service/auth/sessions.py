@@ -1,11 +1,13 @@
 """Sessions of the web page, and the one-time codes that open one in place of a token (rule session-is-its-token).
 
 A row says which token it stands for, and until when. What it may do is asked of that token's row at each call, so it
-ends with the token. Neither opens a further one: else a session that was stolen would have no end.
+ends with the token. A session opens no other session and makes no code, so it does not prolong itself. A session of an
+administrator's token can make a token, as that token can, and the audit event names the session.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from fastapi import Request, Response
@@ -14,9 +16,9 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.service import SIGN_IN_CODE_SECONDS, SessionView, SignInCode
+from holdfast_protocol.states import CredentialKind
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.credentials import (
-    Kind,
     cookie_name,
     credential_of,
     csrf_token,
@@ -33,8 +35,8 @@ from holdfast_service.db.tables.core import Token
 from holdfast_service.db.tables.sign_ins import SignIn
 from holdfast_service.errors import ProblemError
 
-MOST_SESSIONS = 50
-"""Of one token; one more ends the oldest."""
+MOST_OF_A_TOKEN = {CredentialKind.SESSION: 50, CredentialKind.CODE: 10}
+"""At once; one more ends the oldest."""
 
 
 def open_session(context: ServiceContext, caller: Principal, request: Request, response: Response) -> SessionView:
@@ -42,18 +44,26 @@ def open_session(context: ServiceContext, caller: Principal, request: Request, r
     `unauthenticated` for a code that another call has used, and `forbidden` for a session."""
     _refuse_a_session(caller)
     brought = credential_of(request)
-    cookie = new_text(Kind.SESSION)
+    cookie = new_text(CredentialKind.SESSION)
     with context.database.transaction() as session:
-        if is_kind(Kind.CODE, brought):
+        if is_kind(CredentialKind.CODE, brought):
             _use_up(session, brought)
-        row = _insert(session, caller, cookie, Kind.SESSION, timedelta(hours=context.settings.session_hours))
-        _end_oldest(session, caller)
+        row = _insert(session, caller, cookie, CredentialKind.SESSION, timedelta(hours=context.settings.session_hours))
+        for ended in _end_oldest(session, caller, CredentialKind.SESSION):
+            record_event(
+                session,
+                Actor.person(caller),
+                "session.end",
+                project_id=caller.project_id,
+                reason="Its token has opened too many later ones.",
+                before={"session": ended},
+            )
         record_event(
             session,
             Actor.person(caller),
             "session.open",
             project_id=caller.project_id,
-            after={"session": row.id, "by": "code" if is_kind(Kind.CODE, brought) else "token"},
+            after={"session": row.id, "by": "code" if is_kind(CredentialKind.CODE, brought) else "token"},
         )
         view = _view(caller, row, cookie)
         seconds = int((row.expires_at - row.created_at).total_seconds())
@@ -67,7 +77,7 @@ def show_session(context: ServiceContext, caller: Principal, request: Request) -
     with context.database.read() as session:
         row = session.get(SignIn, session_id)
         if row is None:
-            raise refused(Kind.SESSION, "has ended")
+            raise refused(CredentialKind.SESSION, "has ended")
         return _view(caller, row, credential_of(request))
 
 
@@ -89,13 +99,14 @@ def end_session(context: ServiceContext, caller: Principal, request: Request, re
 def make_sign_in_code(context: ServiceContext, caller: Principal) -> SignInCode:
     """A code that opens one session of the caller's token. Raises `forbidden` for a session."""
     _refuse_a_session(caller)
-    text = new_text(Kind.CODE)
+    text = new_text(CredentialKind.CODE)
     with context.database.transaction() as session:
-        row = _insert(session, caller, text, Kind.CODE, timedelta(seconds=SIGN_IN_CODE_SECONDS))
+        row = _insert(session, caller, text, CredentialKind.CODE, timedelta(seconds=SIGN_IN_CODE_SECONDS))
+        _end_oldest(session, caller, CredentialKind.CODE)
         return SignInCode(code=text, expires_at=row.expires_at)
 
 
-def _insert(session: Session, caller: Principal, text: str, kind: Kind, life: timedelta) -> SignIn:
+def _insert(session: Session, caller: Principal, text: str, kind: CredentialKind, life: timedelta) -> SignIn:
     """It ends no later than its token."""
     sign_in_id, secret_sha256 = parse(kind, text)
     now = database_now(session)
@@ -117,17 +128,20 @@ def _use_up(session: Session, code: str) -> None:
     """Of two calls at once, through two services, one deletes the row."""
     used = session.execute(
         delete(SignIn)
-        .where(SignIn.id == parse(Kind.CODE, code)[0], SignIn.kind == Kind.CODE.value)
+        .where(SignIn.id == parse(CredentialKind.CODE, code)[0], SignIn.kind == CredentialKind.CODE.value)
         .returning(SignIn.id)
     ).one_or_none()
     if used is None:
-        raise refused(Kind.CODE, "was used already")
+        raise refused(CredentialKind.CODE, "was used already")
 
 
-def _end_oldest(session: Session, caller: Principal) -> None:
-    mine = (SignIn.token_id == caller.token_id, SignIn.kind == Kind.SESSION.value)
-    too_many = select(SignIn.id).where(*mine).order_by(SignIn.created_at.desc(), SignIn.id).offset(MOST_SESSIONS)
-    session.execute(delete(SignIn).where(SignIn.id.in_(too_many)), execution_options={"synchronize_session": False})
+def _end_oldest(session: Session, caller: Principal, kind: CredentialKind) -> Sequence[str]:
+    """The ids of those that ended by it."""
+    mine = (SignIn.token_id == caller.token_id, SignIn.kind == kind.value)
+    newest_first = (SignIn.created_at.desc(), SignIn.id)
+    too_many = select(SignIn.id).where(*mine).order_by(*newest_first).offset(MOST_OF_A_TOKEN[kind])
+    ended = delete(SignIn).where(SignIn.id.in_(too_many)).returning(SignIn.id)
+    return session.scalars(ended, execution_options={"synchronize_session": False}).all()
 
 
 def _session_of(caller: Principal) -> str:

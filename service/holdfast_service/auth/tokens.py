@@ -130,9 +130,10 @@ def create_token(
             expires_at=expires_at,
             created_by_token=caller.token_id,
         )
-        record_event(
-            session, Actor.person(caller), "token.create", project_id=token.project_id, after=token_facts(token)
-        )
+        made = token_facts(token)
+        if caller.session_id is not None:
+            made["by_session"] = caller.session_id
+        record_event(session, Actor.person(caller), "token.create", project_id=token.project_id, after=made)
         repeat.made(session, token.id)
         view = token_view(token, request.project)
     return TokenCreated(**view.model_dump(), token=text)
