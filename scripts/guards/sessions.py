@@ -77,7 +77,7 @@ GUARDS = (
     ),
     Guard(
         "page-from-here",
-        "the page may run what somebody put into it",
+        "the page may run what a job put into it",
         _PAGE,
         "\"default-src 'self'; ",
         "\"default-src 'self' 'unsafe-inline'; ",

@@ -74,8 +74,8 @@ def test_every_other_route_refuses_a_call_without_a_token(service: RunningServic
 
 @pytest.mark.rule("page-from-here")
 def test_no_open_route_leads_a_browser_elsewhere(service: RunningService) -> None:
-    """What runs on this origin has the cookie of who has signed in. The page's own files are built, and say it of
-    themselves (test_ui.py)."""
+    """A script on this origin acts with the cookie of the person who has signed in. test_ui.py holds the same for the
+    page's own files."""
     http = service.http(token=None)
     for path in [*OPEN, "/docs", "/redoc"]:
         reply = http.get(re.sub(r"{[^}]*}", "x", path), headers={"Accept": "text/html"}, follow_redirects=False)

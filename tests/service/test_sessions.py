@@ -31,7 +31,7 @@ from tests.support.service import RunningService, running_service
 from tests.support.signed_in import SignedIn, sign_in
 
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
-# What a session is there for, and what it may not do although its token may: open another one.
+# These answer a session otherwise than its token, on purpose.
 OF_SESSIONS = ("/v1/sessions", "/v1/sessions/current", "/v1/sign-in-codes")
 
 
@@ -149,7 +149,7 @@ def test_a_token_counts_where_there_is_a_cookie_too(service: RunningService) -> 
 
 
 def test_no_cache_keeps_what_a_cookie_has_let_read(service: RunningService) -> None:
-    """A cache in between knows that a reply to `Authorization` is one caller's; of a cookie it does not."""
+    """A cache knows that a reply to `Authorization` is one caller's. It does not know that of a reply to a cookie."""
     saved = Job(service.http(), "demo/gpt", world_size=1).save(5)
     known = {"project": "demo", "run": "gpt", "checkpoint_id": saved["id"], "rank": "0"}
     http, seen = sign_in(service, service.token()).http(), set()

@@ -1,5 +1,5 @@
-"""What a page of somebody else's can do with a signed-in person's browser: nothing. With a real browser, whose own
-guards (SameSite, same origin, CSP) are part of what holds."""
+"""A page of another origin can do nothing with the browser of a signed-in person. The browser is a real one, because
+its own guards (SameSite, same origin, CSP) are part of what holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INJECTED = """<!doctype html><title>before</title>
 
 @pytest.fixture(scope="module")
 def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny page, and one into which somebody has written scripts."""
+    """The tiny page, and one that has an attacker's scripts in it."""
     folder = tmp_path_factory.mktemp("page") / "static"
     shutil.copytree(Path(__file__).parent / "tiny_page", folder)
     (folder / "injected.html").write_text(INJECTED)

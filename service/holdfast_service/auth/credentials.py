@@ -1,8 +1,8 @@
-"""What a call brings to say who calls: a token or a one-time code in `Authorization`, or the cookie of a session.
+"""The credential of a call: a token or a one-time code in `Authorization`, or the cookie of a session.
 
 A browser adds the cookie to every call that any page makes to this host, so a call by cookie must also show that the
-service's own page made it (rule csrf-before-write). That is seen from the request's head alone, before the database is
-asked anything.
+service's own page made it (rule csrf-before-write). The service sees that in the request's head alone, before it asks
+the database.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def new_text(kind: CredentialKind) -> str:
 
 
 def parse(kind: CredentialKind, text: str) -> tuple[str, str]:
-    """(id, SHA-256 of the secret). Raises ValueError for anything that is none; it does not repeat the text."""
+    """(id, SHA-256 of the secret). Raises ValueError for a text of another form; the error does not repeat the text."""
     match = _FORM.match(text)
     if match is None or match["kind"] != kind:
         raise ValueError(f"it has the form {kind}_, 16 lower-case hex digits, _ and 64 lower-case hex digits")
@@ -51,8 +51,8 @@ def refused(kind: CredentialKind, why: str) -> ProblemError:
 
 
 def credential_of(request: Request) -> str:
-    """The text of a token, a code or a session; the latter from a cookie only, and the others never. A bearer's counts
-    if there are both. Raises `unauthenticated` and `csrf_failed`."""
+    """The text of a token, a code or a session. A session comes by cookie only, the others by `Authorization` only. If
+    a call has both, `Authorization` counts. Raises `unauthenticated` and `csrf_failed`."""
     kind, _, text = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer" and (brought := text.strip()):
         if is_kind(CredentialKind.SESSION, brought):
@@ -81,7 +81,7 @@ def cookie_name(request: Request) -> str:
 
 
 def csrf_token(cookie: str) -> str:
-    """The session's own, from its secret: nothing more to keep. Only a page of this origin can read it."""
+    """Made from the session's secret, so the catalog keeps nothing more. Only a page of this origin can read it."""
     return hmac.new(cookie.encode(), b"csrf", hashlib.sha256).hexdigest()
 
 

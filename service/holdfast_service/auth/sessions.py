@@ -40,7 +40,7 @@ MOST_OF_A_TOKEN = {CredentialKind.SESSION: 50, CredentialKind.CODE: 10}
 
 
 def open_session(context: ServiceContext, caller: Principal, request: Request, response: Response) -> SessionView:
-    """Opens a session of the caller's token; its cookie is in the response. A code is used up by it. Raises
+    """Opens a session of the caller's token, uses the code up if the call came with one, and sets the cookie. Raises
     `unauthenticated` for a code that another call has used, and `forbidden` for a session."""
     _refuse_a_session(caller)
     brought = credential_of(request)
@@ -107,7 +107,7 @@ def make_sign_in_code(context: ServiceContext, caller: Principal) -> SignInCode:
 
 
 def _insert(session: Session, caller: Principal, text: str, kind: CredentialKind, life: timedelta) -> SignIn:
-    """It ends no later than its token."""
+    """The row of a session or a code that ends no later than its token."""
     sign_in_id, secret_sha256 = parse(kind, text)
     now = database_now(session)
     token_ends = session.execute(select(Token.expires_at).where(Token.id == caller.token_id)).scalar_one()
@@ -125,7 +125,7 @@ def _insert(session: Session, caller: Principal, text: str, kind: CredentialKind
 
 
 def _use_up(session: Session, code: str) -> None:
-    """Of two calls at once, through two services, one deletes the row."""
+    """One call deletes the row; a second one at the same time, through another service, finds none."""
     used = session.execute(
         delete(SignIn)
         .where(SignIn.id == parse(CredentialKind.CODE, code)[0], SignIn.kind == CredentialKind.CODE.value)
@@ -175,7 +175,7 @@ def _view(caller: Principal, row: SignIn, cookie: str) -> SessionView:
 
 
 def _set_cookie(request: Request, response: Response, cookie: str, seconds: int) -> None:
-    """Out of reach of scripts, and of pages of other sites."""
+    """The cookie is out of reach of scripts, and of pages of other sites."""
     response.set_cookie(
         cookie_name(request),
         cookie,

@@ -1,8 +1,8 @@
 """Serves the web page below `/ui/` (rule page-from-here).
 
-The files are the same for everybody and hold no data, so the routes are open. A path that names no file is a place
-within the page, and the page itself finds it. Nothing but this service is ever loaded by it, and no script that is not
-one of these files.
+The files are the same for every reader and hold no data, so the routes are open. A path that names no file is a place
+within the page, and the page itself finds it. The page loads nothing from another origin, and runs no script but these
+files.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _find(folder: Path, name: str) -> Path | None:
 
 
 def _names_a_file(path: str, request: Request) -> bool:
-    """And no place within the page: a run's name may have dots, and even end in `.js`."""
+    """False for a place within the page: a run's name may have dots, and even end in `.js`."""
     parts = PurePosixPath(path)
     in_assets = parts.parts[:1] == (_HASHED,)
     return in_assets or (parts.suffix in _TYPES and "text/html" not in request.headers.get("accept", ""))

@@ -283,8 +283,8 @@ _QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 _log = structlog.get_logger("holdfast.requests")
 
 
-# A chunk, an error or a text that a job gave is no page: a browser that is led to one runs nothing in it, and no cache
-# keeps what a cookie has let read.
+# A chunk, an error or a text that a job gave is no page: a browser that opens one runs nothing in it. A cache must not
+# keep the reply to a call by cookie.
 _UNLESS_SET = (
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),

@@ -12,7 +12,7 @@ from holdfast_service.db.tables.core import Table
 
 
 class SignIn(Table):
-    """It goes with its token."""
+    """The row is deleted with its token's."""
 
     __tablename__ = "sign_ins"
     id: Mapped[str] = mapped_column(Text, primary_key=True)
