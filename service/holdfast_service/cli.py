@@ -212,17 +212,25 @@ def dashboard_role_command(  # noqa: PLR0917 (typer calls it by keyword)
     remove: Annotated[bool, typer.Option("--remove", help="Take the role away.")] = False,
     database_url: DatabaseUrl = None,
 ) -> None:
-    from holdfast_service.dashboards.role import EVERY, DashboardRoleError, put_role, remove_role
-    from holdfast_service.service import open_database
+    from holdfast_service.dashboards.role import EVERY, NEEDS_POSTGRES, DashboardRoleError, put_role, remove_role
+    from holdfast_service.service import open_as_it_is
 
     if (every_project and project) or (remove and (every_project or project or password_stdin or new_password)):
         _fail("These options do not go together. See `holdfast admin dashboard-role --help`.", _USAGE)
     with _failures_said():
-        database = open_database(_settings(database_url=database_url))
+        settings = _settings(database_url=database_url)
+        if not settings.database_url_text.startswith("postgres"):
+            _fail(NEEDS_POSTGRES, _FAILED)
+        database = open_as_it_is(settings)
         try:
             if remove:
-                remove_role(database, name)
-                sys.stdout.write(f"The role {name} is gone.\n")
+                gone = remove_role(database, name)
+                sys.stdout.write(
+                    f"The role {name} is gone.\n"
+                    if gone
+                    else f"The role {name} sees nothing of the catalog any more. It is a superuser or a member of "
+                    f"another role, so it was not dropped: `DROP ROLE {name}` if nobody needs it.\n"
+                )
                 return
             role = put_role(
                 database,

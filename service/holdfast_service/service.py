@@ -17,6 +17,7 @@ from holdfast_service.attached_stores.ownership import ForeignStoreError, Marker
 from holdfast_service.auth.bootstrap import ensure_bootstrap_token, ensure_identity, ensure_token_file
 from holdfast_service.auth.principal import check_entropy
 from holdfast_service.context import ServiceContext
+from holdfast_service.dashboards.views import ensure_views
 from holdfast_service.db.commit_notifier import CommitNotifier
 from holdfast_service.db.engine import Database, DatabaseConfigurationError, what_can_be_lost
 from holdfast_service.db.migrate import CatalogTooNewError, upgrade
@@ -83,6 +84,21 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
 
 def open_database(settings: ServiceSettings) -> Database:
     """With its tables up to date. Raises SettingsError and ProblemError(`database_unavailable`)."""
+    database = open_as_it_is(settings)
+    try:
+        upgrade(database)
+        ensure_views(database)
+    except CatalogTooNewError as error:
+        database.dispose()
+        raise SettingsError(f"HOLDFAST_DATABASE_URL: {error}") from None
+    except BaseException:
+        database.dispose()
+        raise
+    return database
+
+
+def open_as_it_is(settings: ServiceSettings) -> Database:
+    """Without a look at its tables: there may be none, or others. Raises SettingsError."""
     if settings.database_url is None:
         try:
             settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -93,7 +109,7 @@ def open_database(settings: ServiceSettings) -> Database:
             ) from None
         _close_data_folder(settings.data_dir)
     try:
-        database = Database(
+        return Database(
             settings.database_url_text,
             statement_seconds=settings.database_statement_seconds,
             connections=settings.database_connections,
@@ -104,15 +120,6 @@ def open_database(settings: ServiceSettings) -> Database:
         raise SettingsError(
             "HOLDFAST_DATABASE_URL names a driver that is not there. Use sqlite:///path or postgresql://user@host/name."
         ) from None
-    try:
-        upgrade(database)
-    except CatalogTooNewError as error:
-        database.dispose()
-        raise SettingsError(f"HOLDFAST_DATABASE_URL: {error}") from None
-    except BaseException:
-        database.dispose()
-        raise
-    return database
 
 
 def _close_data_folder(folder: Path) -> None:

@@ -2,18 +2,23 @@
 
 The migrations take them away first and make them last, as they do with triggers, because no database alters a table
 freely under a view. So no revision has to know of them. A change here needs a revision, even an empty one, and
-tests/service/dashboards/test_contract.py says so.
+tests/service/dashboards/test_dashboard_contract.py says so.
 """
 
 from __future__ import annotations
 
+import re
+
 import structlog
 from sqlalchemy import Connection, inspect, text
+from sqlalchemy.exc import DBAPIError
 
 from holdfast_service.dashboards.catalog import attempts, checkpoints, events, projects, restore_points, runs
 from holdfast_service.dashboards.definition import POSTGRES, SQLITE, Column, Dialect, View
 from holdfast_service.dashboards.goodput import attempt_goodput, goodput_by_day
 from holdfast_service.dashboards.usage_by_day import usage_by_day
+from holdfast_service.db.engine import Database
+from holdfast_service.db.migrate import exclusive_connection, pending_revision
 
 _log = structlog.get_logger("holdfast.dashboards")
 
@@ -29,23 +34,48 @@ _MAKERS = (
     events,
 )
 GRANTS = "dashboard_grants"
+ROLE_MARK = "Holdfast dashboards of catalog "
+"""With the catalog's id behind it: the comment of a role that `role.py` has made."""
+_OURS = re.compile(r"^dashboard_v[0-9]+_")
 
 
 def all_views(dialect: Dialect = POSTGRES) -> tuple[View, ...]:
     return tuple(make(dialect) for make in _MAKERS)
 
 
-def drop_views(connection: Connection) -> None:
-    """All of them; also where there are none. A view that people have made on top goes too, or the upgrade of the
-    catalog would wait for them; its definition is in the log."""
+def missing_views(connection: Connection) -> list[str]:
     there = set(inspect(connection).get_view_names())
-    if connection.dialect.name == "postgresql":
-        for name, definition in connection.execute(_ON_TOP, {"names": [view.name for view in all_views()]}):
+    return [view.name for view in all_views() if view.name not in there]
+
+
+def ensure_views(database: Database) -> None:
+    """A catalog that is up to date gets back the views that a person has dropped. A database that refuses that does not
+    keep the service from its start: no job needs a view."""
+    try:
+        with database.read() as session:
+            if not missing_views(session.connection()):
+                return
+        with exclusive_connection(database) as connection:
+            if pending_revision(connection) is None and missing_views(connection):
+                drop_views(connection)
+                create_views(connection)
+    except DBAPIError as error:
+        _log.warning("views_not_made", reason=str(error.orig).strip().splitlines()[0])
+
+
+def drop_views(connection: Connection) -> None:
+    """The views of every version; also if there are none. Views that people have made on top go too, on SQLite every
+    view, because it alters no table while any view cannot be read. Their definitions are in the log."""
+    is_postgres = connection.dialect.name == "postgresql"
+    kept = {view.name for view in all_views()}
+    there = [name for name in inspect(connection).get_view_names() if not is_postgres or _OURS.match(name)]
+    for name, definition in connection.execute(_ON_TOP, {"names": there}) if is_postgres else connection.execute(_ALL):
+        if name not in kept:
             _log.warning("view_on_top_dropped", view=name, definition=definition)
-    cascade = " CASCADE" if connection.dialect.name == "postgresql" else ""
-    for view in all_views():
-        if view.name in there:
-            connection.exec_driver_sql(f"DROP VIEW IF EXISTS {view.name}{cascade}")
+    cascade = " CASCADE" if is_postgres else ""
+    quoted = connection.dialect.identifier_preparer.quote_identifier
+    for name in there:
+        connection.exec_driver_sql(f"DROP VIEW IF EXISTS {quoted(name)}{cascade}")
 
 
 def create_views(connection: Connection) -> None:
@@ -82,15 +112,20 @@ def _literal(told: str) -> str:
     return "'" + told.replace("'", "''").replace("%", "%%") + "'"
 
 
-# Made from a dump, a catalog may have grants of roles that its server does not know.
-_GRANTED = text(f"SELECT DISTINCT role_name FROM {GRANTS} WHERE role_name IN (SELECT rolname FROM pg_roles) ORDER BY 1")
+# Roles belong to the server. A catalog that came from a dump may have grants of roles that its server does not know, or
+# that a person has made there for another purpose.
+_GRANTED = text(f"""
+SELECT DISTINCT g.role_name FROM {GRANTS} g JOIN pg_roles r ON r.rolname = g.role_name
+JOIN catalog_identity i ON shobj_description(r.oid, 'pg_authid') = :mark || i.catalog_id ORDER BY 1
+""").bindparams(mark=ROLE_MARK)
+_ALL = text("SELECT name, sql FROM sqlite_master WHERE type = 'view'")
 _ON_TOP = text("""
 WITH RECURSIVE on_top (oid) AS (
-  SELECT c.oid FROM pg_class c WHERE c.relkind = 'v' AND c.relname = ANY(:names) AND pg_table_is_visible(c.oid)
+  SELECT c.oid FROM pg_class c WHERE c.relkind = 'v' AND c.relname = ANY(:names)
+    AND c.relnamespace = CAST(quote_ident(current_schema()) AS regnamespace)
   UNION
   SELECT w.ev_class FROM on_top JOIN pg_depend d ON d.refobjid = on_top.oid AND d.classid = 'pg_rewrite'::regclass
   JOIN pg_rewrite w ON w.oid = d.objid
 )
-SELECT CAST(c.oid AS regclass)::text, pg_get_viewdef(c.oid) FROM on_top JOIN pg_class c ON c.oid = on_top.oid
-WHERE NOT (c.relname = ANY(:names))
+SELECT CAST(oid AS regclass)::text, pg_get_viewdef(oid) FROM on_top
 """)

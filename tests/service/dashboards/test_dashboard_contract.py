@@ -10,14 +10,20 @@ from typing import Any
 
 import pytest
 from alembic import command
-from sqlalchemy import Connection, inspect, text
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from pydantic import SecretStr
+from sqlalchemy import Connection, Text, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from holdfast_service.dashboards.definition import POSTGRES, SQLITE, Column, Kind, View
 from holdfast_service.dashboards.role import DashboardRoleError, put_role, remove_role
-from holdfast_service.dashboards.views import all_views, create_views, drop_views, meaning_of
+from holdfast_service.dashboards.views import all_views, create_views, drop_views, ensure_views, meaning_of
 from holdfast_service.db.engine import Database
 from holdfast_service.db.migrate import alembic_config, exclusive_connection, upgrade
+from holdfast_service.db.triggers import create_triggers, drop_triggers
+from holdfast_service.service import open_database
+from holdfast_service.settings import ServiceSettings
 
 PROMISED = Path(__file__).with_name("v1.txt")
 
@@ -42,6 +48,72 @@ def test_a_catalog_that_was_taken_back_has_its_views_again_after_the_upgrade(dat
         assert inspect(connection).get_view_names() == []
     upgrade(database)
     assert set(inspect(database.engine).get_view_names()) == {view.name for view in all_views()}
+    database.dispose()
+
+
+def test_a_view_of_a_persons_own_does_not_keep_a_catalog_from_an_upgrade_of_a_table(
+    database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQLite checks every view when it renames a table, and a batch of Alembic's does that."""
+    database = Database(database_url)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE VIEW alive AS SELECT run FROM dashboard_v1_runs WHERE status = 'training'")
+        connection.exec_driver_sql('CREATE VIEW "on ""top""" AS SELECT count(*) AS runs FROM alive')
+    with exclusive_connection(database) as connection:
+        command.downgrade(alembic_config(connection), "-1")
+    with exclusive_connection(database) as connection:
+        drop_views(connection)
+        drop_triggers(connection)
+        with Operations(MigrationContext.configure(connection)).batch_alter_table("runs", recreate="auto") as batch:
+            batch.alter_column("name", type_=Text(), nullable=True)
+            batch.alter_column("name", type_=Text(), nullable=False)
+        create_triggers(connection)
+    upgrade(database)
+    assert set(inspect(database.engine).get_view_names()) == {view.name for view in all_views()}
+    told = [str(record.msg) for record in caplog.records if "view_on_top_dropped" in str(record.msg)]
+    assert len(told) == 2
+    assert "= 'training'" in " ".join(told)
+    database.dispose()
+
+
+def test_the_views_of_another_version_go_too(database_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    database = Database(database_url)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE VIEW dashboard_v2_runs AS SELECT id FROM runs")
+        connection.exec_driver_sql("CREATE VIEW dashboard_v1_no_more AS SELECT id FROM dashboard_v2_runs")
+        drop_views(connection)
+        assert inspect(connection).get_view_names() == []
+        create_views(connection)
+    assert "dashboard_v1_no_more" in caplog.text
+    database.dispose()
+
+
+def test_commands_that_look_change_no_view(database_url: str) -> None:
+    database = Database(database_url)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE VIEW alive AS SELECT run FROM dashboard_v1_runs")
+    for look in (command.current, command.check, lambda config: command.upgrade(config, "head")):
+        with exclusive_connection(database) as connection:
+            look(alembic_config(connection))
+    assert "alive" in inspect(database.engine).get_view_names()
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("DROP VIEW alive")
+    database.dispose()
+
+
+def test_a_view_that_was_dropped_comes_back_at_the_next_start(database_url: str) -> None:
+    database = Database(database_url)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("DROP VIEW dashboard_v1_runs")
+        connection.exec_driver_sql("CREATE VIEW alive AS SELECT run FROM dashboard_v1_attempts")
+    open_database(ServiceSettings(database_url=SecretStr(database_url))).dispose()
+    assert set(inspect(database.engine).get_view_names()) == {view.name for view in all_views()}
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE VIEW alive AS SELECT run FROM dashboard_v1_attempts")
+    ensure_views(database)
+    assert "alive" in inspect(database.engine).get_view_names(), "nothing was missing, so nothing was made anew"
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("DROP VIEW alive")
     database.dispose()
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 import secrets
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import make_url, select, text
+from alembic import command
+from sqlalchemy import inspect, make_url, select, text
 
 from holdfast_service.dashboards.role import EVERY, DashboardRoleError, put_role, remove_role
-from holdfast_service.dashboards.views import all_views, create_views, drop_views
+from holdfast_service.dashboards.views import all_views, create_views, drop_views, ensure_views
+from holdfast_service.db.engine import Database
+from holdfast_service.db.migrate import alembic_config, exclusive_connection, revisions
 from holdfast_service.db.tables import Table
-from holdfast_service.db.tables.operations import AuditEvent
-from tests.support.postgres import PostgresServer
+from holdfast_service.db.tables.operations import AuditEvent, DashboardGrant
+from tests.support.postgres import OwnPostgresServer, PostgresServer
 from tests.support.random_catalogs import fill
 from tests.support.rank import Job
 from tests.support.serve import run_holdfast
@@ -132,17 +136,19 @@ def test_without_the_barrier_a_function_would_be_told(filled: RunningService, na
     put_role(filled.context.database, name, projects=["demo"])
     with filled.context.database.transaction() as session:
         session.execute(text("ALTER VIEW dashboard_v1_projects SET (security_barrier = false)"))
-    with logged_in(filled, name) as connection:
-        connection.execute("SET default_transaction_read_only = off")
-        connection.execute(
-            "CREATE FUNCTION pg_temp.told(value text) RETURNS boolean LANGUAGE plpgsql COST 0.0000001 AS "
-            "$$BEGIN RAISE NOTICE '%', value; RETURN true; END$$"
-        )
-        told: list[str] = []
-        connection.add_notice_handler(lambda notice: told.append(notice.message_primary or ""))
-        connection.execute("SELECT * FROM dashboard_v1_projects WHERE pg_temp.told(project)")
-    with filled.context.database.transaction() as session:
-        session.execute(text("ALTER VIEW dashboard_v1_projects SET (security_barrier = true)"))
+    try:
+        with logged_in(filled, name) as connection:
+            connection.execute("SET default_transaction_read_only = off")
+            connection.execute(
+                "CREATE FUNCTION pg_temp.told(value text) RETURNS boolean LANGUAGE plpgsql COST 0.0000001 AS "
+                "$$BEGIN RAISE NOTICE '%', value; RETURN true; END$$"
+            )
+            told: list[str] = []
+            connection.add_notice_handler(lambda notice: told.append(notice.message_primary or ""))
+            connection.execute("SELECT * FROM dashboard_v1_projects WHERE pg_temp.told(project)")
+    finally:
+        with filled.context.database.transaction() as session:
+            session.execute(text("ALTER VIEW dashboard_v1_projects SET (security_barrier = true)"))
     assert set(told) == {"demo", "hidden"}
 
 
@@ -168,9 +174,7 @@ def test_the_same_again_changes_what_is_asked_for_alone(filled: RunningService, 
         told = session.scalars(select(AuditEvent).where(AuditEvent.action.like("dashboard_role.%")))
         assert [(event.action, (event.after or {}).get("projects")) for event in told] == [
             ("dashboard_role.put", ["demo"]),
-            ("dashboard_role.put", ["demo"]),
             ("dashboard_role.put", ["demo", "hidden"]),
-            ("dashboard_role.put", [EVERY]),
             ("dashboard_role.put", [EVERY]),
             ("dashboard_role.delete", None),
         ]
@@ -205,7 +209,7 @@ def test_a_role_that_would_see_more_is_not_made(filled: RunningService, name: st
     database = filled.context.database
     with pytest.raises(DashboardRoleError, match="not made for this catalog"):
         put_role(database, "postgres" if database.url.username != "postgres" else str(database.url.username))
-    for wrong in ('a"; DROP ROLE postgres; --', "Dash", "pg_reader", "", "a" * 64):
+    for wrong in ('a"; DROP ROLE postgres; --', "Dash", "pg_reader", "public", "none", "", "a" * 64):
         with pytest.raises(DashboardRoleError, match="no name for a role"):
             put_role(database, wrong)
     with pytest.raises(DashboardRoleError, match="too short"):
@@ -213,7 +217,24 @@ def test_a_role_that_would_see_more_is_not_made(filled: RunningService, name: st
     for statement, back, told in (
         ("GRANT SELECT ON tokens TO PUBLIC", "REVOKE ALL ON tokens FROM PUBLIC", "tokens"),
         ("GRANT SELECT (name) ON tokens TO PUBLIC", "REVOKE ALL (name) ON tokens FROM PUBLIC", "tokens"),
-        ("GRANT CREATE ON SCHEMA public TO PUBLIC", "REVOKE CREATE ON SCHEMA public FROM PUBLIC", "may make tables"),
+        ("GRANT CREATE ON SCHEMA public TO PUBLIC", "REVOKE CREATE ON SCHEMA public FROM PUBLIC", "can make tables"),
+        ("CREATE TABLE theirs (a int); GRANT SELECT ON theirs TO PUBLIC", "DROP TABLE theirs", "can use theirs"),
+        (
+            "CREATE MATERIALIZED VIEW old AS SELECT * FROM runs; GRANT SELECT ON old TO PUBLIC",
+            "DROP MATERIALIZED VIEW old",
+            "can use old",
+        ),
+        (
+            "CREATE SCHEMA bi; CREATE VIEW bi.jobs AS SELECT * FROM runs; GRANT USAGE ON SCHEMA bi TO PUBLIC; "
+            "GRANT SELECT ON bi.jobs TO PUBLIC",
+            "DROP SCHEMA bi CASCADE",
+            r"can use bi\.jobs",
+        ),
+        (
+            "CREATE SEQUENCE counter; GRANT USAGE ON SEQUENCE counter TO PUBLIC",
+            "DROP SEQUENCE counter",
+            "can use counter",
+        ),
     ):
         with database.transaction() as session:
             session.execute(text(statement))
@@ -227,9 +248,137 @@ def test_a_role_that_would_see_more_is_not_made(filled: RunningService, name: st
         assert session.execute(text("SELECT 1 FROM pg_roles WHERE rolname = :name"), {"name": name}).all() == []
 
 
+@pytest.mark.parametrize("attribute", ["REPLICATION", "CREATEROLE", "CREATEDB", "BYPASSRLS"])
+def test_a_role_that_was_given_more_is_refused(filled: RunningService, name: str, attribute: str) -> None:
+    database = filled.context.database
+    put_role(database, name, projects=["demo"])
+    with database.transaction() as session:
+        session.execute(text(f"ALTER ROLE {name} {attribute}"))
+    with pytest.raises(DashboardRoleError, match=attribute):
+        put_role(database, name, every_project=True)
+    with logged_in(filled, name) as connection:
+        assert projects(connection, "runs") == {"demo"}, "nothing was changed"
+    assert remove_role(database, name)
+
+
+def test_a_role_that_may_make_schemas_is_refused(filled: RunningService, name: str) -> None:
+    database = filled.context.database
+    put_role(database, name)
+    with database.transaction() as session:
+        session.execute(text(f"GRANT CREATE ON DATABASE {database.url.database} TO {name}"))
+    with pytest.raises(DashboardRoleError, match="can make schemas"):
+        put_role(database, name)
+
+
+def test_a_role_that_people_have_made_is_left_alone(filled: RunningService, name: str) -> None:
+    """A grant's row came with a dump, and this server has a role of that name for something else."""
+    database = filled.context.database
+    with database.transaction() as session:
+        session.execute(text(f"CREATE ROLE {name} LOGIN PASSWORD 'of-its-own'"))
+        session.add(DashboardGrant(role_name=name, project_id=""))
+
+    def role() -> object:
+        with database.read() as session:
+            return session.execute(text("SELECT * FROM pg_authid WHERE rolname = :name"), {"name": name}).one()
+
+    before = role()
+    for refused_call in (put_role, remove_role):
+        with pytest.raises(DashboardRoleError, match="not made for this catalog"):
+            refused_call(database, name)
+    with pytest.raises(DashboardRoleError, match="not made for this catalog"):
+        put_role(database, name, password="a-long-password", every_project=True)
+    with database.transaction() as session:
+        session.execute(text(f"COMMENT ON ROLE {name} IS 'Holdfast dashboards of catalog of-another'"))
+    with pytest.raises(DashboardRoleError, match="not made for this catalog"):
+        remove_role(database, name)
+    with database.engine.begin() as opened:
+        drop_views(opened)
+        create_views(opened)
+    assert role() == before
+    with logged_in(filled, name) as connection:
+        for view in all_views():
+            assert refused(connection, f"SELECT * FROM {view.name}"), view.name
+
+
+def test_a_role_that_is_a_member_of_another_is_not_dropped(filled: RunningService, name: str) -> None:
+    database = filled.context.database
+    put_role(database, name)
+    with database.transaction() as session:
+        session.execute(text(f"GRANT pg_monitor TO {name}"))
+    with pytest.raises(DashboardRoleError, match="member of another role"):
+        put_role(database, name)
+    assert not remove_role(database, name)
+    with logged_in(filled, name) as connection:
+        assert projects(connection, "runs") == set(), "the catalog shows it nothing"
+
+
+def test_a_role_whose_grants_were_lost_is_told_nothing_unasked(filled: RunningService, name: str) -> None:
+    database = filled.context.database
+    put_role(database, name, projects=["demo"])
+    with database.transaction() as session:
+        session.execute(text("DELETE FROM dashboard_grants"))
+    with pytest.raises(DashboardRoleError, match="--every-project"):
+        put_role(database, name)
+    assert list(put_role(database, name, projects=["hidden"]).projects) == ["hidden"]
+
+
+def test_a_database_that_is_closed_to_everybody_is_opened_to_the_role(filled: RunningService, name: str) -> None:
+    database = filled.context.database
+    closed = f"DATABASE {database.url.database}"
+    with database.transaction() as session:
+        session.execute(text(f"REVOKE CONNECT ON {closed} FROM PUBLIC"))
+        session.execute(text("REVOKE USAGE ON SCHEMA public FROM PUBLIC"))
+    try:
+        put_role(database, name)
+        with logged_in(filled, name) as connection:
+            assert projects(connection, "runs") == {"demo", "hidden"}
+        remove_role(database, name)
+    finally:
+        with database.transaction() as session:
+            session.execute(text(f"GRANT CONNECT ON {closed} TO PUBLIC"))
+            session.execute(text("GRANT USAGE ON SCHEMA public TO PUBLIC"))
+
+
+def test_the_settings_of_a_role_are_the_operators(filled: RunningService, name: str) -> None:
+    database = filled.context.database
+    put_role(database, name)
+    with logged_in(filled, name) as connection:
+        assert connection.execute(
+            "SELECT current_setting('timezone'), current_setting('statement_timeout')"
+        ).fetchall() == [("UTC", "1min")]
+    with database.transaction() as session:
+        session.execute(text(f"ALTER ROLE {name} CONNECTION LIMIT 3"))
+        session.execute(text(f"ALTER ROLE {name} SET statement_timeout = '5min'"))
+    put_role(database, name, projects=["demo"], new_password=True)
+    with logged_in(filled, name) as connection:
+        assert connection.execute("SELECT current_setting('statement_timeout')").fetchone() == ("5min",)
+        assert connection.execute("SELECT rolconnlimit FROM pg_roles WHERE rolname = current_user").fetchone() == (3,)
+
+
+def test_the_url_has_nothing_else_of_the_services(filled: RunningService, name: str) -> None:
+    url = filled.context.database.url
+    secretive = url.update_query_dict(
+        {
+            "user": str(url.username),
+            "password": "service-password",
+            "options": "-c search_path=public",
+            "sslmode": "prefer",
+        }
+    )
+    database = Database(secretive.render_as_string(hide_password=False))
+    try:
+        told = make_url(put_role(database, name).url)
+    finally:
+        database.dispose()
+    assert (told.username, told.password, told.host, told.port) == (name, None, url.host, url.port)
+    assert (told.database, dict(told.query)) == (url.database, {"sslmode": "prefer"})
+
+
 def test_the_password_that_is_told_opens_and_no_other_does(
     filled: RunningService, name: str, postgres: PostgresServer
 ) -> None:
+    if not isinstance(postgres, OwnPostgresServer):
+        pytest.skip("it writes the server's pg_hba.conf: that of TEST_DATABASE_URL is not ours")
     with passwords_asked_of(postgres, name):
         made = put_role(filled.context.database, name)
         assert made.password is not None
@@ -291,8 +440,6 @@ def test_the_command_tells_how_to_connect(filled: RunningService, name: str) -> 
 
 
 def test_a_user_that_may_make_no_role_is_told(filled: RunningService, name: str) -> None:
-    from holdfast_service.db.engine import Database
-
     database = filled.context.database
     plain = f"plain_{secrets.token_hex(4)}"
     with database.transaction() as session:
@@ -302,11 +449,89 @@ def test_a_user_that_may_make_no_role_is_told(filled: RunningService, name: str)
     try:
         with pytest.raises(DashboardRoleError, match="CREATEROLE"):
             put_role(other, name)
+        with database.transaction() as session:
+            session.execute(text(f"ALTER ROLE {plain} CREATEROLE"))
+        with pytest.raises(DashboardRoleError, match="would lack SELECT on dashboard_v1_attempt"):
+            put_role(other, name)  # it can read the views and not grant them, of which the server only warns
     finally:
         other.dispose()
         with database.transaction() as session:
             session.execute(text(f"DROP OWNED BY {plain}"))
             session.execute(text(f"DROP ROLE {plain}"))
+
+
+def test_the_command_makes_no_catalog_and_brings_none_up_to_date(database_url: str, name: str) -> None:
+    database = Database(database_url)
+    try:
+        with exclusive_connection(database) as connection:
+            command.downgrade(alembic_config(connection), "-1")
+            older = revisions(connection)[0]
+            tables = inspect(connection).get_table_names()
+        for arguments in ((), ("--remove",)):
+            told = run_holdfast("admin", "dashboard-role", name, *arguments, HOLDFAST_DATABASE_URL=database_url)
+            assert told.returncode == 1
+            assert f"is at revision {older}" in told.stderr
+            assert "Start the service" in told.stderr.replace("\n", " ")
+        with database.engine.connect() as opened:
+            assert (revisions(opened)[0], inspect(opened).get_table_names()) == (older, tables)
+            assert inspect(opened).get_view_names() == []
+            assert opened.scalar(text("SELECT count(*) FROM pg_roles WHERE rolname = :name"), {"name": name}) == 0
+    finally:
+        with exclusive_connection(database) as connection:
+            command.upgrade(alembic_config(connection), "head")
+        database.dispose()
+
+
+@pytest.mark.usefixtures("database_url")
+def test_an_empty_database_stays_empty(postgres: PostgresServer, name: str) -> None:
+    url = postgres.create_database(f"empty_{name}")
+    try:
+        told = run_holdfast("admin", "dashboard-role", name, HOLDFAST_DATABASE_URL=url)
+        assert told.returncode == 1
+        assert told.stderr.startswith("holdfast: There is no catalog in this database.")
+        database = Database(url)
+        with database.engine.connect() as opened:
+            assert inspect(opened).get_table_names() == []
+            assert opened.scalar(text("SELECT count(*) FROM pg_roles WHERE rolname = :name"), {"name": name}) == 0
+        database.dispose()
+    finally:
+        postgres.drop_database(f"empty_{name}")
+
+
+def test_a_catalog_that_lacks_a_view_says_what_to_do(filled: RunningService, name: str) -> None:
+    database = filled.context.database
+    with database.transaction() as session:
+        session.execute(text("DROP VIEW dashboard_v1_runs"))
+    try:
+        with pytest.raises(DashboardRoleError, match=r"lacks the view dashboard_v1_runs\. Start the service"):
+            put_role(database, name)
+    finally:
+        ensure_views(database)
+    put_role(database, name)
+    with logged_in(filled, name) as connection:
+        assert projects(connection, "runs") == {"demo", "hidden"}
+
+
+def test_two_at_once_are_told(filled: RunningService, name: str) -> None:
+    """The second waits for the first one's row in the server's roles, and finds it there."""
+    database = filled.context.database
+    raised: list[Exception] = []
+
+    def make() -> None:
+        try:
+            put_role(database, name)
+        except DashboardRoleError as error:
+            raised.append(error)
+
+    with logged_in(filled, str(database.url.username)) as first:
+        with first.transaction():
+            first.execute(f"CREATE ROLE {name}")
+            second = threading.Thread(target=make)
+            second.start()
+            while first.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone() is None:
+                assert second.is_alive()
+        second.join()
+    assert "Try again" in str(raised[0])
 
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "operating" / "dashboards.md"
