@@ -72,7 +72,6 @@ def serve_command(  # noqa: PLR0917 (typer calls it by keyword)
         settings = _settings(
             host=host, port=port, data_dir=data_dir, database_url=database_url, store=store, serve_workers=workers
         )
-        configure_logging(settings)
         # Only now: the other commands need neither uvicorn nor the application.
         from holdfast_service.serve import serve
 
@@ -82,7 +81,6 @@ def serve_command(  # noqa: PLR0917 (typer calls it by keyword)
 def worker_command(database_url: DatabaseUrl = None, store: StoreUrl = None) -> None:
     with _failures_said():
         settings = _settings(database_url=database_url, store=store)
-        configure_logging(settings)
         from holdfast_service.worker import work
 
         work(settings, _say_who)
@@ -261,7 +259,9 @@ def _password() -> str:
 
 def _settings(**given: Any) -> ServiceSettings:
     refuse_unknown_settings()
-    return ServiceSettings(**{name: value for name, value in given.items() if value is not None})
+    settings = ServiceSettings(**{name: value for name, value in given.items() if value is not None})
+    configure_logging(settings)  # what a command logs goes to stderr: its output is for programs
+    return settings
 
 
 def _say_where(context: ServiceContext, url: str) -> None:

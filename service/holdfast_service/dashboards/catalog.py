@@ -35,7 +35,8 @@ def projects(dialect: Dialect) -> View:
             Column(
                 "quota_bytes",
                 Kind.INTEGER,
-                "The most that it may keep in the primary store; null: no limit.",
+                "The most that its copies in the primary store may take; null: no limit. `stored_bytes` "
+                "counts the copies in all stores, so it can be more.",
                 "p.quota_bytes",
                 "bytes",
             ),
@@ -68,10 +69,10 @@ def projects(dialect: Dialect) -> View:
                 "bytes",
             ),
             Column(
-                "needed_bytes",
+                "committed_bytes",
                 Kind.INTEGER,
                 f"Copies of chunks that a committed checkpoint needs. {lagging}",
-                "COALESCE(k.needed, 0)",
+                "COALESCE(k.committed, 0)",
                 "bytes",
             ),
             Column(
@@ -107,7 +108,7 @@ LEFT JOIN (
   ) t GROUP BY t.project_id
 ) s ON s.project_id = p.id
 LEFT JOIN (
-  SELECT b.project_id, SUM(b.bytes) AS stored, {kept_for(0)} AS arriving, {kept_for(1)} AS needed,
+  SELECT b.project_id, SUM(b.bytes) AS stored, {kept_for(0)} AS arriving, {kept_for(1)} AS committed,
     {kept_for(2)} AS trashed, {kept_for(3)} AS pending
   FROM (
     SELECT project_id, counted, bytes FROM byte_tallies UNION ALL SELECT project_id, counted, bytes FROM byte_deltas
@@ -228,7 +229,7 @@ def attempts(dialect: Dialect) -> View:
             Column("error_type", Kind.TEXT, "The type of the error that a rank raised.", "a.error_type"),
             Column("error_rank", Kind.INTEGER, "That rank.", "a.error_rank"),
             Column(
-                "resumed_from_checkpoint_id",
+                "resumed_from",
                 Kind.TEXT,
                 "The checkpoint that its ranks loaded; null: none.",
                 "a.resumed_from_id",
@@ -337,7 +338,8 @@ def restore_points(dialect: Dialect) -> View:
         subject="restore_points",
         row="A run, until it is purged, with the checkpoint that a job would resume from if it was launched now. It is "
         "what `GET /v1/projects/{project}/runs/{run}` shows as `restore_point`: every store is taken to answer. If one "
-        "has been unavailable for a while, a launch may be offered an older checkpoint.",
+        "has been unavailable for a while, a launch may be offered an older checkpoint. A run in the trash has a row "
+        "with nulls, because its checkpoints are in the trash as well.",
         columns=(
             *RUN_COLUMNS,
             Column(

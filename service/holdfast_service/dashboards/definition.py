@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 PREFIX = "dashboard_v1_"
-"""Of every view's name. What a name with this version shows keeps its names, types and meanings; columns are only
-added, at the end. Another meaning is another version, beside this one."""
+"""Every view's name begins with it. A view of this version keeps its names, types and meanings; columns are only added,
+at the end. Another meaning is another version, beside this one."""
 
 
 class Kind(Enum):
@@ -70,7 +70,7 @@ class Dialect:
 
     @property
     def is_shown(self) -> str:
-        """Of the project `p`: it is not purged, and the reader may see it."""
+        """Asked about the project `p`: it is not purged, and the reader may see it."""
         return f"p.purged_at IS NULL AND {self.may_see('p.id')}"
 
     def may_see(self, project_id: str) -> str:

@@ -72,8 +72,8 @@ def goodput_by_day(dialect: Dialect) -> View:
             Column(
                 "goodput",
                 Kind.NUMBER,
-                "`productive_seconds / wall_seconds`, from 0 to 1; null while no step's time of the run is known. Of "
-                "several rows: divide the sums, and never average this column.",
+                "`productive_seconds / wall_seconds`, from 0 to 1; null while no step's time of the run is known. "
+                "Over several rows divide the sums, and never average this column.",
                 "CASE WHEN max(d.known) = 1 AND sum(d.wall) > 0 THEN sum(d.productive) / sum(d.wall) END",
             ),
             *_parts("SUM(d.{})", Kind.NUMBER),

@@ -1,4 +1,4 @@
-"""What was committed and removed on a day, and what stood at its end: from the rows of checkpoints that there are."""
+"""What was committed and removed on a day, and what was kept at its end: from the rows of checkpoints."""
 
 from __future__ import annotations
 
@@ -45,18 +45,19 @@ def usage_by_day(dialect: Dialect) -> View:
             change("c.deleted_at", "c.deleted_at IS NOT NULL", deleted_checkpoints="1"),
         )
     )
-    standing = "SUM(COALESCE({0}, 0) - COALESCE({1}, 0)) OVER (PARTITION BY d.run_id ORDER BY d.day)"
+    kept = "SUM(COALESCE({0}, 0) - COALESCE({1}, 0)) OVER (PARTITION BY d.run_id ORDER BY d.day)"
 
     def of_day(name: str, meaning: str, unit: str = "") -> Column:
         return Column(name, Kind.INTEGER, meaning, f"COALESCE(b.{name}, 0)", unit)
 
     return View(
         subject="usage_by_day",
-        row="A day (UTC) of a run: each day from its first commit or abort until today, or until nothing of it stands "
-        "any more. It is made from the checkpoints that have a row: those that were aborted or deleted leave all days, "
-        "the past ones too, `HOLDFAST_KEEP_CHECKPOINT_ROWS_DAYS` later, and so do those of a purged run. One that was "
-        "taken back from the trash counts as if it had never been there. What the copies of a project take in the "
-        "stores is known as of now only: `dashboard_v1_projects`.",
+        row="A day (UTC) of a run: each day from its first commit or abort until today, or until the run keeps "
+        "nothing any more. The past shrinks: it is made from the checkpoints that have a row. A checkpoint that was "
+        "aborted or deleted loses its row `HOLDFAST_KEEP_CHECKPOINT_ROWS_DAYS` later and leaves all days then, the "
+        "past ones too; so do those of a purged run. Copy the days to another place if you want them for longer. A "
+        "checkpoint that a person took back from the trash counts as if it had never been there. What the copies of a "
+        "project take in the stores is known as of now only: `dashboard_v1_projects`.",
         columns=(
             Column("day", Kind.DAY, "The day, in UTC.", "d.day"),
             *(Column(each.name, each.kind, each.meaning, f"h.{each.name}") for each in RUN_COLUMNS),
@@ -72,16 +73,16 @@ def usage_by_day(dialect: Dialect) -> View:
             of_day("removed_logical_bytes", "Bytes of their states in the trainer.", "bytes"),
             of_day("deleted_checkpoints", "Checkpoints whose bytes went for good on this day."),
             Column(
-                "standing_checkpoints",
+                "kept_checkpoints",
                 Kind.INTEGER,
                 "Committed checkpoints at the end of this day; today: now.",
-                standing.format("b.committed_checkpoints", "b.removed_checkpoints"),
+                kept.format("b.committed_checkpoints", "b.removed_checkpoints"),
             ),
             Column(
-                "standing_logical_bytes",
+                "kept_logical_bytes",
                 Kind.INTEGER,
                 "Bytes of their states in the trainer.",
-                standing.format("b.committed_logical_bytes", "b.removed_logical_bytes"),
+                kept.format("b.committed_logical_bytes", "b.removed_logical_bytes"),
                 "bytes",
             ),
         ),

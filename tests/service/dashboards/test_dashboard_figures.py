@@ -69,11 +69,12 @@ def test_projects(filled: RunningService) -> None:
             view.quota_bytes,
         )
         assert row["runs"] == view.runs
-        for column in ("logical_bytes", "deduplicated_bytes", "stored_bytes", "arriving_bytes", "trashed_bytes"):
+        for column in ("logical_bytes", "deduplicated_bytes", "stored_bytes", "committed_bytes", "trashed_bytes"):
             assert row[column] == getattr(usage, column), column
-        assert row["needed_bytes"] == usage.committed_bytes > 0
+        assert row["committed_bytes"] > 0
+        assert row["arriving_bytes"] == usage.arriving_bytes
         assert row["pending_collection_bytes"] == usage.pending_collection_bytes
-        parts = ("needed_bytes", "arriving_bytes", "trashed_bytes", "pending_collection_bytes")
+        parts = ("committed_bytes", "arriving_bytes", "trashed_bytes", "pending_collection_bytes")
         assert sum(row[part] for part in parts) == row["stored_bytes"]
     assert shown["demo"]["trashed_bytes"] > 0
 
@@ -96,6 +97,7 @@ def test_runs_and_their_restore_points(filled: RunningService) -> None:
     (deleted,) = answer(filled.http().get("/v1/projects/demo/runs", params={"deleted": "true"}))["items"]
     trash = RunView.model_validate(deleted).in_trash
     assert trash is not None
+    assert points["gone"]["checkpoint_id"] is None, "they are in the trash with it"
     gone = shown["gone"]
     assert (gone["deleted_at"], gone["deleted_by"], gone["purge_at"]) == (
         trash.deleted_at,
@@ -107,11 +109,10 @@ def test_runs_and_their_restore_points(filled: RunningService) -> None:
 def test_attempts(filled: RunningService) -> None:
     shown = {row["attempt"]: row for row in rows(filled, "attempts", "run = 'gpt'")}
     assert set(shown) == {1, 2}
-    renamed = {"resumed_from_checkpoint_id": "resumed_from"}
     for number, row in shown.items():
         view = AttemptView.model_validate(answer(filled.http().get(f"/v1/projects/demo/runs/gpt/attempts/{number}")))
         for column in [each.name for each in VIEWS["attempts"].columns][5:]:
-            assert row[column] == getattr(view, renamed.get(column, column)), column
+            assert row[column] == getattr(view, column), column
     assert (shown[1]["outcome"], shown[1]["environment"]) == ("failed", {"torch": "2.13.0"})
 
 
@@ -148,9 +149,9 @@ def test_the_last_day_of_usage_is_what_rest_shows(filled: RunningService) -> Non
     by_run = {row["run"]: row for row in rows(filled, "usage_by_day")}  # all of it happened today, or about midnight
     for project, run in (("demo", "gpt"), ("other", "bert")):
         view = RunView.model_validate(answer(filled.http().get(f"/v1/projects/{project}/runs/{run}")))
-        assert by_run[run]["standing_checkpoints"] == view.committed_checkpoints
-        assert by_run[run]["standing_logical_bytes"] == view.logical_bytes
-    assert by_run["gone"]["standing_checkpoints"] == 0
+        assert by_run[run]["kept_checkpoints"] == view.committed_checkpoints
+        assert by_run[run]["kept_logical_bytes"] == view.logical_bytes
+    assert by_run["gone"]["kept_checkpoints"] == 0
 
 
 def _at(day: str, clock: str = "12:00") -> datetime:
@@ -185,7 +186,7 @@ def test_usage_day_by_day(filled: RunningService) -> None:
                 "committed_checkpoints",
                 "aborted_checkpoints",
                 "removed_checkpoints",
-                "standing_checkpoints",
+                "kept_checkpoints",
             )
         )
         for day in days[:5]
@@ -194,7 +195,7 @@ def test_usage_day_by_day(filled: RunningService) -> None:
     assert shown[begin]["committed_logical_bytes"] == size[100] + size[200]
     assert shown[begin]["uploaded_bytes"] == sent[100] + sent[200]
     assert shown[days[3]]["removed_logical_bytes"] == size[200]
-    assert shown[days[4]]["standing_logical_bytes"] == size[100] + size[300]
+    assert shown[days[4]]["kept_logical_bytes"] == size[100] + size[300]
 
 
 def test_goodput_of_an_attempt_that_runs_over_midnight(filled: RunningService) -> None:

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.parametrize("database_url", ["postgres"], indirect=True
 
 @pytest.fixture
 def name(postgres: PostgresServer) -> Iterator[str]:
-    """Of a role that is not there, neither before nor after."""
+    """A role that is not there, neither before nor after."""
     name = f"dash_{secrets.token_hex(4)}"
     yield name
     with psycopg.connect(_dsn(postgres.url_for("postgres")), autocommit=True) as connection:
@@ -46,7 +46,7 @@ def name(postgres: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def filled(service: RunningService) -> RunningService:
-    """Two projects, the second of which is nobody else's business."""
+    """Two projects. A role of the first must see nothing of the second."""
     for run in ("demo/gpt", "hidden/secret-run"):
         job = Job(service.http(), run, create=True)
         job.save(100)
@@ -126,7 +126,7 @@ def test_a_role_of_one_project_sees_no_row_of_another(filled: RunningService, na
         assert projects(connection, "runs") == {"demo"}
         # An error that a row of another project would raise.
         connection.execute("SELECT 1 / (length(project) - 6) FROM dashboard_v1_runs")
-    # Of the service's own role the view leaves nothing out.
+    # The service's own role sees everything.
     with logged_in(filled, str(filled.context.database.url.username)) as connection:
         assert projects(connection, "runs") == {"demo", "hidden"}
 
