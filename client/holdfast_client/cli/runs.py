@@ -24,8 +24,7 @@ from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, show_facts, show_json, show_table
 from holdfast_client.cli.projects import show_deleted
 from holdfast_client.cli.say import show_line, show_note
-from holdfast_protocol.attempts import AttemptView
-from holdfast_protocol.configs import ConfigDifference, differences
+from holdfast_protocol.attempts import AttemptView, ConfigDifference, config_differences
 from holdfast_protocol.restores import Skipped
 from holdfast_protocol.runs import AdviceView, RunView, SpentTime
 from holdfast_protocol.states import RunStatus
@@ -164,7 +163,7 @@ def show_config(
     if found.config is None:
         show_line(f"Attempt {number} of {name} gave no configuration. Give it: `Checkpointer(config=…)`.")
         return
-    show_facts((leaf.path, _value(leaf.after)) for leaf in differences({}, found.config))
+    show_facts((leaf.path, _value(leaf.after)) for leaf in config_differences({}, found.config))
     if found.compared_with is None:
         return
     show_line("")

@@ -14,6 +14,7 @@ from holdfast_client.transport import path
 from holdfast_protocol.attempts import (
     AttemptOpened,
     AttemptView,
+    ConfigView,
     EndAttempt,
     Heartbeat,
     HeartbeatReply,
@@ -21,7 +22,6 @@ from holdfast_protocol.attempts import (
     ResumedFrom,
 )
 from holdfast_protocol.base import Page, RunName
-from holdfast_protocol.configs import ConfigView
 
 log = logging.getLogger("holdfast.client")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
-from holdfast_protocol.configs import MOST_DIFFERENCES, ConfigView, differences
+from holdfast_protocol.attempts import MOST_DIFFERENCES, ConfigView, config_differences
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.tables.core import Attempt
@@ -28,7 +28,7 @@ def read_config(
                 .limit(1)
             )
         before = None if against is None else attempt_numbered(session, run, against).config
-    found = [] if config is None or before is None else differences(before, config)
+    found = [] if config is None or before is None else config_differences(before, config)
     return ConfigView(
         attempt=number,
         config=config,

@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from holdfast_protocol.attempts import (
     AttemptOpened,
     AttemptView,
+    ConfigView,
     EndAttempt,
     Heartbeat,
     HeartbeatReply,
@@ -32,7 +33,6 @@ from holdfast_protocol.checkpoints import (
     SealOrFail,
     SealShards,
 )
-from holdfast_protocol.configs import ConfigView
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.attached_stores.attached import offer_mount_proof

@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from holdfast_client.errors import ConfigurationError
-from holdfast_protocol.configs import DEEPEST_CONFIG, Config
+from holdfast_protocol.attempts import DEEPEST_CONFIG, Config
 from holdfast_protocol.text import printable
 
 _LEFT_OUT = "(left out)"
