@@ -1,4 +1,4 @@
-import { type FormEvent, type ReactNode, useEffect, useId, useRef, useState } from "react";
+import { type FormEvent, type ReactNode, useId, useLayoutEffect, useRef, useState } from "react";
 import styles from "./ConfirmDialog.module.css";
 import { ErrorState } from "./states";
 
@@ -25,8 +25,9 @@ export function ConfirmDialog({ title, children, action, typed, onConfirm, onClo
   const id = useId();
   const ready = !busy && (typed === undefined || text.trim() === typed);
 
-  // The browser's own dialog keeps the focus inside, makes the rest inert and gives the focus back.
-  useEffect(() => {
+  // The browser's own dialog keeps the focus inside, makes the rest inert and gives the focus back,
+  // if it is closed before React takes it out: an effect after the layout would come too late.
+  useLayoutEffect(() => {
     const shown = dialog.current;
     shown?.showModal();
     return () => shown?.close();

@@ -1,5 +1,5 @@
 import type { ReactNode } from "react";
-import { useEffect, useId, useRef, useState } from "react";
+import { useEffect, useId, useLayoutEffect, useRef, useState } from "react";
 import { queryClient } from "@/api/client";
 import { type Scope, useSession } from "@/api/session";
 import { useProject, useProjects } from "@/app/project";
@@ -213,7 +213,7 @@ interface DetailsProps {
 export function Details({ title, children, onClose, close = "Close", keeps = false }: DetailsProps) {
   const [dialog, setDialog] = useState<HTMLDialogElement | null>(null);
   const id = useId();
-  useEffect(() => {
+  useLayoutEffect(() => {
     dialog?.showModal();
     return () => dialog?.close();
   }, [dialog]);
