@@ -1,0 +1,91 @@
+"""A catalog that has something on every screen of the page.
+
+demo/gpt      live. Attempt 1 was killed at step 450; attempt 2 went back to step 200 (a rollback), saved 250 and 300,
+              and a diverged checkpoint at 350. Step 400 is in the trash. It has a configuration and a policy.
+demo/bert     failed. Steps 10 to 40; a person and the trash may have 10; 40 is corrupt: its bytes changed in the store.
+demo/doctor   finished. Two little checkpoints with real tensors and real indexes.
+"""
+
+from __future__ import annotations
+
+from holdfast_client.client import Client
+from holdfast_client.settings import ClientSettings
+from holdfast_protocol.states import StoreRole
+from tests.support.little_checkpoints import save_little_checkpoint
+from tests.support.rank import Job, answer, digest_of
+from tests.support.rot import attached, flip, key_of
+from tests.support.service import RunningService
+
+_LOST = b"the weights of bert at step 40"
+
+
+class SeededCatalog:
+    """Empty until `fill`. Then `job` is the live attempt of demo/gpt, and the other fields are checkpoints' ids."""
+
+    job: Job
+    restore_point: str
+    diverged: str
+    trashed: str
+    corrupt: str
+    deletable: str
+    whole: str
+    whole_before: str
+
+    def fill(self, service: RunningService) -> None:
+        http = service.http()
+        answer(http.put("/v1/projects/demo", json={"quota_bytes": 10**9}, headers={"If-Match": "*"}))
+        self._save_gpt(service)
+        self._save_bert(service)
+        with Client(ClientSettings(url=service.url, token=service.token())) as client:
+            for _ in range(2):
+                save_little_checkpoint(client, "demo")
+        newest, before = answer(http.get("/v1/projects/demo/runs/doctor/checkpoints"))["items"]
+        self.whole, self.whole_before = newest["id"], before["id"]
+        hook = {"url": "https://hooks.example/holdfast", "events": ["checkpoint.committed"]}
+        answer(http.post("/v1/projects/demo/webhooks", json=hook))
+        answer(http.post("/v1/sweeps", json={"dry_run": True}))
+
+    def _save_gpt(self, service: RunningService) -> None:
+        http = service.http()
+        killed = Job(http, "demo/gpt", config={"optimizer": {"lr": 0.001}}, environment={"torch": "2.7"}, host="node-1")
+        kept = [killed.save(step, metrics={"loss": {"value": 100 / step}}) for step in (100, 200, 300, 400)]
+        trains(killed, 450)
+        killed.end("failed", detail="killed by signal 9", error_type="SIGKILL")
+        self.job = Job(
+            http, "demo/gpt", after=1, config={"optimizer": {"lr": 0.0005}}, environment={"torch": "2.8"}, host="node-2"
+        )
+        self.job.resumed_from(kept[1]["id"], rollback=True)
+        self.job.save(250, metrics={"loss": {"value": 0.3}})
+        self.restore_point = self.job.save(300, metrics={"loss": {"value": 0.25}})["id"]
+        self.diverged = self.job.save(350, metrics={"loss": {"nonfinite": "nan"}}, finite=False)["id"]
+        trains(self.job, 360)
+        self.trashed = kept[3]["id"]
+        prune = {"checkpoint_ids": [self.trashed], "dry_run": False, "reason": "of a branch that was left"}
+        answer(http.post("/v1/projects/demo/runs/gpt/retention/prune", json=prune))
+        for level, kept_last in (("demo", 5), ("demo/runs/gpt", 3)):
+            policy = {"document": {"keep_last": kept_last}}
+            answer(http.put(f"/v1/projects/{level}/policies/retention", json=policy))
+
+    def _save_bert(self, service: RunningService) -> None:
+        http = service.http()
+        job = Job(http, "demo/bert", host="node-3")
+        self.deletable = job.save(10)["id"]
+        for step in (20, 30):
+            job.save(step)
+        self.corrupt = job.save(40, content=_LOST)["id"]
+        job.end("failed", detail="CUDA error: an illegal memory access", error_type="RuntimeError")
+        flip(attached(service, StoreRole.PRIMARY).store, key_of(service, _LOST))
+        seen = {"digest": digest_of(_LOST), "problem": "mismatch"}
+        answer(http.post(f"/v1/checkpoints/{self.corrupt}/chunk-reports", json=seen))
+
+
+def trains(job: Job, step: int) -> None:
+    """A heartbeat of a job that gets on."""
+    job.heartbeat(
+        step,
+        first_step=1,
+        steps_run=step,
+        first_step_age_seconds=float(step),
+        progress_age_seconds=0.0,
+        steps_per_second=2.0,
+    )

@@ -1,0 +1,244 @@
+"""Every screen of the page on a catalog that has something on each: what it shows, that it calls nothing that fails,
+that axe finds nothing grave in light and dark, and what a person does with the keyboard and with the mouse."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import BrowserContext, Locator, Page, Response, expect
+
+from holdfast_protocol.states import Scope
+from tests.support.rank import answer
+from tests.support.service import RunningService
+from tests.web.axe import grave_violations
+from tests.web.seeded_catalog import SeededCatalog, trains
+
+GPT = "demo/gpt@300#2"
+SCREENS = [
+    # address, heading, something that the catalog put there
+    ("", "Overview", "Lost chunks"),
+    ("runs", "Runs", "bert"),
+    ("runs/gpt?before=1&after=2&metric=loss", "gpt", "0.0005"),
+    ("runs/bert", "bert", "corrupt"),
+    ("checkpoints", "Checkpoints", "doctor, step 2"),
+    ("checkpoints?find=demo/gpt@300%232", GPT, "Pin and holds"),
+    ("checkpoints/{restore_point}", GPT, "holdfast checkpoints pull"),
+    ("checkpoints/{diverged}", "demo/gpt@350#2", "diverged"),
+    ("checkpoints/{trashed}", "demo/gpt@400#1", "of a branch that was left"),
+    ("checkpoints/{whole}?part=tensors&tensor=sample/bytes", "demo/doctor@2#2", "uint8"),
+    ("checkpoints/{corrupt}?part=copies", "demo/bert@40#1", "Bad copies, and whom they concern"),
+    ("checkpoints/{corrupt}?part=history", "demo/bert@40#1", "corrupt"),
+    ("checkpoints/{whole}/compare", "Compare demo/doctor@2#2", "the one before it"),
+    ("checkpoints/{whole}/compare?with={whole_before}", "Compare demo/doctor@2#2", "Tensors by digest"),
+    ("retention", "Retention and cost", "What stays and what goes"),
+    ("retention?run=gpt", "Retention and cost", "What stays and what goes"),
+    ("retention?view=prune&run=gpt&filter=%7B%22health%22%3A%5B%22diverged%22%5D%7D", "Retention and cost", "350"),
+    ("retention?view=trash", "Retention and cost", "gpt"),
+    ("retention?view=trash&run=gpt", "Retention and cost", "of a branch that was left"),
+    ("retention?view=usage", "Retention and cost", "By run, the dearest first"),
+    ("storage?run=bert", "Storage", "Tiers of bert"),
+    ("operations", "Controllers", "collect"),
+    ("operations/long", "Long operations", "sweep"),
+    ("operations/events", "Events", "checkpoint.committed"),
+    ("operations/webhooks", "Webhooks", "hooks.example"),
+    ("operations/tokens", "Tokens", "test train read"),
+    ("operations/projects", "Projects", "demo"),
+    ("operations/audit", "Audit", "checkpoint.trash"),
+    ("operations/workers", "Workers", "Workers"),
+]
+
+
+@pytest.fixture(scope="module")
+def catalog() -> SeededCatalog:
+    return SeededCatalog()
+
+
+@pytest.fixture(scope="module")
+def seed(catalog: SeededCatalog) -> Callable[[RunningService], None]:
+    return catalog.fill
+
+
+@pytest.fixture
+def refused(context: BrowserContext) -> Iterator[list[str]]:
+    """The calls of the page that the service did not do. A test takes out those that it expects."""
+    calls: list[str] = []
+
+    def note(reply: Response) -> None:
+        if "/v1/" in reply.url and reply.status >= 400:
+            calls.append(f"{reply.status} {reply.request.method} {reply.url}")
+
+    context.on("response", note)
+    yield calls
+    assert not calls
+
+
+@pytest.fixture
+def screen(
+    refused: list[str], sign_in_as: Callable[[str], Page], service: RunningService, catalog: SeededCatalog
+) -> Callable[..., Page]:
+    """Opens an address of the page, signed in with these scopes, or all; its braces are fields of the catalog."""
+
+    def open_screen(address: str, *scopes: Scope) -> Page:
+        page = sign_in_as(service.token(*scopes))
+        page.goto(f"{service.url}/ui/{address.format_map(vars(catalog))}")
+        return page
+
+    return open_screen
+
+
+def settled(page: Page) -> None:
+    expect(page.get_by_role("status").filter(has_text=re.compile("^Loading"))).to_have_count(0)
+    expect(page.get_by_role("status").filter(has_text=re.compile("^Live$"))).to_be_visible()
+
+
+def heading(page: Page, text: str) -> Locator:
+    return page.get_by_role("heading", level=1, name=text, exact=True)
+
+
+@pytest.mark.parametrize(("address", "title", "shown"), SCREENS, ids=[each[0] or "overview" for each in SCREENS])
+def test_a_link_opens_its_screen_for_everybody(
+    screen: Callable[..., Page], address: str, title: str, shown: str
+) -> None:
+    page = screen(address)
+    expect(heading(page, title)).to_be_visible()
+    expect(page.locator("#content").get_by_text(shown).filter(visible=True).first).to_be_visible()
+    settled(page)
+    expect(page).to_have_title(f"{title} · Holdfast")
+    expect(page.get_by_role("alert")).to_have_count(0)
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        expect(page.locator("html")).to_have_attribute("data-theme", theme)
+        # What a theme changes is its colours: the rest is looked at once.
+        assert not grave_violations(page, *(["color-contrast"] if theme == "dark" else [])), theme
+
+
+def test_the_keyboard_alone_leads_through_the_page(screen: Callable[..., Page], catalog: SeededCatalog) -> None:
+    page = screen("")
+    settled(page)
+    page.keyboard.press("Tab")
+    skip = page.get_by_role("link", name="Skip to the content")
+    expect(skip).to_be_focused()
+    expect(skip).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    expect(page.locator("#content")).to_be_focused()
+    page.reload()
+    settled(page)
+    tab_to(page, page.get_by_role("navigation", name="Screens").get_by_role("link", name="Runs"))
+    page.keyboard.press("Enter")
+    expect(heading(page, "Runs")).to_be_focused()
+    tab_to(page, page.get_by_role("link", name="gpt"))
+    page.keyboard.press("Enter")
+    expect(heading(page, "gpt")).to_be_focused()
+    tab_to(page, page.get_by_role("grid", name="Checkpoints"))
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("navigation", name="Parts of the checkpoint")).to_be_visible()
+
+
+def test_a_dialog_keeps_the_focus_and_escape_gives_it_back(screen: Callable[..., Page]) -> None:
+    page = screen("checkpoints/{restore_point}")
+    settled(page)
+    pin = page.get_by_role("button", name="Pin", exact=True)
+    tab_to(page, pin)
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    assert not grave_violations(page)
+    for _ in range(6):
+        page.keyboard.press("Tab")
+        assert page.evaluate(
+            "() => [document.body, null].includes(document.activeElement) || !!document.activeElement.closest('dialog')"
+        )
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    expect(pin).to_be_focused()
+
+
+def tab_to(page: Page, wanted: Locator) -> None:
+    """Presses Tab until it has the focus."""
+    expect(wanted).to_be_visible()
+    for _ in range(150):
+        if wanted.evaluate("it => it === document.activeElement"):
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError(f"Tab does not lead to {wanted}")
+
+
+def test_a_checkpoint_goes_to_the_trash_by_its_count_and_comes_back(
+    screen: Callable[..., Page], service: RunningService, catalog: SeededCatalog
+) -> None:
+    page = screen("checkpoints/{deletable}")
+    page.get_by_role("button", name="See what would go").click()
+    plan = page.get_by_role("status").filter(has_text="1 checkpoint goes to the trash")
+    expect(plan).to_be_visible()
+    assert state_of(service, catalog.deletable) == "committed"
+    plan.get_by_role("button", name="Move to the trash").click()
+    dialog = page.get_by_role("dialog")
+    move = dialog.get_by_role("button", name="Move to the trash")
+    expect(move).to_be_disabled()
+    dialog.get_by_label("to go on").fill("2")
+    expect(move).to_be_disabled()
+    dialog.get_by_label("to go on").fill("1")
+    dialog.get_by_label("Reason").fill("tried")
+    move.click()
+    expect(page.get_by_role("heading", name="In the trash")).to_be_visible()
+    assert state_of(service, catalog.deletable) == "trashed"
+    page.goto(f"{service.url}/ui/retention?project=demo&view=trash&run=bert")
+    page.get_by_role("button", name="Take step 10 of attempt 1 back").click()
+    expect(page.get_by_text("Nothing of this run is in the trash")).to_be_visible()
+    assert state_of(service, catalog.deletable) == "committed"
+
+
+def state_of(service: RunningService, checkpoint_id: str) -> str:
+    return str(answer(service.http().get(f"/v1/checkpoints/{checkpoint_id}"))["state"])
+
+
+@pytest.mark.parametrize(
+    ("address", "control"),
+    [
+        ("checkpoints/{deletable}", "See what would go"),
+        ("checkpoints/{deletable}", "Pin"),
+        ("retention?view=trash&run=gpt", "Take step 400 of attempt 1 back"),
+        ("storage", "Look for orphans"),
+    ],
+)
+def test_a_reader_hears_why_a_control_is_not_for_this_token(
+    screen: Callable[..., Page], address: str, control: str
+) -> None:
+    page = screen(address, Scope.READ)
+    button = page.get_by_role("button", name=control, exact=True)
+    expect(button).to_have_attribute("aria-disabled", "true")
+    settled(page)
+    button.hover()
+    expect(page.get_by_role("tooltip").first).to_contain_text("has not the scope “operate”")
+    button.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_a_reader_is_told_what_tokens_are_for(screen: Callable[..., Page]) -> None:
+    page = screen("operations/tokens", Scope.READ)
+    expect(page.get_by_text("Tokens: not for this token")).to_be_visible()
+
+
+def test_a_commit_is_seen_without_a_reload(
+    screen: Callable[..., Page], service: RunningService, catalog: SeededCatalog
+) -> None:
+    page = screen("runs/gpt")
+    settled(page)
+    page.evaluate("() => { window.stays = true; }")
+    trains(catalog.job, 411)
+    catalog.job.save(410)
+    point = page.get_by_role("region", name="Restore point")
+    expect(point.get_by_role("link", name="410", exact=True)).to_be_visible()
+    page.get_by_role("navigation", name="Screens").get_by_role("link", name="Overview").click()
+    expect(heading(page, "Overview")).to_be_visible()
+    live = page.get_by_role("grid", name="Runs")
+    expect(live.get_by_role("gridcell", name="410", exact=True).last).to_be_visible()
+    settled(page)
+    catalog.job.save(420)
+    expect(live.get_by_role("gridcell", name="420", exact=True).last).to_be_visible()
+    assert page.evaluate("() => window.stays")
