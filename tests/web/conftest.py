@@ -9,8 +9,6 @@ signed_in    one that is signed in with every scope; `sign_in_as` is for other t
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,16 +17,12 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from holdfast_protocol.service import SESSION_COOKIE
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.ui.endpoints import BUILT_INTO
 from tests.support.debian import NoAptError
 from tests.support.service import RunningService, running_service
 from tests.support.signed_in import sign_in
+from tests.web.built import built_page
 from tests.web.chromium import chromium
 
-_BUILD = Path(__file__).parents[2] / "scripts" / "prepare-web"
-_TINY = Path(__file__).parent / "tiny_page"
-_BUILDS_WITHIN_SECONDS = 280
-_NO_NODE = 69
 expect.set_options(timeout=15_000)  # a busy machine
 
 
@@ -44,14 +38,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def page_folder() -> Path:
-    """The built page; the tiny one, which can sign in and out, where this clone has no sources of it."""
-    if not _BUILD.exists():
-        return _TINY
-    done = subprocess.run([str(_BUILD), sys.prefix], capture_output=True, text=True, timeout=_BUILDS_WITHIN_SECONDS)
-    if done.returncode == _NO_NODE:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stderr
-    return BUILT_INTO
+    return built_page()
 
 
 @pytest.fixture(scope="module")

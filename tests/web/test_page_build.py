@@ -10,19 +10,16 @@ from pathlib import Path
 import pytest
 from scripts.web_schema import SCHEMA, document, first_line
 
+from tests.web.built import built_page
+
 ROOT = Path(__file__).resolve().parents[2]
 WEB = ROOT / "web"
-BUILT = ROOT / "service" / "holdfast_service" / "ui" / "static"
 
 
 @pytest.fixture(scope="module")
 def page() -> str:
     """index.html, built."""
-    made = subprocess.run([ROOT / "scripts" / "prepare-web"], capture_output=True, text=True, check=False)
-    if made.returncode == 69:
-        pytest.skip(made.stderr.strip())
-    assert made.returncode == 0, made.stdout + made.stderr
-    return (BUILT / "index.html").read_text(encoding="utf-8")
+    return (built_page() / "index.html").read_text(encoding="utf-8")
 
 
 def npm(*arguments: str) -> str:
