@@ -47,7 +47,7 @@ def _is_plain(config: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return config
 
 
-Config = Annotated[dict[str, JsonValue], fits(MOST_CONFIG_BYTES), AfterValidator(_is_plain)]
+Config = Annotated[dict[str, JsonValue], Field(max_length=1000), fits(MOST_CONFIG_BYTES), AfterValidator(_is_plain)]
 
 
 class ConfigDifference(Reply):

@@ -52,7 +52,7 @@ def test_the_same_launch_gets_the_same_attempt_and_keeps_its_first_configuration
 
 def test_many_differences_are_cut(service: RunningService) -> None:
     for number in range(2):
-        job = Job(service.http(), after=number, config={f"k{each:04}": number for each in range(1200)})
+        job = Job(service.http(), after=number, config={"all": {f"k{each:04}": number for each in range(1200)}})
     found = config_of(job, 2)
     assert (len(found["differences"]), found["differences_left_out"]) == (1000, 200)  # type: ignore[arg-type]
 
