@@ -280,7 +280,7 @@ def findings(service: RunningService) -> list[CheckFinding]:
 
 def numbers_of(service: RunningService) -> tuple[int, ...]:
     with service.context.database.read() as session:
-        (demo,) = numbers(session).projects
+        (demo,) = numbers(session, service.context).projects
     return tuple(map(demo.ever, ("committed", "aborted", "chunk_bytes", "uploaded_bytes", "deduplicated_bytes")))
 
 
