@@ -243,7 +243,9 @@ def test_a_missing_component_is_said_once_listed_and_refused_with_strict(run, se
 
 def test_another_environment_is_told_on_resume(run, service, caplog, monkeypatch):
     model = {"model": torch.nn.Linear(2, 2)}
-    monkeypatch.setattr("holdfast.session.session.environment", lambda: environment() | {"git_commit": "e" * 40})
+    monkeypatch.setattr(
+        "holdfast.session.session.environment", lambda hosts: environment(hosts) | {"git_commit": "e" * 40}
+    )
     with holdfast.Checkpointer(run) as ckpt:
         ckpt.restore(model)
         ckpt.save(0, model)
@@ -252,7 +254,7 @@ def test_another_environment_is_told_on_resume(run, service, caplog, monkeypatch
     assert {"python", "torch", "holdfast", "git_commit"} <= told.keys()
     now = {**told, "torch": "9.9.0", "git_commit": "f" * 40}
     looked: list[int] = []
-    monkeypatch.setattr("holdfast.session.session.environment", lambda: looked.append(1) or now)
+    monkeypatch.setattr("holdfast.session.session.environment", lambda _hosts: looked.append(1) or now)
     with caplog.at_level(logging.WARNING, "holdfast"), holdfast.Checkpointer(run) as ckpt:
         ckpt.restore(model)
     assert [record.getMessage() for record in caplog.records if "since attempt 1" in record.getMessage()] == [
