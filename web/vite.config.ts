@@ -22,6 +22,8 @@ export default defineConfig({
     environmentOptions: { jsdom: { url: "http://127.0.0.1:8400/ui/" } },
     setupFiles: ["src/testing/setup.ts"],
     globals: true,
+    // A file at a time: beside the other tests of a gate, several would wait for each other.
+    maxWorkers: 1,
     css: { modules: { classNameStrategy: "non-scoped" } },
   },
 });

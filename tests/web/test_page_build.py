@@ -53,5 +53,6 @@ def test_the_sources_keep_to_the_style_and_the_types(page: str) -> None:
     npm("check")
 
 
+@pytest.mark.timeout(1200)
 def test_the_components_do_what_they_say(page: str) -> None:
     npm("test")

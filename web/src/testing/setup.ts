@@ -2,8 +2,8 @@ import "@testing-library/jest-dom/vitest";
 import { configure } from "@testing-library/react";
 
 // A busy machine takes its time, above all for the first screen, whose modules are loaded by its route.
-configure({ asyncUtilTimeout: 15_000 });
-vi.setConfig({ testTimeout: 60_000 });
+configure({ asyncUtilTimeout: 90_000 });
+vi.setConfig({ testTimeout: 300_000 });
 
 // What jsdom lacks and every browser has. Sizes: a table of 600 px, so that it has rows in sight.
 HTMLDialogElement.prototype.showModal = function showModal() {
