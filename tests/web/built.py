@@ -22,6 +22,7 @@ def built_page() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = subprocess.run([str(_BUILD), sys.prefix], capture_output=True, text=True, timeout=_BUILDS_WITHIN_SECONDS)
     if done.returncode == _NO_NODE:
+        # pip cannot install Node.js, and the service runs without a page.
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stdout + done.stderr
     return BUILT_INTO

@@ -33,6 +33,7 @@ def browser() -> Iterator[Browser]:
         with chromium() as started:
             yield started
     except NoAptError as reason:
+        # pip cannot install a browser, and no other part of Holdfast needs one.
         pytest.skip(str(reason))
 
 

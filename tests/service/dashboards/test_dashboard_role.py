@@ -378,6 +378,7 @@ def test_the_password_that_is_told_opens_and_no_other_does(
     filled: RunningService, name: str, postgres: PostgresServer
 ) -> None:
     if not isinstance(postgres, OwnPostgresServer):
+        # Who may log in to a server that people use is theirs to say; one that the tests start is always tried.
         pytest.skip("it writes the server's pg_hba.conf: that of TEST_DATABASE_URL is not ours")
     with passwords_asked_of(postgres, name):
         made = put_role(filled.context.database, name)
