@@ -383,7 +383,8 @@ def test_followers_learn_that_the_catalog_went_back(service: RunningService, cli
 class TestADatabaseThatDoesNotAnswer:
     @pytest.fixture
     def settings(self, settings: ServiceSettings) -> ServiceSettings:
-        return settings.model_copy(update={"database_statement_seconds": 0.5})
+        # A second more than a busy machine lets a transaction of the service's start wait.
+        return settings.model_copy(update={"database_statement_seconds": 5})
 
     @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)  # SQLite's readers wait for nobody
     def test_a_stream_outlives_it(self, service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:

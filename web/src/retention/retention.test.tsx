@@ -113,7 +113,8 @@ function answers(more: Parameters<typeof serve>[0] = {}): Parameters<typeof serv
     },
     "POST /v1/projects/demo/runs/llama/retention/plan": async (request) => {
       const { policy } = await body(request);
-      if (typeof policy?.keep_last === "string") return problem(400, "invalid_request", "keep_last: it must be a number.");
+      if (typeof policy?.keep_last === "string")
+        return problem(400, "invalid_request", "keep_last: it must be a number.");
       const document = policy ?? put.document ?? POLICY.document;
       return plan(document.keep_last, put.document ? own() : POLICY, policy ? null : "digest");
     },
