@@ -32,6 +32,7 @@ import holdfast_service.replicate.endpoints
 import holdfast_service.restore.endpoints
 import holdfast_service.retention.endpoints
 import holdfast_service.runs.endpoints
+import holdfast_service.samples.endpoints
 import holdfast_service.scrub.endpoints
 import holdfast_service.tiers.endpoints
 import holdfast_service.training.endpoints
@@ -91,6 +92,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.tiers.endpoints.router,
     holdfast_service.usage.endpoints.router,
     holdfast_service.usage.endpoints.prices_router,
+    holdfast_service.samples.endpoints.router,
     holdfast_service.collect.endpoints.collections_router,
     holdfast_service.collect.endpoints.sweeps_router,
     holdfast_service.attached_stores.endpoints.router,

@@ -250,6 +250,9 @@ class ServiceSettings(BaseSettings):
     keep_events_days: float = Field(
         default=30.0, gt=0, description="Events can be listed, and followed from then on, for so long."
     )
+    keep_samples_days: float = Field(
+        default=400.0, gt=0, description="The hourly samples of projects and runs go after so long."
+    )
     keep_checkpoint_rows_days: float = Field(
         default=90.0,
         gt=0,

@@ -50,11 +50,11 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
         Entry("spool", "Saves on this machine's disk that are not committed", "list push drop", "spool"),
     ),
     "Runs": (
-        Entry("projects", "Projects and quotas", "list show create edit delete undelete", "projects trash"),
+        Entry("projects", "Projects and quotas", "list show create edit delete undelete samples", "projects trash"),
         Entry(
             "runs",
             "Runs, and their restore points",
-            "list show delete undelete restore-point goodput advise",
+            "list show delete undelete restore-point goodput samples advise",
             "runs trash",
         ),
         Entry("attempts", "The launches of a run, and why each ended", "list show-config", "runs"),

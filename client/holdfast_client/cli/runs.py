@@ -11,24 +11,29 @@ from pydantic_core import to_json
 from holdfast_client.cli.arguments import (
     DeletedOption,
     JsonOption,
+    LimitedOption,
     LimitOption,
     OnlyProject,
     RunArgument,
     SelectorArgument,
+    SinceOption,
+    UntilOption,
     connect,
     first,
+    read_past,
     read_run,
     read_selector,
 )
 from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, show_facts, show_json, show_table
-from holdfast_client.cli.projects import show_deleted
+from holdfast_client.cli.projects import EveryOption, show_deleted, show_samples
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_protocol.attempts import AttemptView, ConfigDifference, config_differences
 from holdfast_protocol.restores import Skipped
 from holdfast_protocol.runs import AdviceView, RunView, SpentTime
 from holdfast_protocol.states import RunStatus
 from holdfast_protocol.text import counted
+from holdfast_protocol.usage import SampledEvery
 
 runs = noun("runs")
 attempts = noun("attempts")
@@ -289,6 +294,40 @@ def _row(attempt: str, outcome: str, spent: SpentTime) -> list[str]:
             )
         ),
     ]
+
+
+@runs.command()
+def samples(
+    run: RunArgument,
+    *,
+    every: EveryOption = SampledEvery.HOUR,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    limit: LimitedOption = 24,
+    json: JsonOption = False,
+) -> None:
+    """Show a run's goodput and restore point over time.
+
+    The newest first, of the hours at whose end it had an open attempt.
+    """
+    name, begins, ends = read_run(run), read_past(since), read_past(until)
+    with connect() as client:
+        found = first(
+            client.insights.all_run_samples(name.project, name.run, every=every, since=begins, until=ends), limit
+        )
+    if json:
+        show_json(found)
+        return
+    cells = (
+        [
+            NOTHING if one.restore_point_step is None else str(one.restore_point_step),
+            NOTHING if one.last_step is None else str(one.last_step),
+            str(one.committed_checkpoints),
+            as_bytes(one.logical_bytes),
+        ]
+        for one in found
+    )
+    show_samples(every, found, [">its step", ">last step", ">saved", ">logical"], cells)
 
 
 @runs.command()
