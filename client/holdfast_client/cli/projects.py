@@ -1,4 +1,4 @@
-"""`holdfast projects`, `tokens` and `ui`. `trash` deletes and undeletes projects."""
+"""`holdfast projects`, `tokens`, `sessions` and `ui`. `trash` deletes and undeletes projects."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from holdfast_protocol.usage import ProjectSample, RunSample, SampledEvery
 
 projects = noun("projects")
 tokens = noun("tokens")
+sessions = noun("sessions")
 ui = typer.Typer(rich_markup_mode=None)
 
 
@@ -276,6 +277,51 @@ def revoke(
         show_json(view)
     else:
         show_line(f"{view.id} ({view.name}) is revoked.")
+
+
+@sessions.command("list")
+def list_sessions(*, limit: LimitOption = None, json: JsonOption = False) -> None:
+    """List who has signed in to the web page, the newest first.
+
+    Of your own token; with the scope operate or admin, of all of them.
+    """
+    with connect() as client:
+        found = first(client.sessions.all(), limit)
+    if json:
+        show_json(found)
+        return
+    show_table(
+        ["id", "token", "name", "project", "since (UTC)", "ends (UTC)"],
+        (
+            (
+                one.id,
+                one.token_id,
+                one.name,
+                one.project or "(all)",
+                as_time(one.created_at),
+                as_time(one.expires_at),
+            )
+            for one in found
+        ),
+        nothing="Nobody has signed in to the web page now, or nobody that this token may know of.",
+    )
+
+
+@sessions.command("revoke")
+def revoke_session(
+    session_id: Annotated[str, typer.Argument(metavar="ID", help="As `holdfast sessions list` shows it.")],
+    json: JsonOption = False,
+) -> None:
+    """End a session of the web page, at once.
+
+    Its token stays good: `holdfast tokens revoke` ends that, and all of its sessions.
+    """
+    with connect() as client:
+        view = client.sessions.revoke(session_id)
+    if json:
+        show_json(view)
+    else:
+        show_line(f"{view.id} (of {view.name}) has ended. Its token {view.token_id} is still good.")
 
 
 def _scopes(token: TokenView) -> str:

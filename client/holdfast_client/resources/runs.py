@@ -1,4 +1,4 @@
-"""Projects, runs and tokens. See holdfast_protocol.runs and holdfast_protocol.service."""
+"""Projects, runs, tokens and sessions. See holdfast_protocol.runs and holdfast_protocol.service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast_protocol.pruning import (
     TakenBack,
 )
 from holdfast_protocol.runs import EditProject, ProjectView, RunView
-from holdfast_protocol.service import CreateToken, SignInCode, TokenCreated, TokenView
+from holdfast_protocol.service import CreateToken, OpenSession, SignInCode, TokenCreated, TokenView
 from holdfast_protocol.states import RunStatus
 
 
@@ -112,6 +112,23 @@ class Tokens(Resource):
     def sign_in_code(self) -> SignInCode:
         """For the web page: opens one session of this client's token, within a minute."""
         return self.transport.call("POST", path("sign-in-codes"), SignInCode)
+
+
+class Sessions(Resource):
+    """Sign-ins to the web page: see holdfast_protocol.service."""
+
+    def list(self, *, cursor: str | None = None, limit: int | None = None) -> Page[OpenSession]:
+        """One page of the open ones, the newest first: of this client's token, or with `operate` or `admin` of every
+        token that it may know of."""
+        params = {"cursor": cursor, "limit": limit}
+        return self.transport.call("GET", path("sessions"), Page[OpenSession], params=params)
+
+    def all(self) -> Iterator[OpenSession]:
+        return all_items(lambda cursor: self.list(cursor=cursor))
+
+    def revoke(self, session_id: str) -> OpenSession:
+        """Ends it at once. Raises NotFound if it is not open."""
+        return self.transport.call("DELETE", path("sessions", session_id), OpenSession)
 
 
 def _delete(transport: Transport, route: str, reason: str, dry_run: bool, etag: str | None) -> Deletion:
