@@ -19,6 +19,7 @@ GPT = "demo/gpt@300#2"
 SCREENS = [
     # address, heading, something that the catalog put there
     ("", "Overview", "Lost chunks"),
+    ("?project=demo", "Overview", "The service took no samples in 3 hours of this time"),
     ("runs", "Runs", "bert"),
     ("runs/gpt?before=1&after=2&metric=loss", "gpt", "0.0005"),
     ("runs/bert", "bert", "corrupt"),

@@ -39,6 +39,7 @@ const ANSWERS = {
   "GET /v1/events": () => page(),
   "GET /v1/stores": () => page(),
   "GET /v1/projects/demo/usage": () => problem(403, "forbidden", "The token may not read usage."),
+  "GET /v1/projects/demo/samples": () => page(),
   "GET /v1/projects/demo/cost": () => ({ per_month: 12.5, currency: "USD", as_of: "2026-01-01", unpriced_bytes: 0 }),
 };
 

@@ -8,6 +8,7 @@ import { Bytes, Money } from "@/components/values";
 import { RunsTable } from "@/runs/RunsTable";
 import { AttentionList } from "./AttentionList";
 import styles from "./OverviewScreen.module.css";
+import { Trends } from "./Trends";
 
 /** What needs somebody, then what trains. */
 export function OverviewScreen() {
@@ -54,6 +55,7 @@ function OfProject({ project }: { project: string }) {
         <h2 id="bytes">Bytes and cost</h2>
         <BytesAndCost project={project} />
       </section>
+      <Trends project={project} />
     </>
   );
 }
