@@ -1,6 +1,6 @@
 """Hourly samples of projects and runs
 
-Revision: 0026. They begin with the first hour that ends after the upgrade: what was before is not known.
+Revision: 0023. They begin with the first hour that ends after the upgrade: what was before is not known.
 """
 
 import sqlalchemy as sa
@@ -8,7 +8,7 @@ from alembic import op
 
 from holdfast_service.db.dialect import Document, Moment
 
-revision = "0026"
+revision = "0023"
 down_revision = "0022"
 branch_labels = None
 depends_on = None
