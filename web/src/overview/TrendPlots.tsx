@@ -2,8 +2,8 @@ import { useMemo } from "react";
 import type { Schemas } from "@/api/client";
 import { Plot, type PlotSeries } from "@/components/Plot";
 import { formatBytes, formatMoney, formatShare } from "@/format/numbers";
-import styles from "./Trends.module.css";
 import { changeOf, goodputOf, hoursOf } from "./hours";
+import styles from "./Trends.module.css";
 
 type ProjectSample = Schemas["ProjectSample"];
 
