@@ -54,7 +54,7 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
         Entry(
             "runs",
             "Runs, and their restore points",
-            "list show delete undelete restore-point goodput samples advise",
+            "list show edit delete undelete restore-point goodput samples advise history",
             "runs trash",
         ),
         Entry("attempts", "The launches of a run, and why each ended", "list show-config", "runs"),

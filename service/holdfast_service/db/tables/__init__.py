@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import holdfast_service.db.tables.curves
 import holdfast_service.db.tables.events
 import holdfast_service.db.tables.operations
 import holdfast_service.db.tables.records
