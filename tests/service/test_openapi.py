@@ -20,6 +20,7 @@ FACTS = {
     "goodput",
     "impact",
     "manifest",
+    "metrics-history",
     "pin",
     "restore-point",
     "resumed-from",

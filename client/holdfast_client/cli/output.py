@@ -157,6 +157,7 @@ def show_plot(points: Sequence[MetricPoint], *, width: int, height: int) -> None
     above one that has a value that is not finite; `+` on the axis where another attempt begins."""
     finite = [point.value for point in points if point.value is not None]
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    height = height if high > low else 1
     first, last = points[0].step, points[-1].step
     columns: dict[int, list[MetricPoint]] = {}
     for point in points:
@@ -174,7 +175,7 @@ def show_plot(points: Sequence[MetricPoint], *, width: int, height: int) -> None
             grid[line][column] = "*"
         if any(point.nonfinite for point in here):
             grid[0][column] = "!"
-    names = ["", f"{high:.6g}", *[""] * (height - 2), f"{low:.6g}"] if height > 1 else ["", f"{high:.6g}"]
+    names = ["", f"{high:.6g}" if finite else "", *[""] * (height - 2), *([f"{low:.6g}"] if height > 1 else [])]
     margin = max(map(len, names))
     for name, line in zip(names, grid, strict=True):
         if line is not grid[0] or "!" in line:
