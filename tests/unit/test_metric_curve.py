@@ -98,6 +98,13 @@ def test_what_is_no_number_is_named_once_and_ends_nothing(caplog: pytest.LogCapt
     assert "the metric 'text' is not in the run's curves" in caplog.text
 
 
+def test_a_metric_that_is_measured_now_and_then_is_taken_then() -> None:
+    curve = MetricCurve(takes=True)
+    for step, value in enumerate([None, "soon", 1.5, None, 1.0]):
+        curve.take(step, {"val_loss": value})
+    assert told(curve, "val_loss") == [(2, 1.5), (4, 1.0)]
+
+
 def test_metrics_that_the_run_has_no_room_for_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
     curve = MetricCurve(takes=True)
     with caplog.at_level(logging.WARNING, logger="holdfast"):

@@ -38,7 +38,9 @@ class MetricCurve:
         self._untold: dict[str, list[Measured]] = {}
         self._lock = threading.Lock()
         """For `_untold`. The training thread takes it only to thin."""
-        self._refused: set[object] = set()
+        self._left_out: set[object] = set()
+        """The run has no room for these, or the job measures more than a run may have."""
+        self._warned: set[object] = set()
 
     def begin(self) -> None:
         """An attempt begins: what was not told belongs to the one before."""
@@ -52,10 +54,12 @@ class MetricCurve:
         if not self._takes or not metrics:
             return
         for name, value in metrics.items():
+            if value is None or name in self._left_out:  # None: not measured at this step
+                continue
             try:
                 self._taken.append((name, step, *_on_its_way(value)))
             except Exception:  # of a device or of a tensor's own type: no reason to end a training
-                self._refuse(name, value)
+                self._warn(name, value)
         if len(self._taken) > _MOST_TAKEN:
             with self._lock:
                 self._look(at_most=len(self._taken))
@@ -78,8 +82,8 @@ class MetricCurve:
                     self._untold[name] = left
                 else:
                     self._untold.pop(name, None)
-        if new := set(left_out) - self._refused:
-            self._refused |= new
+        if new := set(left_out) - self._left_out:
+            self._left_out |= new
             log.warning(
                 "the run has %d metric curves, and gets no more: %s", MOST_CURVES, ", ".join(map(repr, sorted(new)))
             )
@@ -99,21 +103,25 @@ class MetricCurve:
             self._thin(_MOST_KEPT // 2)
 
     def _keep(self, name: Any, step: int, value: Any) -> None:
-        if name in self._refused:
+        if name in self._left_out:
             return
         try:
             usable = isinstance(name, str) and 1 <= len(name) <= 100 and is_text(name, one_line=True)
             point = Measured(0, int(step), float(value))
         except (TypeError, ValueError, OverflowError, RuntimeError):
             usable = False
-        if not usable or point.step < 0 or (name not in self._untold and len(self._untold) >= MOST_CURVES):
-            self._refuse(name, value)
+        if not usable or point.step < 0:
+            self._warn(name, value)
+            return
+        if name not in self._untold and len(self._untold) >= MOST_CURVES:
+            self._left_out.add(name)
+            self._warn(name, value)
             return
         self._untold.setdefault(name, []).append(point)
 
-    def _refuse(self, name: Any, value: Any) -> None:
-        if name not in self._refused:
-            self._refused.add(name)
+    def _warn(self, name: Any, value: Any) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
             log.warning(
                 "the metric %s is not in the run's curves: give a number or a plain one-element tensor under a name of "
                 "1 to 100 letters, and at most %d of them; this is a %s",
