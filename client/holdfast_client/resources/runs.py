@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from holdfast_client.resources.base import PLANS_SECONDS, Resource, all_items, if_match, made_once, once
-from holdfast_client.transport import Transport, path
+from holdfast_client.transport import Params, Transport, path
 from holdfast_protocol.base import Page
 from holdfast_protocol.pruning import (
     DeleteAll,
@@ -97,8 +97,8 @@ class Runs(Resource):
     ) -> MetricsHistory:
         """What the run's jobs have measured, along its lineage, or all of one attempt. Without `names` all metrics.
         `points`: of each metric, at most."""
-        params = {
-            "name": list(names) or None,
+        params: Params = {
+            "name": [*names] or None,
             "from_step": from_step,
             "to_step": to_step,
             "points": points,
