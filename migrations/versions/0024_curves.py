@@ -1,6 +1,6 @@
 """The metric curves of runs, and their tags and notes
 
-Revision: 0025. Runs that are there have no curve, no tags and an empty note.
+Revision: 0024. Runs that are there have no curve, no tags and an empty note.
 """
 
 import sqlalchemy as sa
@@ -8,8 +8,8 @@ from alembic import op
 
 from holdfast_service.db.dialect import Document, RowId
 
-revision = "0025"
-down_revision = "0022"
+revision = "0024"
+down_revision = "0023"
 branch_labels = None
 depends_on = None
 
