@@ -51,6 +51,11 @@ export function isSignedOut(error: unknown): boolean {
   return error instanceof ProblemError && error.problem.status === 401;
 }
 
+/** The version that the call named is not the newest any more: somebody else was faster. */
+export function isEditConflict(error: unknown): boolean {
+  return error instanceof ProblemError && error.problem.status === 412;
+}
+
 /** The same call may succeed later without any change. */
 export function isRetryable(error: unknown): boolean {
   return error instanceof ProblemError ? error.problem.retryable : error instanceof TypeError;

@@ -16,14 +16,18 @@ export const SESSION: Session = {
 /** A component as it stands in the page, with somebody signed in. */
 export function renderSignedIn(element: ReactElement, session: Partial<Session> = {}) {
   queryClient.clear();
-  const signedIn = { ...SESSION, ...session };
-  queryClient.setQueryData(sessionQuery.queryKey, signedIn);
-  return render(
+  queryClient.setQueryData(sessionQuery.queryKey, { ...SESSION, ...session });
+  return render(signedIn(element, session));
+}
+
+/** The same, to render it again. */
+export function signedIn(element: ReactElement, session: Partial<Session> = {}) {
+  return (
     <QueryClientProvider client={queryClient}>
-      <SessionContext value={signedIn}>
+      <SessionContext value={{ ...SESSION, ...session }}>
         <Hints>{element}</Hints>
       </SessionContext>
-    </QueryClientProvider>,
+    </QueryClientProvider>
   );
 }
 

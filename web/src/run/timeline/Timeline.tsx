@@ -1,8 +1,8 @@
 import { Link } from "@tanstack/react-router";
 import { type ReactNode, useEffect, useMemo, useRef, useState } from "react";
 import { formatCount } from "@/format/numbers";
+import { type Lane, type Mark, type MarkKind, marksOf, ticksOf } from "./lanes";
 import styles from "./Timeline.module.css";
-import { type Lane, type Mark, type MarkKind, marksOf, ticksOf } from "./timeline";
 
 const LANE_PX = 42;
 const AXIS_PX = 26;

@@ -1,24 +1,15 @@
 import { useState } from "react";
-import { api, type Schemas } from "@/api/client";
+import type { Schemas } from "@/api/client";
 import { Can } from "@/components/Can";
-import { ConfirmDialog } from "@/components/ConfirmDialog";
+import { Section } from "@/components/facts/Facts";
 import { EmptyState } from "@/components/states";
 import { Nothing } from "@/components/values";
-import { useChanged, whyNotEditable } from "./changes";
-import styles from "./checkpoint.module.css";
-import { Section } from "./Facts";
-import { formatMetric, readMetric } from "./metric";
+import styles from "../checkpoint.module.css";
+import { formatMetric, readMetric } from "../metric";
+import { editCheckpoint, whyNotEditable } from "./changes";
+import { EditDialog } from "./EditDialog";
 
 type CheckpointView = Schemas["CheckpointView"];
-type EditCheckpoint = Schemas["EditCheckpoint"];
-
-/** Edits the version that the reader has seen: if somebody was faster, the service says so. */
-export async function editCheckpoint(checkpoint: CheckpointView, body: EditCheckpoint): Promise<void> {
-  await api.PATCH("/v1/checkpoints/{checkpoint_id}", {
-    params: { path: { checkpoint_id: checkpoint.id }, header: { "if-match": checkpoint.etag } },
-    body,
-  });
-}
 
 export function Metrics({ checkpoint }: { checkpoint: CheckpointView }) {
   const [edited, setEdited] = useState<string | null>(null);
@@ -80,20 +71,24 @@ export function Metrics({ checkpoint }: { checkpoint: CheckpointView }) {
 /** `name`: of the metric; empty: a new one. */
 function EditMetric(props: { checkpoint: CheckpointView; name: string; onClose: () => void }) {
   const { checkpoint, onClose } = props;
-  const now = checkpoint.metrics[props.name];
+  const [now] = useState(checkpoint.metrics[props.name]);
   const [name, setName] = useState(props.name);
   const [text, setText] = useState(now === undefined ? "" : formatMetric(now));
-  const changed = useChanged();
   const isNew = now === undefined;
 
-  async function save() {
+  async function save(seen: CheckpointView) {
     const value = text.trim() === "" && !isNew ? null : readMetric(text);
-    await editCheckpoint(checkpoint, { metrics: { [name.trim()]: value } });
-    await changed();
+    await editCheckpoint(seen, { metrics: { [name.trim()]: value } });
   }
 
   return (
-    <ConfirmDialog title={isNew ? "Add a metric" : `Edit ${name}`} action="Save" onConfirm={save} onClose={onClose}>
+    <EditDialog
+      title={isNew ? "Add a metric" : `Edit ${name}`}
+      action="Save"
+      checkpoint={checkpoint}
+      onEdit={save}
+      onClose={onClose}
+    >
       {isNew && (
         <p>
           <label htmlFor="metric-name">Name</label>
@@ -124,7 +119,7 @@ function EditMetric(props: { checkpoint: CheckpointView; name: string; onClose: 
         A number, nan, inf or -inf. {!isNew && "Empty: the metric is taken away. "}
         <code>best:</code> and the policies use it from now on.
       </p>
-    </ConfirmDialog>
+    </EditDialog>
   );
 }
 
@@ -153,22 +148,19 @@ export function Labels({ checkpoint }: { checkpoint: CheckpointView }) {
 
 function EditLabels({ checkpoint, onClose }: { checkpoint: CheckpointView; onClose: () => void }) {
   const [text, setText] = useState(checkpoint.labels.join(" "));
-  const changed = useChanged();
 
-  async function save() {
-    const labels = [...new Set(text.split(/[\s,]+/).filter(Boolean))];
-    await editCheckpoint(checkpoint, { labels });
-    await changed();
+  async function save(seen: CheckpointView) {
+    await editCheckpoint(seen, { labels: [...new Set(text.split(/[\s,]+/).filter(Boolean))] });
   }
 
   return (
-    <ConfirmDialog title="Edit the labels" action="Save" onConfirm={save} onClose={onClose}>
+    <EditDialog title="Edit the labels" action="Save" checkpoint={checkpoint} onEdit={save} onClose={onClose}>
       <p>
         <label htmlFor="labels">Labels, with spaces between them</label>
         <br />
         <input id="labels" value={text} onChange={(event) => setText(event.target.value)} placeholder="paper release" />
       </p>
       <p className="quiet">A retention policy can keep what has a label.</p>
-    </ConfirmDialog>
+    </EditDialog>
   );
 }

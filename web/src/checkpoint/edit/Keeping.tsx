@@ -2,13 +2,15 @@ import { useState } from "react";
 import { api, type Schemas, usePages } from "@/api/client";
 import { Can } from "@/components/Can";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
+import { Section } from "@/components/facts/Facts";
 import { StateBadge } from "@/components/StateBadge";
 import { ErrorState } from "@/components/states";
 import { Time } from "@/components/values";
+import { newKey } from "@/format/keys";
+import styles from "../checkpoint.module.css";
 import { Reason } from "./actions";
 import { useChanged } from "./changes";
-import styles from "./checkpoint.module.css";
-import { Section } from "./Facts";
+import { EditDialog } from "./EditDialog";
 
 type CheckpointView = Schemas["CheckpointView"];
 type HoldView = Schemas["HoldView"];
@@ -116,18 +118,16 @@ const DAY_SECONDS = 86_400;
 function Pin({ checkpoint, onClose }: { checkpoint: CheckpointView; onClose: () => void }) {
   const [reason, setReason] = useState("");
   const [days, setDays] = useState("");
-  const changed = useChanged();
 
-  async function pin() {
+  async function pin(seen: CheckpointView) {
     await api.PUT("/v1/checkpoints/{checkpoint_id}/pin", {
-      params: { path: { checkpoint_id: checkpoint.id }, header: { "if-match": checkpoint.etag } },
+      params: { path: { checkpoint_id: seen.id }, header: { "if-match": seen.etag } },
       body: { reason: reason.trim(), expires_in_seconds: days === "" ? null : Number(days) * DAY_SECONDS },
     });
-    await changed();
   }
 
   return (
-    <ConfirmDialog title="Pin it" action="Pin" onConfirm={pin} onClose={onClose}>
+    <EditDialog title="Pin it" action="Pin" checkpoint={checkpoint} onEdit={pin} onClose={onClose}>
       <p>No policy expires it and no person deletes it, until somebody unpins it.</p>
       <Reason value={reason} onChange={setReason} help="Shown to people who find it kept." />
       <p>
@@ -135,26 +135,23 @@ function Pin({ checkpoint, onClose }: { checkpoint: CheckpointView; onClose: () 
         <br />
         <input id="days" type="number" min={1} value={days} onChange={(event) => setDays(event.target.value)} />
       </p>
-    </ConfirmDialog>
+    </EditDialog>
   );
 }
 
 function Unpin({ checkpoint, onClose }: { checkpoint: CheckpointView; onClose: () => void }) {
-  const changed = useChanged();
-
-  async function unpin() {
+  async function unpin(seen: CheckpointView) {
     await api.DELETE("/v1/checkpoints/{checkpoint_id}/pin", {
-      params: { path: { checkpoint_id: checkpoint.id }, header: { "if-match": checkpoint.etag } },
+      params: { path: { checkpoint_id: seen.id }, header: { "if-match": seen.etag } },
     });
-    await changed();
   }
 
   return (
-    <ConfirmDialog title="Unpin it" action="Unpin" onConfirm={unpin} onClose={onClose}>
+    <EditDialog title="Unpin it" action="Unpin" checkpoint={checkpoint} onEdit={unpin} onClose={onClose}>
       <p>
         {checkpoint.pinned_by} pinned it: {checkpoint.pin_reason}. From now on its retention policy decides.
       </p>
-    </ConfirmDialog>
+    </EditDialog>
   );
 }
 
@@ -163,7 +160,7 @@ function PlaceHold({ checkpoint, onClose }: { checkpoint: CheckpointView; onClos
   const [until, setUntil] = useState("");
   const [mirror, setMirror] = useState(false);
   // One for this dialog: a second click, or a retry after a lost reply, places no second hold.
-  const [key] = useState(() => `page-${crypto.getRandomValues(new Uint32Array(4)).join("-")}`);
+  const [key] = useState(newKey);
   const changed = useChanged();
 
   async function place() {

@@ -1,5 +1,5 @@
 import type { ReactNode } from "react";
-import styles from "./checkpoint.module.css";
+import styles from "./Facts.module.css";
 
 /** Names and values, side by side where there is room. */
 export function Facts({ children }: { children: ReactNode }) {

@@ -1,6 +1,6 @@
-import { attempt, checkpoint } from "./examples";
-import { curveOf, metricNames } from "./metrics";
-import { findLineage, isOnLineage, makeLanes, marksOf, stepsOf, ticksOf } from "./timeline";
+import { attempt, checkpoint } from "../examples";
+import { curveOf, metricNames } from "../metrics";
+import { findLineage, isOnLineage, makeLanes, marksOf, stepsOf, ticksOf } from "./lanes";
 
 // 1 ran to 300 and crashed; 2 went on from 200 to 500 and was rolled back; 3 went on from 350 and trains.
 const ATTEMPTS = [

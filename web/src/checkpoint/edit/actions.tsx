@@ -2,13 +2,13 @@ import { useState } from "react";
 import { api, type Schemas } from "@/api/client";
 import { Can } from "@/components/Can";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
+import { Section } from "@/components/facts/Facts";
 import { ErrorState } from "@/components/states";
 import { Bytes, Time } from "@/components/values";
-import { useChanged, whyNotEditable } from "./changes";
-import styles from "./checkpoint.module.css";
-import { Section } from "./Facts";
-import { editCheckpoint } from "./Metrics";
-import { nameOf } from "./selector";
+import styles from "../checkpoint.module.css";
+import { nameOf } from "../selector";
+import { editCheckpoint, useChanged, whyNotEditable } from "./changes";
+import { EditDialog } from "./EditDialog";
 
 type CheckpointView = Schemas["CheckpointView"];
 type Pruned = Schemas["Pruned"];
@@ -95,15 +95,15 @@ function SayHealth(props: { checkpoint: CheckpointView; health: Said; onClose: (
   const { checkpoint, health, onClose } = props;
   const { title, action, effect } = HEALTH[health];
   const [reason, setReason] = useState("");
-  const changed = useChanged();
-
-  async function say() {
-    await editCheckpoint(checkpoint, { health, health_reason: reason.trim() || null });
-    await changed();
-  }
 
   return (
-    <ConfirmDialog title={`${title}: ${nameOf(checkpoint)}`} action={action} onConfirm={say} onClose={onClose}>
+    <EditDialog
+      title={`${title}: ${nameOf(checkpoint)}`}
+      action={action}
+      checkpoint={checkpoint}
+      onEdit={(seen) => editCheckpoint(seen, { health, health_reason: reason.trim() || null })}
+      onClose={onClose}
+    >
       <p>{effect}</p>
       <Reason
         value={reason}
@@ -111,7 +111,7 @@ function SayHealth(props: { checkpoint: CheckpointView; health: Said; onClose: (
         required={health !== "ok"}
         help="Shown where the checkpoint is skipped, and in its history."
       />
-    </ConfirmDialog>
+    </EditDialog>
   );
 }
 
@@ -154,7 +154,7 @@ function ToTrash({ checkpoint }: { checkpoint: CheckpointView }) {
   async function trash() {
     const done = await prune(false);
     const kept = done.left[0];
-    if (kept !== undefined) throw new Error(`It stays: ${kept.reasons.map((each) => each.detail).join(" ")}`);
+    if (kept !== undefined) throw new Error(`It is kept: ${kept.reasons.map((each) => each.detail).join(" ")}`);
     setShown(null);
     await changed();
   }
@@ -215,12 +215,12 @@ function Plan({ shown }: { shown: Pruned }) {
               <Bytes count={bytes} /> in {url}
             </span>
           ))}
-          . What other checkpoints share with it stays.
+          . What other checkpoints share with it is kept.
         </p>
       )}
       {shown.left.map((left) => (
         <div key={left.checkpoint_id}>
-          <p>Nothing goes. It stays, because:</p>
+          <p>Nothing expires. It is kept, because:</p>
           <ul>
             {left.reasons.map((each) => (
               <li key={each.kind}>
