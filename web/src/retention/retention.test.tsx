@@ -178,7 +178,7 @@ it("shows at once what an edited policy does, and applies what was seen by its t
   await userEvent.click(screen.getByRole("button", { name: "Save the policy and expire 2" }));
   await userEvent.type(screen.getByLabelText("Type 2 to go on"), "2");
   await userEvent.click(screen.getByRole("button", { name: "Expire 2" }));
-  expect(await screen.findByText("2 checkpoints went to the trash.")).toBeVisible();
+  expect(await screen.findByText("The policy is saved. 2 checkpoints went to the trash.")).toBeVisible();
   const put = asked.find((each) => each.method === "PUT");
   // The run had no policy of its own: there is no version to name.
   expect(put?.headers.get("If-Match")).toBeNull();
