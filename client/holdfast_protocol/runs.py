@@ -127,7 +127,12 @@ class ProjectView(Reply):
     created_at: datetime
     quota_bytes: int | None
     etag: str = Field(default="", description="The version of the editable fields; for If-Match.")
-    stored_bytes: int = Field(description="Bytes of the copies of the project's chunks in the store.")
+    quota_used_bytes: int = Field(
+        default=0,
+        description="What counts against the quota: bytes in the primary store, those of uploads that are under way "
+        "among them.",
+    )
+    stored_bytes: int = Field(description="Bytes of the copies of the project's chunks, in all stores together.")
     logical_bytes: int = Field(default=0, description="Bytes of the states of its committed checkpoints.")
     deduplicated_bytes: int = Field(default=0, description="Bytes that these did not send, because the store had them.")
     runs: int

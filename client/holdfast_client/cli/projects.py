@@ -78,7 +78,7 @@ def list_projects(
         show_deleted((one.name, one.in_trash) for one in found)
         return
     show_table(
-        ["project", ">runs", ">logical", ">stored", ">deduplicated", ">quota"],
+        ["project", ">runs", ">logical", ">stored", ">deduplicated", ">quota", ">used"],
         (
             (
                 one.name,
@@ -87,6 +87,7 @@ def list_projects(
                 as_bytes(one.stored_bytes),
                 as_bytes(one.deduplicated_bytes),
                 _quota(one),
+                as_bytes(one.quota_used_bytes),
             )
             for one in found
         ),
@@ -139,6 +140,7 @@ def _show(view: ProjectView, json: bool) -> None:
         [
             ("project", view.name),
             ("quota", _quota(view)),
+            ("quota used", as_bytes(view.quota_used_bytes)),
             ("runs", str(view.runs)),
             ("logical", as_bytes(view.logical_bytes)),
             ("stored", as_bytes(view.stored_bytes)),
