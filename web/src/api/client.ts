@@ -65,13 +65,13 @@ export type PagedPath = {
     : never;
 }[keyof paths];
 
-type ItemOf<Path extends PagedPath> = paths[Path] extends {
+export type ItemOf<Path extends PagedPath> = paths[Path] extends {
   get: { responses: { 200: { content: { "application/json": PageOf<infer Item> } } } };
 }
   ? Item
   : never;
 
-type ParamsOf<Path extends PagedPath> = paths[Path] extends { get: { parameters: infer Given } }
+export type ParamsOf<Path extends PagedPath> = paths[Path] extends { get: { parameters: infer Given } }
   ? Omit<Given, "query" | "path" | "header" | "cookie"> &
       (Given extends { path: infer InPath } ? { path: InPath } : { path?: undefined }) &
       (Given extends { query?: infer InQuery }

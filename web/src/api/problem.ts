@@ -56,6 +56,11 @@ export function isEditConflict(error: unknown): boolean {
   return error instanceof ProblemError && error.problem.status === 412;
 }
 
+/** What was asked about is not there any more. */
+export function isGone(error: unknown): boolean {
+  return error instanceof ProblemError && (error.problem.status === 404 || error.problem.status === 410);
+}
+
 /** The same call may succeed later without any change. */
 export function isRetryable(error: unknown): boolean {
   return error instanceof ProblemError ? error.problem.retryable : error instanceof TypeError;

@@ -12,6 +12,7 @@ const PROJECT = {
   name: "demo",
   created_at: "2026-01-01T00:00:00Z",
   quota_bytes: null,
+  quota_used_bytes: 0,
   stored_bytes: 0,
   runs: 1,
 };
@@ -32,6 +33,7 @@ const page = (...items: unknown[]) => ({ items, next_cursor: null });
 const ANSWERS = {
   "GET /v1/sessions/current": () => SESSION,
   "GET /v1/projects": () => page(PROJECT),
+  "GET /v1/projects/demo": () => PROJECT,
   "GET /v1/projects/demo/runs": (request: Request) =>
     new URL(request.url).searchParams.getAll("status").includes("failed") ? page(RUN) : page(),
   "GET /v1/projects/demo/runs/llama/goodput": () => ({ goodput: 0.923 }),
@@ -62,10 +64,10 @@ function open(address: string) {
   return router;
 }
 
-it("tells what needs somebody, and each part that fails by itself", async () => {
+it("tells what needs attention, and each part that fails by itself", async () => {
   serve(ANSWERS);
   open("/ui/");
-  const attention = await screen.findByRole("region", { name: "Needs somebody" });
+  const attention = await screen.findByRole("region", { name: "Needs attention" });
   expect(await within(attention).findByText("rank 3: RuntimeError: ECC")).toBeVisible();
   expect(await screen.findByText("12.50 USD")).toBeVisible();
   expect(await screen.findByRole("alert")).toHaveTextContent("The token may not read usage.");
