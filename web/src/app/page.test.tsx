@@ -45,14 +45,7 @@ const ANSWERS = {
   "GET /v1/projects/demo/cost": () => ({ per_month: 12.5, currency: "USD", as_of: "2026-01-01", unpriced_bytes: 0 }),
 };
 
-class SilentEventSource extends EventTarget {
-  static CLOSED = 2;
-  readyState = 0;
-  close() {}
-}
-
 function open(address: string) {
-  vi.stubGlobal("EventSource", SilentEventSource);
   queryClient.clear();
   const router = makeRouter();
   router.update({ ...router.options, history: createMemoryHistory({ initialEntries: [address] }) } as never);
@@ -71,7 +64,7 @@ it("tells what needs attention, and each part that fails by itself", async () =>
   expect(await within(attention).findByText("rank 3: RuntimeError: ECC")).toBeVisible();
   expect(await screen.findByText("12.50 USD")).toBeVisible();
   expect(await screen.findByRole("alert")).toHaveTextContent("The token may not read usage.");
-  expect(screen.getByText("No run trains now")).toBeVisible();
+  expect(screen.getByText("No run is training")).toBeVisible();
 });
 
 it("keeps the project and the filter in the address, and gives the focus to the new screen", async () => {

@@ -46,7 +46,7 @@ function OfProject({ project }: { project: string }) {
           project={project}
           statuses={["training", "stalled"]}
           empty={
-            <EmptyState title="No run trains now">
+            <EmptyState title="No run is training">
               <p>A run is live from the moment when its training script opens the checkpointer.</p>
             </EmptyState>
           }
