@@ -271,6 +271,40 @@ def test_a_reader_is_told_what_tokens_are_for(screen: Callable[..., Page]) -> No
     expect(page.get_by_text("Tokens: not for this token")).to_be_visible()
 
 
+@pytest.mark.parametrize("address", ["", "runs", "storage?run=bert", "operations", "operations/workers"])
+def test_a_projects_token_is_told_what_is_not_for_it_without_a_refused_call(
+    refused: list[str], sign_in_as: Callable[[str], Page], service: RunningService, address: str
+) -> None:
+    page = sign_in_as(service.token(project="demo"))
+    page.goto(f"{service.url}/ui/{address}")
+    settled(page)
+    expect(page.get_by_role("alert")).to_have_count(0)
+    assert not refused
+
+
+def test_a_tab_out_of_sight_holds_no_connection_and_misses_nothing(
+    screen: Callable[..., Page], catalog: SeededCatalog
+) -> None:
+    page = screen("runs/gpt")
+    settled(page)
+    page.evaluate(
+        """() => {
+        let sight = 'visible';
+        Object.defineProperty(document, 'visibilityState', { configurable: true, get: () => sight });
+        window.turn = to => { sight = to; document.dispatchEvent(new Event('visibilitychange')); };
+        }"""
+    )
+    with page.expect_event("requestfailed", lambda request: "/v1/events/stream" in request.url):
+        page.evaluate("() => window.turn('hidden')")
+    trains(catalog.job, 406)
+    catalog.job.save(405)
+    with page.expect_request(lambda request: "/v1/events/stream" in request.url) as again:
+        page.evaluate("() => window.turn('visible')")
+    assert re.fullmatch(r"[0-9]+-[0-9]+", again.value.headers["last-event-id"])
+    point = page.get_by_role("region", name="Restore point")
+    expect(point.get_by_role("link", name="405", exact=True)).to_be_visible()
+
+
 def test_a_commit_is_seen_without_a_reload(
     screen: Callable[..., Page], service: RunningService, catalog: SeededCatalog
 ) -> None:

@@ -61,6 +61,11 @@ export function isGone(error: unknown): boolean {
   return error instanceof ProblemError && (error.problem.status === 404 || error.problem.status === 410);
 }
 
+/** The service refused what was asked, for example because there is too little to answer from. */
+export function isInvalid(error: unknown): boolean {
+  return error instanceof ProblemError && error.problem.code === "invalid_request";
+}
+
 /** The same call may succeed later without any change. */
 export function isRetryable(error: unknown): boolean {
   return error instanceof ProblemError ? error.problem.retryable : error instanceof TypeError;

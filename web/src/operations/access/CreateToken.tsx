@@ -1,10 +1,11 @@
 import { useState } from "react";
 import { api, type Schemas } from "@/api/client";
+import { useOnce } from "@/api/repeats";
 import { type Scope, useSession } from "@/api/session";
 import { useProject, useProjects } from "@/app/project";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
-import styles from "./Operations.module.css";
-import { newKey, oneOf } from "./parts";
+import styles from "../Operations.module.css";
+import { oneOf } from "../parts";
 
 /** Each scope once; one that is missing is an error of the compiler. */
 const SCOPES: Record<Scope, string> = {
@@ -38,17 +39,17 @@ export function CreateToken({ onCreated, onClose }: CreateTokenProps) {
   const [scopes, setScopes] = useState<Scope[]>([]);
   const [project, setProject] = useState(current ?? "");
   const [lifetime, setLifetime] = useState(USUAL_LIFETIME);
-  // The same for each try of this dialog: a call whose reply was lost makes no second token.
-  const [key] = useState(newKey);
+  const post = useOnce((body: Schemas["CreateToken"], key) =>
+    api.POST("/v1/tokens", { params: { header: { "idempotency-key": key } }, body }),
+  );
 
   async function create() {
-    const body = {
+    const { data } = await post({
       name: name.trim(),
       scopes,
       project: project || null,
       expires_in_seconds: LIFETIMES.find(([words]) => words === lifetime)?.[1] ?? null,
-    };
-    const { data } = await api.POST("/v1/tokens", { params: { header: { "idempotency-key": key } }, body });
+    });
     if (data) onCreated(data);
   }
 

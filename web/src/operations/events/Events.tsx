@@ -1,5 +1,6 @@
 import { useNavigate, useSearch } from "@tanstack/react-router";
 import { type Schemas, usePages } from "@/api/client";
+import { Allowed } from "@/app/Allowed";
 import { useProject } from "@/app/project";
 import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
 import { EmptyState } from "@/components/states";
@@ -8,9 +9,9 @@ import { formatCount } from "@/format/numbers";
 import { EVENT_TYPES } from "@/live/touches";
 import { useLive } from "@/live/useLive";
 import { RunName } from "@/runs/RunName";
+import styles from "../Operations.module.css";
+import { Everywhere, TextFilter } from "../parts";
 import { EventTypes } from "./EventTypes";
-import styles from "./Operations.module.css";
-import { Allowed, Everywhere, TextFilter } from "./parts";
 
 type EventView = Schemas["EventView"];
 

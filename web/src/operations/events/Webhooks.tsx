@@ -1,6 +1,7 @@
 import { useNavigate, useSearch } from "@tanstack/react-router";
 import { useMemo, useState } from "react";
 import { api, type Schemas, usePages } from "@/api/client";
+import { Allowed } from "@/app/Allowed";
 import { useProject } from "@/app/project";
 import { Can } from "@/components/Can";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
@@ -8,11 +9,12 @@ import { type Columns, createColumnHelper, DataTable } from "@/components/DataTa
 import { EmptyState } from "@/components/states";
 import { Time } from "@/components/values";
 import { formatCount } from "@/format/numbers";
+import { refresh } from "@/live/refresh";
+import styles from "../Operations.module.css";
+import { type Action, ActionReport, useAction } from "../parts";
+import { Secret } from "../Secret";
 import { CreateWebhook } from "./CreateWebhook";
 import { DELIVERIES, Deliveries } from "./Deliveries";
-import styles from "./Operations.module.css";
-import { type Action, ActionReport, Allowed, refresh, useAction } from "./parts";
-import { Secret } from "./Secret";
 
 type WebhookView = Schemas["WebhookView"];
 type WebhookCreated = Schemas["WebhookCreated"];
@@ -61,7 +63,9 @@ function OfProject({ project }: { project: string }) {
   return (
     <>
       <div className={styles.bar}>
-        <span className="quiet">Who is called when something happens in {project}. Open a row for its calls.</span>
+        <span className="quiet">
+          What the service calls when something happens in {project}. Open a row for its calls.
+        </span>
         <Can scope="admin">
           <button type="button" className="primary" onClick={() => setCreating(true)}>
             New webhook
@@ -76,7 +80,7 @@ function OfProject({ project }: { project: string }) {
         rowKey={(hook) => hook.id}
         onOpen={(hook) => open(hook.id)}
         empty={
-          <EmptyState title={`Nobody is called about ${project}`}>
+          <EmptyState title={`${project} has no webhook`}>
             <p>“New webhook” has the service call Slack, PagerDuty, Alertmanager or a program of your own.</p>
           </EmptyState>
         }

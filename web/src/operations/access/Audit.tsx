@@ -1,15 +1,16 @@
 import { useNavigate, useSearch } from "@tanstack/react-router";
 import { type Schemas, usePages } from "@/api/client";
+import { Allowed } from "@/app/Allowed";
 import { useProject } from "@/app/project";
 import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
 import { EmptyState } from "@/components/states";
 import { Age, Nothing, Time } from "@/components/values";
 import { formatCount } from "@/format/numbers";
 import { RunName } from "@/runs/RunName";
-import { changesOf, formatValue, summaryOf } from "./changes";
-import styles from "./Operations.module.css";
-import { Allowed, Choice, Details, Everywhere, Fact, Facts, TextFilter } from "./parts";
-import type { ActorKind, AuditSearch } from "./route";
+import { changesOf, formatValue, summaryOf } from "../changes";
+import styles from "../Operations.module.css";
+import { Choice, Details, Everywhere, Fact, Facts, TextFilter } from "../parts";
+import type { ActorKind, AuditSearch } from "../route";
 
 type AuditEventView = Schemas["AuditEventView"];
 

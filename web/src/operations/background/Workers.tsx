@@ -1,10 +1,10 @@
 import { type Schemas, useQuery } from "@/api/client";
+import { Allowed } from "@/app/Allowed";
 import { allRows, type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState, Reply } from "@/components/states";
 import { Age, Nothing } from "@/components/values";
 import { formatCount } from "@/format/numbers";
-import { Allowed } from "./parts";
 
 type WorkerView = Schemas["WorkerView"];
 

@@ -1,6 +1,7 @@
 import { useMemo, useState } from "react";
 import { api, type Schemas, usePages } from "@/api/client";
 import { useSession } from "@/api/session";
+import { Allowed } from "@/app/Allowed";
 import { Can } from "@/components/Can";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
 import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
@@ -8,10 +9,11 @@ import { StateBadge } from "@/components/StateBadge";
 import { EmptyState } from "@/components/states";
 import { useNow } from "@/components/useNow";
 import { Time } from "@/components/values";
+import { refresh } from "@/live/refresh";
+import styles from "../Operations.module.css";
+import { Fact, Facts } from "../parts";
+import { Secret } from "../Secret";
 import { CreateToken } from "./CreateToken";
-import styles from "./Operations.module.css";
-import { Allowed, Fact, Facts, refresh } from "./parts";
-import { Secret } from "./Secret";
 
 type TokenView = Schemas["TokenView"];
 

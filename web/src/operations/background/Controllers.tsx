@@ -1,6 +1,7 @@
 import { useNavigate, useSearch } from "@tanstack/react-router";
 import { useMemo, useState } from "react";
 import { api, type Schemas, useQuery } from "@/api/client";
+import { Allowed } from "@/app/Allowed";
 import { Can } from "@/components/Can";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
 import { allRows, type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
@@ -9,9 +10,9 @@ import { EmptyState, Reply } from "@/components/states";
 import { Age, Nothing, Time } from "@/components/values";
 import { formatSeconds } from "@/format/moments";
 import { formatCount } from "@/format/numbers";
-import { Fields } from "./Fields";
-import styles from "./Operations.module.css";
-import { type Action, ActionReport, Allowed, Details, Fact, Facts, useAction } from "./parts";
+import { Fields } from "../Fields";
+import styles from "../Operations.module.css";
+import { type Action, ActionReport, Details, Fact, Facts, useAction } from "../parts";
 
 type ControllerView = Schemas["ControllerView"];
 
@@ -22,7 +23,7 @@ const ASKED_EVERY_MS = 5000;
 /** The word for what a controller does now, the most urgent first. */
 export function stateOf(of: ControllerView): { state: string; tone: "good" | "warn" | "bad" | "calm" } {
   if (of.paused_at !== null) return { state: "paused", tone: "warn" };
-  if (of.run_requested_at !== null) return { state: "asked to run", tone: "calm" };
+  if (of.run_requested_at !== null) return { state: "run requested", tone: "calm" };
   // A failure that a later pass has not got over: the passes after it are recorded.
   if (of.error_at !== null && (of.last_pass_at === null || of.error_at >= of.last_pass_at)) {
     return { state: "failing", tone: "bad" };
@@ -222,7 +223,7 @@ function PauseDialog({ name, action, onClose }: { name: string; action: Action; 
   }
   return (
     <ConfirmDialog title={`Pause ${name}`} action="Pause" onConfirm={pause} onClose={onClose}>
-      <p>Its work waits, in every process, until somebody resumes it. Passes under way end first.</p>
+      <p>Its work waits, in every process, until an operator resumes it. Passes under way end first.</p>
       <div className={styles.fields}>
         <label className={styles.field}>
           Reason, for those who find it paused

@@ -4,8 +4,9 @@ import { api, type Schemas } from "@/api/client";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
 import { Reply } from "@/components/states";
 import { formatBytes } from "@/format/numbers";
-import styles from "./Operations.module.css";
-import { Details, refresh } from "./parts";
+import { refresh } from "@/live/refresh";
+import styles from "../Operations.module.css";
+import { Details } from "../parts";
 
 /** Asks the service first whether it may go: a project whose runs are there is refused, and the refusal says what to do. */
 export function DeleteProject({ of, onClose }: { of: Schemas["ProjectView"]; onClose: () => void }) {

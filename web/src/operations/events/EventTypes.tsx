@@ -1,7 +1,7 @@
 import { EVENT_TYPES } from "@/live/touches";
-import styles from "./Operations.module.css";
-import { oneOf } from "./parts";
-import type { EventType } from "./route";
+import styles from "../Operations.module.css";
+import { oneOf } from "../parts";
+import type { EventType } from "../route";
 
 interface EventTypesProps {
   chosen: readonly EventType[];

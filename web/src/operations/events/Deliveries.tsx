@@ -4,13 +4,11 @@ import { StateBadge } from "@/components/StateBadge";
 import { EmptyState } from "@/components/states";
 import { Nothing, Time } from "@/components/values";
 import { formatCount } from "@/format/numbers";
-import { useRefresh } from "./parts";
+import { OTHERWISE_MS, WHILE_RUNNING_MS } from "@/live/refresh";
 
 type DeliveryView = Schemas["DeliveryView"];
 
 export const DELIVERIES = "/v1/webhooks/{webhook_id}/deliveries";
-const WHILE_WAITING_MS = 2000;
-const OTHERWISE_MS = 15_000;
 
 /** The word for a call: it has arrived, it will not, it is retried, or it was not tried yet. */
 export function stateOf(of: DeliveryView): { state: string; tone: "good" | "warn" | "bad" | "calm" } {
@@ -74,15 +72,17 @@ const COLUMNS: Columns<DeliveryView> = [
 export function Deliveries({ id }: { id: string }) {
   const path = { webhook_id: id };
   const hook = useQuery("get", "/v1/webhooks/{webhook_id}", { params: { path } });
-  const pages = usePages(DELIVERIES, { path, query: { limit: 100 } });
-  const waits = pages.items.some((each) => each.next_try_at !== null);
-  useRefresh(DELIVERIES, waits ? WHILE_WAITING_MS : OTHERWISE_MS);
+  const pages = usePages(
+    DELIVERIES,
+    { path, query: { limit: 100 } },
+    { askedAgainAfter: (calls) => (calls.some((each) => each.next_try_at !== null) ? WHILE_RUNNING_MS : OTHERWISE_MS) },
+  );
   return (
     <section aria-labelledby="calls">
       <h2 id="calls">Calls of {hook.data?.url ?? "the webhook"}</h2>
       <p className="quiet">
-        A call that fails is tried again by itself, later each time, until it is given up. Once the receiver is mended,
-        “Test” shows whether calls arrive.
+        The service retries a call that fails, later each time, until it gives up. Once the receiver works again, “Test”
+        shows whether calls arrive.
       </p>
       <DataTable
         label="Calls"

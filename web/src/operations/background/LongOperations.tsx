@@ -1,6 +1,7 @@
 import { useNavigate, useSearch } from "@tanstack/react-router";
 import { useMemo, useState } from "react";
 import { api, type Schemas, usePages, useQuery } from "@/api/client";
+import { Allowed } from "@/app/Allowed";
 import { useProject } from "@/app/project";
 import { Can } from "@/components/Can";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
@@ -9,21 +10,18 @@ import { StateBadge } from "@/components/StateBadge";
 import { EmptyState, Reply } from "@/components/states";
 import { Age, Nothing, Time } from "@/components/values";
 import { formatCount, formatShare } from "@/format/numbers";
+import { followed, isOver, refresh, WHILE_RUNNING_MS } from "@/live/refresh";
 import { RunName } from "@/runs/RunName";
-import { Fields } from "./Fields";
-import styles from "./Operations.module.css";
-import { Allowed, Choice, Details, Everywhere, Fact, Facts, refresh, TextFilter, useRefresh } from "./parts";
-import { OPERATION_STATES } from "./route";
+import { Fields } from "../Fields";
+import styles from "../Operations.module.css";
+import { Choice, Details, Everywhere, Fact, Facts, TextFilter } from "../parts";
+import { OPERATION_STATES } from "../route";
 
 type OperationView = Schemas["OperationView"];
 
 const LIST = "/v1/operations";
 const ONE = "/v1/operations/{operation_id}";
 const KINDS = ["catalog.check", "collect", "drill", "scrub", "sweep"];
-const WHILE_RUNNING_MS = 2000;
-const OTHERWISE_MS = 15_000;
-
-export const isOver = (of: OperationView) => of.ended_at !== null;
 
 export function LongOperations() {
   return (
@@ -43,14 +41,15 @@ function OperationList() {
   const set = (changed: Partial<typeof search>) => void navigate({ search: (old) => ({ ...old, ...changed }) });
 
   // A run is named with its project.
-  const pages = usePages(LIST, {
-    query: { ...(everywhere ? {} : { project, run }), state, kind, limit: 100 },
-  });
-  useRefresh(LIST, pages.items.some((each) => !isOver(each)) ? WHILE_RUNNING_MS : OTHERWISE_MS);
+  const pages = usePages(
+    LIST,
+    { query: { ...(everywhere ? {} : { project, run }), state, kind, limit: 100 } },
+    { askedAgainAfter: followed },
+  );
 
   return (
     <>
-      <p className="quiet">Drills, scrubs, sweeps, collections and checks that somebody began, the newest first.</p>
+      <p className="quiet">Drills, scrubs, sweeps, collections and checks that a person began, the newest first.</p>
       <div className={styles.bar}>
         <Everywhere
           project={project}

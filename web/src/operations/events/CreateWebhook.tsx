@@ -1,10 +1,10 @@
 import { useState } from "react";
 import { api, type Schemas } from "@/api/client";
+import { useOnce } from "@/api/repeats";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
+import styles from "../Operations.module.css";
+import type { EventType } from "../route";
 import { EventTypes } from "./EventTypes";
-import styles from "./Operations.module.css";
-import { newKey } from "./parts";
-import type { EventType } from "./route";
 
 type WebhookFormat = Schemas["WebhookFormat"];
 
@@ -16,7 +16,7 @@ const FORMATS: Record<WebhookFormat, string> = {
   alertmanager: "alertmanager: its /api/v2/alerts",
 };
 
-/** What most want to be called about: where somebody has to do something. */
+/** Chosen at first: what needs an action of an operator. */
 const USUAL: EventType[] = ["attempt.lost", "run.stalled", "checkpoint.corrupt", "drill.failed", "store.unavailable"];
 
 interface CreateWebhookProps {
@@ -30,19 +30,19 @@ export function CreateWebhook({ project, onCreated, onClose }: CreateWebhookProp
   const [url, setUrl] = useState("");
   const [routingKey, setRoutingKey] = useState("");
   const [events, setEvents] = useState(USUAL);
-  // The same for each try of this dialog: a call whose reply was lost makes no second webhook.
-  const [key] = useState(newKey);
+  const post = useOnce((body: Schemas["CreateWebhook"], key) =>
+    api.POST("/v1/projects/{project}/webhooks", {
+      params: { path: { project }, header: { "idempotency-key": key } },
+      body,
+    }),
+  );
 
   async function create() {
-    const body = {
+    const { data } = await post({
       url: url.trim(),
       events,
       format,
       ...(format === "pagerduty" ? { routing_key: routingKey.trim() } : {}),
-    };
-    const { data } = await api.POST("/v1/projects/{project}/webhooks", {
-      params: { path: { project }, header: { "idempotency-key": key } },
-      body,
     });
     if (data) onCreated(data);
   }

@@ -2,6 +2,7 @@ import { Link, useSearch } from "@tanstack/react-router";
 import { useMemo, useState } from "react";
 import { api, type Schemas, usePages } from "@/api/client";
 import { useSession } from "@/api/session";
+import { Allowed } from "@/app/Allowed";
 import { Can } from "@/components/Can";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
 import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
@@ -9,16 +10,16 @@ import { StateBadge } from "@/components/StateBadge";
 import { EmptyState } from "@/components/states";
 import { Bytes, Nothing, Time } from "@/components/values";
 import { formatBytes, formatCount, formatShare } from "@/format/numbers";
-import { exactBytes, parseBytes } from "./changes";
+import { refresh } from "@/live/refresh";
+import { QUOTA_NEAR, quotaShare } from "@/storage/quota";
+import { exactBytes, parseBytes } from "../changes";
+import styles from "../Operations.module.css";
+import { type Action, ActionReport, useAction } from "../parts";
 import { DeleteProject } from "./DeleteProject";
-import styles from "./Operations.module.css";
-import { type Action, ActionReport, Allowed, refresh, useAction } from "./parts";
 
 type ProjectView = Schemas["ProjectView"];
 
 const LIST = "/v1/projects";
-/** From here on somebody should look. */
-const NEAR_QUOTA = 0.9;
 
 export function Projects() {
   return (
@@ -104,8 +105,8 @@ function makeColumns(actions: (of: ProjectView) => React.ReactNode): Columns<Pro
       cell: ({ getValue }) => formatCount(getValue()),
     }),
     column.accessor("stored_bytes", {
-      header: "Stored",
-      size: 85,
+      header: "Stored, in all",
+      size: 110,
       meta: { align: "right" },
       cell: ({ getValue }) => <Bytes count={getValue()} />,
     }),
@@ -172,12 +173,12 @@ function makeTrashColumns(actions: (of: ProjectView) => React.ReactNode): Column
 
 function Used({ of }: { of: ProjectView }) {
   if (of.quota_bytes === null) return <Nothing why="no limit" />;
-  const share = of.quota_bytes === 0 ? 1 : of.stored_bytes / of.quota_bytes;
+  const share = quotaShare(of.quota_used_bytes, of.quota_bytes);
   return (
     <span className={styles.progress}>
       <progress max={1} value={Math.min(1, share)} aria-label={`Used of the quota of ${of.name}`} />
       {formatShare(share)}
-      {share >= NEAR_QUOTA && <StateBadge state={share >= 1 ? "full" : "near"} tone={share >= 1 ? "bad" : "warn"} />}
+      {share >= QUOTA_NEAR && <StateBadge state={share >= 1 ? "full" : "near"} tone={share >= 1 ? "bad" : "warn"} />}
     </span>
   );
 }
@@ -254,8 +255,8 @@ function QuotaDialog({ of, onClose }: { of: ProjectView | null; onClose: () => v
     >
       {of !== null && (
         <p>
-          {formatBytes(of.stored_bytes)} are stored now. A save that would pass the quota is refused; nothing is
-          deleted.
+          {formatBytes(of.quota_used_bytes)} in the primary store count against it now. A save that would pass the quota
+          is refused; nothing is deleted.
         </p>
       )}
       <div className={styles.fields}>
