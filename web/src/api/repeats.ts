@@ -1,9 +1,5 @@
 import { useRef } from "react";
-
-/** For the header Idempotency-Key: any text that no other call has. Over plain HTTP a browser has no randomUUID. */
-function newKey(): string {
-  return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-}
+import { newKey } from "@/format/keys";
 
 /** A call that makes something, with a key that stays the same until the service has taken it: when its reply was lost
  * and the user retries, nothing is made twice. Another body is another call, and so is the one after a success. */

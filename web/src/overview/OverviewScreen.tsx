@@ -3,7 +3,7 @@ import { useSession } from "@/api/session";
 import { useProject, useProjects } from "@/app/project";
 import { Screen } from "@/app/Screen";
 import { CopyCommand } from "@/components/CopyCommand";
-import { Figure, Figures } from "@/components/figures/Figures";
+import { Figure, Figures } from "@/components/facts/Figures";
 import { EmptyState, Reply } from "@/components/states";
 import { Bytes, Money } from "@/components/values";
 import { RunsTable } from "@/runs/RunsTable";

@@ -1,6 +1,6 @@
 import { useMemo } from "react";
 import type { Schemas } from "@/api/client";
-import { Plot, type PlotSeries } from "@/components/Plot";
+import { Plot, type PlotSeries } from "@/components/plot/Plot";
 import { formatBytes, formatMoney, formatShare } from "@/format/numbers";
 import { changeOf, goodputOf, hoursOf } from "./hours";
 import styles from "./Trends.module.css";

@@ -3,7 +3,7 @@ import { api, type Schemas, useQuery } from "@/api/client";
 import { useOnce } from "@/api/repeats";
 import { Allowed, useRefusal } from "@/app/Allowed";
 import { Can } from "@/components/Can";
-import { Figure, Figures } from "@/components/figures/Figures";
+import { Figure, Figures } from "@/components/facts/Figures";
 import { ErrorState, Reply } from "@/components/states";
 import { Age } from "@/components/values";
 import { formatBytes, formatCount } from "@/format/numbers";

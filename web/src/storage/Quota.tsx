@@ -1,7 +1,7 @@
 import { useQuery as useQueryOf } from "@tanstack/react-query";
 import { api, useQuery } from "@/api/client";
 import { isGone, isInvalid } from "@/api/problem";
-import { Figure, Figures } from "@/components/figures/Figures";
+import { Figure, Figures } from "@/components/facts/Figures";
 import { ErrorState, Reply } from "@/components/states";
 import { Bytes, Nothing } from "@/components/values";
 import { formatSeconds } from "@/format/moments";

@@ -1,6 +1,6 @@
 import { api, useQuery } from "@/api/client";
 import { Allowed } from "@/app/Allowed";
-import { Figure, Figures } from "@/components/figures/Figures";
+import { Figure, Figures } from "@/components/facts/Figures";
 import { EmptyState, Reply } from "@/components/states";
 import { Age, Nothing } from "@/components/values";
 import { formatSeconds } from "@/format/moments";
