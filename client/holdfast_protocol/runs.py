@@ -254,7 +254,7 @@ def _of_buckets(points: Sequence[Measured], width: int, shared: int = 0) -> list
     buckets: dict[tuple[int, int], list[Measured]] = {}
     for point in points:
         buckets.setdefault((point.attempt >> shared, point.step >> width), []).append(point)
-    kept = []
+    kept: list[Measured] = []
     for bucket in buckets.values():
         finite = [point for point in bucket if isfinite(point.value)]
         stays = [point for point in bucket if not isfinite(point.value)][:1]

@@ -177,9 +177,9 @@ def show_plot(points: Sequence[MetricPoint], *, width: int, height: int) -> None
             grid[0][column] = "!"
     names = ["", f"{high:.6g}" if finite else "", *[""] * (height - 2), *([f"{low:.6g}"] if height > 1 else [])]
     margin = max(map(len, names))
-    for name, line in zip(names, grid, strict=True):
-        if line is not grid[0] or "!" in line:
-            sys.stdout.write(f"{name:>{margin}} |{''.join(line)}".rstrip() + "\n")
+    for name, cells in zip(names, grid, strict=True):
+        if cells is not grid[0] or "!" in cells:
+            sys.stdout.write(f"{name:>{margin}} |{''.join(cells)}".rstrip() + "\n")
     sys.stdout.write(f"{'':>{margin}} +{''.join(axis)}\n")
     sys.stdout.write(f"{'':>{margin}}  {first}{last:>{max(width - len(str(first)), len(str(last)) + 1)}}\n")
 

@@ -70,7 +70,7 @@ def points_of(
     for curve_id, attempt, step, value, nonfinite in session.execute(
         select(*columns).where(CurvePoint.curve_id.in_(curve_ids), *conditions)
     ):
-        found[curve_id].append(Measured(attempt, step, float(nonfinite) if value is None else value))
+        found[curve_id].append(Measured(attempt, step, float(nonfinite or 0) if value is None else value))
     return found
 
 

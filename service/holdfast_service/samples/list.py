@@ -86,7 +86,7 @@ def _missed_hours(
 ) -> dict[datetime, int]:
     """By hour of a sample, how many hours before it have none: those since the sample before in which not even the
     project was sampled. A run that is not live has no samples, and misses none."""
-    rows = [row for group in groups for row in group]
+    rows: list[_RowT] = [row for group in groups for row in group]
     if not rows:
         return {}
     before = session.scalar(select(func.max(table.hour)).where(mine, table.hour < rows[-1].hour))
