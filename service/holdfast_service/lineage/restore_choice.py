@@ -469,7 +469,7 @@ def _lines_of_runs(session: Session, run_ids: Collection[str], *, also_uncommitt
     nodes: dict[str, list[AttemptNode]] = {run_id: [] for run_id in run_ids}
     for run_id, number, cut_at, last_step, parent_attempt, step in rows:
         resumed_from = None if step is None else (parent_attempt, step)
-        has_begun = also_uncommitted and (resumed_from is not None or last_step is not None)
+        has_begun = also_uncommitted and (last_step is not None or resumed_from is not None)
         nodes[run_id].append(AttemptNode(number, resumed_from, has_begun or cut_at is not None))
     return {run_id: lineage(attempts) for run_id, attempts in nodes.items()}
 
