@@ -1,14 +1,11 @@
 import { QueryClientProvider } from "@tanstack/react-query";
 import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
-import { configure, render, screen, waitFor, within } from "@testing-library/react";
+import { render, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { queryClient } from "@/api/client";
 import type { Session } from "@/api/session";
 import { makeRouter } from "@/app/routes";
 import { problem, SESSION, serve } from "@/testing/page";
-
-// The first test of a tab loads its code.
-configure({ asyncUtilTimeout: 10_000 });
 
 const AT = "2026-01-02T03:04:05Z";
 const PROJECT = {

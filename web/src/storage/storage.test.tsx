@@ -1,15 +1,11 @@
 import { QueryClientProvider } from "@tanstack/react-query";
 import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
-import { configure, render, screen, waitFor, within } from "@testing-library/react";
+import { render, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { queryClient } from "@/api/client";
 import type { Session } from "@/api/session";
 import { makeRouter } from "@/app/routes";
 import { problem, SESSION, serve } from "@/testing/page";
-
-// What is waited for comes at once; how long a busy machine takes says nothing about the page.
-configure({ asyncUtilTimeout: 10_000 });
-vi.setConfig({ testTimeout: 60_000 });
 
 const page = (...items: unknown[]) => ({ items, next_cursor: null });
 const STORE = {
