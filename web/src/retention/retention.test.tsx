@@ -115,8 +115,9 @@ function answers(more: Parameters<typeof serve>[0] = {}): Parameters<typeof serv
       const { policy } = await body(request);
       if (typeof policy?.keep_last === "string")
         return problem(400, "invalid_request", "keep_last: it must be a number.");
+      // Between two keys the field may be empty: then there is no rule.
       const document = policy ?? put.document ?? POLICY.document;
-      return plan(document.keep_last, put.document ? own() : POLICY, policy ? null : "digest");
+      return plan(document.keep_last ?? 3, put.document ? own() : POLICY, policy ? null : "digest");
     },
     "POST /v1/projects/demo/runs/llama/retention/apply": async (request) => ({
       dry_run: false,
