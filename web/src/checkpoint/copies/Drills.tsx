@@ -86,7 +86,7 @@ function Drill({ drill }: { drill: OperationView }) {
         <>
           : restored in {formatSeconds(result.seconds)} (RTO), <Bytes count={result.bytes} /> in{" "}
           {plural(result.chunks, "chunk")} and {plural(result.tensors, "tensor")}, each byte verified.{" "}
-          {result.rpo_steps === 0
+          {result.rpo_steps === 0 && result.rpo_seconds === 0
             ? "It was the newest committed checkpoint."
             : `It was ${formatSeconds(result.rpo_seconds)} and ${plural(result.rpo_steps, "step")} behind step ${formatCount(result.newest_step)}, the newest (RPO).`}
         </>
