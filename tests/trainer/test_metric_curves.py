@@ -4,6 +4,7 @@ import itertools
 import time
 
 import pytest
+import torch
 from tests.support.serve import holdfast_serve
 from tests.support.training import Job
 
@@ -24,7 +25,7 @@ def test_a_job_of_a_few_steps_tells_them_at_its_end(run, service):
     job = Job()
     with holdfast.Checkpointer(run, save=holdfast.Every(steps=100)) as ckpt:
         for step in range(ckpt.restore(job.state), 5):
-            ckpt.step(step, job.state, metrics={"loss": job.step(step).detach(), "step": step})
+            ckpt.step(step, job.state, metrics={"loss": torch.tensor(job.step(step)), "step": step})
         ckpt.save(5, job.state, metrics={"loss": 0.5})
     told = curve(service, run)
     assert [(attempt, step) for attempt, step, _ in told] == [(1, step) for step in range(6)]
