@@ -130,7 +130,8 @@ def _check_own_page(request: Request, cookie: str) -> None:
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
     # Over plain http to another machine a browser sends no Sec-Fetch-Site: the origin, with writes and scripts' reads.
-    if site is None and origin is not None and origin.lower() not in (_own_origin(request), _public_origin(request)):
+    ours = (_own_origin(request), _public_origin(request))
+    if site is None and origin is not None and origin.lower() not in ours:
         site = "cross-site"
     if site not in (None, "same-origin") and not (reads and site == "none"):
         raise ProblemError(

@@ -2,7 +2,7 @@ import type { Schemas } from "@/api/client";
 import { formatSeconds, secondsSince } from "@/format/moments";
 import { formatBytes, formatShare } from "@/format/numbers";
 import { plural } from "@/format/words";
-import { QUOTA_NEAR, quotaShare } from "@/storage/quota";
+import { QUOTA_NEAR, quotaShare } from "@/storage/share_of_quota";
 
 /** One thing that needs attention. */
 export interface Attention {

@@ -7,7 +7,7 @@ import { Bytes, Nothing } from "@/components/values";
 import { formatSeconds } from "@/format/moments";
 import { formatBytes, formatShare } from "@/format/numbers";
 import { plural } from "@/format/words";
-import { quotaShare, secondsToQuota } from "./quota";
+import { quotaShare, secondsToQuota } from "./share_of_quota";
 
 /** A forecast is one call a run: of more runs there is none. */
 const MOST_TRAINING = 50;

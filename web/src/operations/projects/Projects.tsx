@@ -11,7 +11,7 @@ import { EmptyState } from "@/components/states";
 import { Bytes, Nothing, Time } from "@/components/values";
 import { formatBytes, formatCount, formatShare } from "@/format/numbers";
 import { refresh } from "@/live/refresh";
-import { QUOTA_NEAR, quotaShare } from "@/storage/quota";
+import { QUOTA_NEAR, quotaShare } from "@/storage/share_of_quota";
 import { exactBytes, parseBytes } from "../changes";
 import styles from "../Operations.module.css";
 import { type Action, ActionReport, useAction } from "../parts";

@@ -1,4 +1,4 @@
-import { secondsToQuota } from "./quota";
+import { secondsToQuota } from "./share_of_quota";
 
 it("tells when the quota is reached at the present growth", () => {
   expect(secondsToQuota(40, 100, 2)).toBe(30);
