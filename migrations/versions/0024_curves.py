@@ -37,7 +37,7 @@ def upgrade() -> None:
         "curve_points",
         sa.Column(
             "curve_id",
-            sa.BigInteger(),
+            RowId,
             sa.ForeignKey("curves.id", name="fk_curve_points_curve_id_curves", ondelete="CASCADE"),
             nullable=False,
         ),
@@ -49,14 +49,14 @@ def upgrade() -> None:
     )
     op.add_column("runs", sa.Column("tags", Document, nullable=False, server_default="[]"))
     op.add_column("runs", sa.Column("note", sa.Text(), nullable=False, server_default=""))
-    op.add_column("runs", sa.Column("version", sa.Integer(), nullable=False, server_default="1"))
+    op.add_column("runs", sa.Column("edits", sa.Integer(), nullable=False, server_default="0"))
     if op.get_bind().dialect.name == "postgresql":
         options = ", ".join(f"{name} = {value}" for name, value in _POINTS.items())
         op.execute(f"ALTER TABLE curve_points SET ({options})")
 
 
 def downgrade() -> None:
-    op.drop_column("runs", "version")
+    op.drop_column("runs", "edits")
     op.drop_column("runs", "note")
     op.drop_column("runs", "tags")
     op.drop_table("curve_points")

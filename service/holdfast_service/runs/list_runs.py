@@ -97,9 +97,9 @@ def edit_run(
         if request.note is not None:
             after["note"] = request.note
         if before != after:  # else an earlier try has done it, and its reply was lost
-            refuse_unless_seen("the run", f'"{found.version}"', if_match)
+            refuse_unless_seen("the run", f'"{found.edits}"', if_match)
             found.tags, found.note = after.values()
-            found.version += 1
+            found.edits += 1
             changed = [field for field in after if after[field] != before[field]]
             record_event(
                 session,
@@ -161,7 +161,7 @@ def _run_views(session: Session, project: Project, runs: Sequence[Run]) -> list[
                 restore_point=points.get(run.id),
                 tags=list(run.tags),
                 note=run.note,
-                etag=f'"{run.version}"',
+                etag=f'"{run.edits}"',
             )
         )
     return views
