@@ -23,7 +23,8 @@ OUTSIDE = {
 }
 """Pages of the repository that are not in docs/, and where they are on the site."""
 MADE = {"reference/rest.md": rest_page, "reference/problems.md": problems_page}
-_LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
+_LINK = re.compile(r"(\]\(|\bsrc(?:set)?=\")([^)\"#\s]+)(#[^)\"\s]*)?([)\"])")
+"""Of Markdown, and of a `<picture>`, which is HTML: only that shows one image in the dark and another in the light."""
 _FENCE = re.compile(r"(^```.*?^```$)", flags=re.MULTILINE | re.DOTALL)
 _SOURCE = "source"
 

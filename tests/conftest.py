@@ -15,11 +15,11 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from tests.support.azurite import Azurite, NoNodeError, azurite_server
+from tests.support.azurite import Azurite, azurite_server
 from tests.support.databases import PostgresCatalogs, SqliteCatalogs, statements_compiled_once
-from tests.support.debian import NoAptError
 from tests.support.pgbouncer import PgBouncer, pgbouncer
 from tests.support.postgres import PostgresServer, postgres_server
+from tests.support.prepare import NotHereError
 from tests.support.prometheus import promtool
 from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
 from tests.support.wakeup_fd import wakeup_fd
@@ -166,7 +166,7 @@ def pooler(postgres: PostgresServer) -> Iterator[PgBouncer]:
         # Fewer connections than the tests have threads: transactions of one client meet those of others.
         with pgbouncer(postgres.url_for("postgres"), server_connections=3) as server:
             yield server
-    except NoAptError as reason:
+    except NotHereError as reason:
         # pip cannot install PgBouncer, and no other part of Holdfast needs it.
         pytest.skip(str(reason))
 
@@ -176,7 +176,7 @@ def prometheus_tools() -> None:
     """promtool and Prometheus can be run. Skips only where there is neither Prometheus nor apt."""
     try:
         promtool("--version")
-    except NoAptError as reason:
+    except NotHereError as reason:
         # pip cannot install Prometheus, and no other part of Holdfast needs it.
         pytest.skip(str(reason))
 
@@ -193,7 +193,7 @@ def azurite() -> Iterator[Azurite]:
     try:
         with azurite_server() as server:
             yield server
-    except NoNodeError as reason:
+    except NotHereError as reason:
         # pip cannot install Node.js, and no other part of Holdfast needs it.
         pytest.skip(str(reason))
 

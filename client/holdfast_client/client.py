@@ -19,7 +19,7 @@ from holdfast_client.resources.attempts import Attempts
 from holdfast_client.resources.checkpoints import Checkpoints, Restores
 from holdfast_client.resources.insights import Insights
 from holdfast_client.resources.retention import Holds, Policies, Retention
-from holdfast_client.resources.runs import Projects, Runs, Tokens
+from holdfast_client.resources.runs import Projects, Runs, Sessions, Tokens
 from holdfast_client.resources.service import Audit, Controllers, Events, Operations, Service, Webhooks
 from holdfast_client.resources.stores import (
     Catalog,
@@ -77,6 +77,7 @@ class Client:
         self.samples = Samples(self.transport)
         self.scrubs = Scrubs(self.transport)
         self.service = Service(self.transport)
+        self.sessions = Sessions(self.transport)
         self.stores = Stores(self.transport)
         self.sweeps = Sweeps(self.transport)
         self.tiers = Tiers(self.transport)

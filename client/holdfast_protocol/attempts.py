@@ -19,6 +19,7 @@ from pydantic import AfterValidator, Field, JsonValue
 
 from holdfast_protocol.base import LARGEST_INTEGER, Fence, LaunchId, Reply, Request, example, fits, since
 from holdfast_protocol.restores import RestoreDecision
+from holdfast_protocol.runs import ToldMetrics
 from holdfast_protocol.states import AttemptOutcome, Doing
 from holdfast_protocol.text import is_text
 
@@ -225,6 +226,8 @@ class ProgressReport(Fence):
     """An attempt's report on itself, from one rank. Sums are of this attempt, ages by the job's own clock; null is
     unknown. The service's clock turns an age into a moment."""
 
+    largest_body_bytes: ClassVar[int] = 128 * 1024
+
     step: int | None = Field(default=None, ge=0, le=LARGEST_INTEGER, description="The last step that ran.")
     first_step: int | None = Field(default=None, ge=0, le=LARGEST_INTEGER, json_schema_extra=since(3))
     steps_run: int | None = Field(default=None, ge=0, le=LARGEST_INTEGER, json_schema_extra=since(3))
@@ -247,6 +250,12 @@ class ProgressReport(Fence):
     saves_begun: int | None = Field(default=None, ge=0, le=2**31 - 1, json_schema_extra=since(3))
     save_blocked_seconds: float | None = Field(default=None, ge=0, le=LARGEST_INTEGER, json_schema_extra=since(3))
     doing: Doing | None = Field(default=None, json_schema_extra=since(3))
+    metrics: ToldMetrics = Field(
+        default_factory=dict,
+        json_schema_extra=since(9),
+        description="What was measured since the last report that was answered: points of the run's curves, by metric. "
+        "A point that is there already stays as it is.",
+    )
 
 
 class Heartbeat(ProgressReport):
@@ -259,12 +268,16 @@ class Heartbeat(ProgressReport):
             "steps_run": 34,
             "steps_per_second": 1.6,
             "doing": "training",
+            "metrics": {"loss": [[1233, 2.31], [1234, 2.29]], "grad_norm": [[1234, "inf"]]},
         }
     )
 
 
 class HeartbeatReply(Reply):
     save_interval_seconds: float
+    metrics_left_out: list[str] = Field(
+        default_factory=list, description="Metrics that get no curve, because the run has as many as it may have."
+    )
 
 
 class EndAttempt(ProgressReport):

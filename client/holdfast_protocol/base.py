@@ -27,7 +27,7 @@ from holdfast_protocol.text import is_text, printable
 
 PROTOCOL_HEADER = "Holdfast-Protocol"
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 8
+PROTOCOL_MINOR = 9
 """1: chunks may be stored encoded (codecs.py). A read of a chunk that an older client cannot decode is refused. Saves
 may be pushed late (checkpoints.py); an older client never begins one.
 2: operations: policies, trash, holds, copies in other stores, tiers, audit events. An older client never asks for
@@ -40,6 +40,7 @@ alone and does not know that call: each rank offers and seals by itself.
 7: the choice of a restore point tells what its attempt ran with, and a read brings a chunk list along. An older service
 tells neither: nothing is compared, and the rank asks for the list.
 8: an attempt gives the configuration of its job. An older service is not told it.
+9: heartbeats carry what the job has measured, and runs have tags and a note. An older service is not told the metrics.
 """
 PROTOCOL_VERSION = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
 

@@ -69,7 +69,11 @@ class StartDrill(Request):
 
     model_config = example({"selector": "latest", "store": "second"})
 
-    selector: str = Field(default="latest", max_length=200, description="latest, 1200, 1200#3, best:loss:min or ck_…")
+    selector: str = Field(
+        default="latest",
+        max_length=200,
+        description="latest, 1200, 1200#3, best:loss:min or ck_…; one that is named is drilled, and no other instead.",
+    )
     store: StoreRole = StoreRole.SECOND
 
 

@@ -110,7 +110,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.CONTROLLER_NOT_FOUND: ProblemKind(404, "No such controller"),
     ProblemCode.OPERATION_NOT_FOUND: ProblemKind(404, "No such operation"),
     ProblemCode.WEBHOOK_NOT_FOUND: ProblemKind(404, "No such webhook"),
-    ProblemCode.SESSION_NOT_FOUND: ProblemKind(404, "This call has no session"),
+    ProblemCode.SESSION_NOT_FOUND: ProblemKind(404, "There is no such session"),
     ProblemCode.NO_RESTORE_POINT: ProblemKind(404, "There is no valid restore point"),
     ProblemCode.ROUTE_NOT_FOUND: ProblemKind(404, "No such route"),
     ProblemCode.METHOD_NOT_ALLOWED: ProblemKind(405, "This route has no such method"),

@@ -3,9 +3,11 @@
 `GET /v1/projects`                                  -> Page[ProjectView]
 `PUT /v1/projects/{project}`  (If-Match, if it changes something)  EditProject -> ProjectView
 `GET /v1/projects/{project}`                        -> ProjectView
-`GET /v1/projects/{project}/runs?status=`           -> Page[RunView]
+`GET /v1/projects/{project}/runs?status=&tag=`      -> Page[RunView]
 `PUT /v1/projects/{project}/runs/{run}`             -> RunView      (makes it; an existing one is fine)
 `GET /v1/projects/{project}/runs/{run}`             -> RunView
+`PATCH /v1/projects/{project}/runs/{run}`           (If-Match)  EditRun -> RunView
+`GET /v1/projects/{project}/runs/{run}/metrics-history?name=&from_step=&to_step=&points=&attempt=` -> MetricsHistory
 `GET /v1/projects/{project}/runs/{run}/goodput`     -> Goodput
 `GET /v1/projects/{project}/runs/{run}/advice`      -> AdviceView
 
@@ -17,14 +19,17 @@ deletes projects and runs and takes them back.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import ClassVar, Literal
+from math import isfinite
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from holdfast_protocol.base import LARGEST_INTEGER, Reply, Request, RunName, example
+from holdfast_protocol.base import LARGEST_INTEGER, Label, Reply, Request, RunName, example
+from holdfast_protocol.checkpoints import MetricValue
 from holdfast_protocol.pruning import InTrash
 from holdfast_protocol.restores import RestorePoint
 from holdfast_protocol.states import AttemptOutcome, RunStatus
@@ -122,11 +127,30 @@ class ProjectView(Reply):
     created_at: datetime
     quota_bytes: int | None
     etag: str = Field(default="", description="The version of the editable fields; for If-Match.")
-    stored_bytes: int = Field(description="Bytes of the copies of the project's chunks in the store.")
+    quota_used_bytes: int = Field(
+        default=0,
+        description="What counts against the quota: bytes in the primary store, those of uploads that are under way "
+        "among them.",
+    )
+    stored_bytes: int = Field(description="Bytes of the copies of the project's chunks, in all stores together.")
     logical_bytes: int = Field(default=0, description="Bytes of the states of its committed checkpoints.")
     deduplicated_bytes: int = Field(default=0, description="Bytes that these did not send, because the store had them.")
     runs: int
     in_trash: InTrash | None = Field(default=None, description="Who deleted it; null: it is not deleted.")
+
+
+MOST_TAGS = 20
+
+
+class EditRun(Request):
+    """Absent fields stay unchanged."""
+
+    model_config = example({"tags": ["baseline", "paper"], "note": "The paper's learning rate, on twice the data."})
+
+    sends_defaults: ClassVar[bool] = False
+
+    tags: list[Label] | None = Field(default=None, max_length=MOST_TAGS, description="All of them; [] for none.")
+    note: str | None = Field(default=None, max_length=4000, description="Free text; an empty one takes it away.")
 
 
 class RunView(Reply):
@@ -154,6 +178,121 @@ class RunView(Reply):
     )
     restore_point: RestorePoint | None
     in_trash: InTrash | None = Field(default=None, description="Who deleted it; null: it is not deleted.")
+    tags: list[str] = Field(default_factory=list, description="By people, for finding it again. In order.")
+    note: str = Field(default="", description="By people, free text.")
+    etag: str = Field(default="", description="The version of tags and note; for If-Match.")
+
+
+MOST_CURVES = 64
+"""So many metrics of a run have a curve."""
+MOST_POINTS_TOLD = 1000
+"""In one report, of all metrics together."""
+MOST_POINTS_SHOWN = 2000
+"""Of one curve in one reply."""
+MOST_POINTS_REPLIED = 20_000
+"""In one reply; its curves share them."""
+
+MetricName = Annotated[str, Field(min_length=1, max_length=100)]
+Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+ToldPoint = tuple[Annotated[int, Field(ge=0, le=LARGEST_INTEGER)], Finite | Literal["nan", "inf", "-inf"]]
+"""The step, and the metric after it: a finite number, or the name of a value that is none (rule finite-metrics)."""
+
+
+def _refuse_crowd(told: Mapping[str, Sequence[ToldPoint]]) -> Mapping[str, Sequence[ToldPoint]]:
+    count = sum(map(len, told.values()))
+    if count > MOST_POINTS_TOLD:
+        raise ValueError(f"these are {count} points, and {MOST_POINTS_TOLD} are the most; leave some out")
+    return told
+
+
+ToldMetrics = Annotated[
+    dict[MetricName, Annotated[list[ToldPoint], Field(max_length=MOST_POINTS_TOLD)]],
+    Field(max_length=MOST_CURVES),
+    AfterValidator(_refuse_crowd),
+]
+
+
+class Measured(NamedTuple):
+    """A metric after one step of one attempt; the value may be NaN or infinite."""
+
+    attempt: int
+    step: int
+    value: float
+
+    @property
+    def told(self) -> ToldPoint:
+        return self.step, MetricValue.of(self.value).nonfinite or self.value
+
+
+def thinned(points: Iterable[Measured], most: int) -> list[Measured]:
+    """At most `most` of the points (4 or more), by step and attempt. Pure; what it keeps of what it has kept is the
+    same as of all.
+
+    Steps are put into buckets, as wide as it takes (a power of two). Of each bucket the least, the greatest and the
+    last finite value stay, and the first that is not finite: a spike is never hidden. Attempts have buckets of their
+    own, until one for each is too many: then neighbours share them.
+    """
+    kept = sorted(points, key=lambda point: (point.step, point.attempt))
+    if len(kept) <= most:
+        return kept
+    narrow, wide = 0, (kept[-1].step - kept[0].step + 1).bit_length() + 1
+    while narrow < wide:
+        middle = (narrow + wide) // 2
+        if len(_of_buckets(kept, middle)) <= most:
+            wide = middle
+        else:
+            narrow = middle + 1
+    shared = 0
+    while len(found := _of_buckets(kept, narrow, shared)) > most:
+        # The last of it is one bucket for all steps of all attempts.
+        narrow, shared = LARGEST_INTEGER.bit_length(), shared + 1
+    return found
+
+
+def _of_buckets(points: Sequence[Measured], width: int, shared: int = 0) -> list[Measured]:
+    """`points` are in order. A bucket is 2**width steps of 2**shared attempts."""
+    buckets: dict[tuple[int, int], list[Measured]] = {}
+    for point in points:
+        buckets.setdefault((point.attempt >> shared, point.step >> width), []).append(point)
+    kept: list[Measured] = []
+    for bucket in buckets.values():
+        finite = [point for point in bucket if isfinite(point.value)]
+        stays = [point for point in bucket if not isfinite(point.value)][:1]
+        if finite:
+            stays += min(finite, key=_value), max(finite, key=_value), finite[-1]
+        kept += {(point.step, point.attempt): point for point in stays}.values()
+    return sorted(kept, key=lambda point: (point.step, point.attempt))
+
+
+def _value(point: Measured) -> float:
+    return point.value
+
+
+class MetricPoint(Reply):
+    step: int
+    attempt: int
+    value: float | None = Field(description="Null: it was not finite.")
+    nonfinite: Literal["nan", "inf", "-inf"] | None = None
+
+
+class MetricCurve(Reply):
+    name: str
+    points: list[MetricPoint] = Field(
+        description="By step. Each was measured. Where there are more than were asked for, the least, the greatest and "
+        "the last of each bucket of steps stand for it, and the first that was not finite."
+    )
+
+
+class CurveSegment(Reply):
+    attempt: int
+    max_step: int | None = Field(description="The run went on from here in a later attempt; null: to its end.")
+
+
+class MetricsHistory(Reply):
+    attempt: int | None = Field(description="Whose points these are; null: those of the run's lineage.")
+    segments: list[CurveSegment] = Field(description="The attempts on the lineage, the newest first.")
+    names: list[str] = Field(description="All metrics of the run that have a curve.")
+    metrics: list[MetricCurve] = Field(description="Those that were asked for, by name.")
 
 
 class SpentTime(Reply):

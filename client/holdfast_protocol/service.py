@@ -29,6 +29,8 @@ in every call. A call by cookie that is no GET or HEAD brings `csrf_token` in th
 `POST   /v1/sessions`                  -> SessionView, and the cookie (by token or code)
 `GET    /v1/sessions/current`          -> SessionView (by cookie)
 `DELETE /v1/sessions/current`          -> nothing: it has ended (by cookie)
+`GET    /v1/sessions`                  -> Page[OpenSession]
+`DELETE /v1/sessions/{id}`             -> OpenSession: it has ended
 `POST   /v1/sign-in-codes`             -> SignInCode (by token)
 """
 
@@ -213,6 +215,18 @@ class SessionView(Reply):
     csrf_token: str = Field(description=f"For the header {CSRF_HEADER} of each call that is no GET or HEAD.")
     created_at: datetime
     expires_at: datetime
+
+
+class OpenSession(Reply):
+    """A session that can call now. Whose browser it is, only the person knows to whom the token was given."""
+
+    id: str
+    token_id: str
+    name: str = Field(description="The token's.")
+    project: str | None = Field(description="null: every project.")
+    created_at: datetime
+    expires_at: datetime
+    current: bool = Field(description="This call came with its cookie.")
 
 
 class SignInCode(Reply):

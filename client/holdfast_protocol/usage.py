@@ -6,6 +6,8 @@
 `GET  /v1/projects/{project}/cost`             -> CostView
 `GET  /v1/projects/{project}/runs/{run}/cost`  -> CostView
 `POST /v1/projects/{project}/runs/{run}/cost/forecast`  ForecastCost -> CostForecast
+`GET  /v1/projects/{project}/samples`            -> Page[ProjectSample]   (the newest first)
+`GET  /v1/projects/{project}/runs/{run}/samples` -> Page[RunSample]
 `GET  /v1/prices`                              -> PriceListView
 `PUT  /v1/prices`                  PriceList   -> PriceListView   (If-Match)
 """
@@ -13,6 +15,7 @@
 from __future__ import annotations
 
 from datetime import date, datetime
+from enum import StrEnum
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -197,3 +200,55 @@ class CostForecast(Reply):
     per_month: float
     grows_per_month: float = Field(description="The growth of each further month; 0: none.")
     limits: list[str] = Field(description="What the forecast leaves out.")
+
+
+class SampledEvery(StrEnum):
+    HOUR = "hour"
+    DAY = "day"
+
+
+class _Sample(Reply):
+    """A whole hour, or a day of such hours, in UTC. What is counted is told as it was at `taken_at`, after the end of
+    the last hour in it. It is what was known then: steps that were lost later are not taken out of it."""
+
+    since: datetime = Field(description="The begin of the hour or the day, in UTC.")
+    taken_at: datetime = Field(description="When the last sample in it was taken.")
+    hours: int = Field(description="How many samples are in it: 1 of an hour, 24 of a whole day.")
+    missed_hours: int = Field(
+        description="Hours before its samples that have none, since the sample before: the service was down, and what "
+        "was then is not known."
+    )
+    committed_checkpoints: int
+    logical_bytes: int = Field(description="Bytes of the committed checkpoints' states in the trainer.")
+    goodput: float | None = Field(
+        description="`productive_seconds / wall_seconds`; null: nothing ran, or no step's time was known. Over several "
+        "items divide the sums."
+    )
+    productive_seconds: float = Field(description="Of these hours, in steps that the runs still had at `taken_at`.")
+    wall_seconds: float = Field(description="Of these hours, in which an attempt was open or awaited by one.")
+
+
+class ProjectSample(_Sample):
+    stored_bytes: int = Field(description="Bytes of all copies in all stores.")
+    stores: dict[str, int] = Field(
+        description="These by the role that the store had: `primary`, `second`, `cold`, or `detached`."
+    )
+    per_month: float = Field(description="What they cost a month, at the prices of that moment.")
+    currency: str
+    unpriced_bytes: int = Field(description="Bytes that had no price, and are not in `per_month`.")
+    live_runs: int = Field(description="Runs whose newest attempt was open.")
+    runs_without_restore_point: int = Field(description="Those of them that had no restore point.")
+    restore_point_age_seconds: float | None = Field(
+        description="The greatest age of a live run's restore point; of a day the greatest of its hours. null: no live "
+        "run had one."
+    )
+
+
+class RunSample(_Sample):
+    """A run has samples of the hours at whose end it had an open attempt."""
+
+    last_step: int | None
+    restore_point_step: int | None = Field(description="null: it had no restore point.")
+    restore_point_age_seconds: float | None = Field(
+        description="How long before `taken_at` its restore point was committed; of a day the greatest of its hours."
+    )

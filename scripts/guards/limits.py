@@ -89,7 +89,7 @@ GUARDS = (
         "limits-before-work",
         "wrong tokens are tried as fast as they come",
         "service/holdfast_service/auth/principal.py",
-        "                self._failed(address, fingerprint)",
+        "                self._failed(address, fingerprint, counted=counted)",
         "                pass",
         ("tests/service/test_request_limits.py",),
     ),

@@ -22,6 +22,7 @@ import holdfast_service.auth.endpoints
 import holdfast_service.background.endpoints
 import holdfast_service.catalog_check.endpoints
 import holdfast_service.collect.endpoints
+import holdfast_service.curves.endpoints
 import holdfast_service.events.endpoints
 import holdfast_service.holds.endpoints
 import holdfast_service.insights.endpoints
@@ -32,6 +33,7 @@ import holdfast_service.replicate.endpoints
 import holdfast_service.restore.endpoints
 import holdfast_service.retention.endpoints
 import holdfast_service.runs.endpoints
+import holdfast_service.samples.endpoints
 import holdfast_service.scrub.endpoints
 import holdfast_service.tiers.endpoints
 import holdfast_service.training.endpoints
@@ -80,6 +82,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.runs.endpoints.runs_router,
     holdfast_service.runs.endpoints.checkpoints_router,
     holdfast_service.insights.endpoints.router,
+    holdfast_service.curves.endpoints.router,
     holdfast_service.retention.endpoints.projects_router,
     holdfast_service.retention.endpoints.runs_router,
     holdfast_service.retention.endpoints.checkpoints_router,
@@ -91,6 +94,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.tiers.endpoints.router,
     holdfast_service.usage.endpoints.router,
     holdfast_service.usage.endpoints.prices_router,
+    holdfast_service.samples.endpoints.router,
     holdfast_service.collect.endpoints.collections_router,
     holdfast_service.collect.endpoints.sweeps_router,
     holdfast_service.attached_stores.endpoints.router,

@@ -62,6 +62,7 @@ def serve(settings: ServiceSettings, on_ready: Callable[[ServiceContext, str], N
     Raises PortInUseError, SettingsError and ProblemError(`database_unavailable`).
     """
     _allow_connections(settings.most_connections)
+    warn_of_plain_sessions(settings)
     listening = _listen(settings.host, settings.port)
     with contextlib.closing(listening):
         if not settings.serve_controllers:
@@ -71,6 +72,18 @@ def serve(settings: ServiceSettings, on_ready: Callable[[ServiceContext, str], N
         else:
             refuse_sqlite(settings, f"`holdfast serve --workers {settings.serve_workers}` is several processes")
             _serve_in_processes(settings, listening, on_ready)
+
+
+def warn_of_plain_sessions(settings: ServiceSettings) -> None:
+    """Whether a proxy ends TLS in front the service sees only when a call comes, and then by the proxy's word."""
+    if settings.on_loopback or (settings.public_url or "").startswith("https:"):
+        return
+    _log.warning(
+        "sessions_may_go_over_plain_http",
+        reason="HOLDFAST_PUBLIC_URL names no https address. The cookie of a session of the web page is kept to https "
+        "only if a proxy of HOLDFAST_TRUSTED_PROXIES says so by X-Forwarded-Proto. Set HOLDFAST_PUBLIC_URL to the "
+        "address of the page (https://…).",
+    )
 
 
 def _allow_connections(count: int) -> None:

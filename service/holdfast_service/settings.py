@@ -10,6 +10,7 @@ import difflib
 import grp
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -106,6 +107,11 @@ class ServiceSettings(BaseSettings):
         default="127.0.0.1",
         description="Addresses or networks of the reverse proxies in front, with commas: their X-Forwarded-For says "
         "who calls.",
+    )
+    public_url: str | None = Field(
+        default=None,
+        description="Where people reach the web page, such as `https://holdfast.example.org`. With https a session's "
+        "cookie is for https alone, whatever the proxy in front says.",
     )
     header_seconds: float = Field(
         default=20.0, gt=0, description="A connection that has not sent the head of a request by then is closed."
@@ -250,6 +256,9 @@ class ServiceSettings(BaseSettings):
     keep_events_days: float = Field(
         default=30.0, gt=0, description="Events can be listed, and followed from then on, for so long."
     )
+    keep_samples_days: float = Field(
+        default=400.0, gt=0, description="The hourly samples of projects and runs go after so long."
+    )
     keep_checkpoint_rows_days: float = Field(
         default=90.0,
         gt=0,
@@ -346,6 +355,16 @@ class ServiceSettings(BaseSettings):
         if backend not in ("sqlite", "postgresql", "postgres"):
             raise ValueError(f"{backend} is not supported; it must be sqlite:///path or postgresql://user@host/name")
         return url
+
+    @field_validator("public_url")
+    @classmethod
+    def _an_origin(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        if not re.fullmatch(r"https?://[^/?#@\s]+/?", url):
+            raise ValueError("it must be a scheme and a host, such as https://holdfast.example.org")
+        scheme, _, host = url.rstrip("/").lower().partition("://")
+        return f"{scheme}://{host.removesuffix(':443' if scheme == 'https' else ':80')}"  # as a browser writes it
 
     @field_validator("data_dir")
     @classmethod

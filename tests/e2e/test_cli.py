@@ -17,6 +17,7 @@ from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.cli.main import app
+from holdfast_protocol.attempts import Heartbeat
 from holdfast_protocol.base import Fence, RunName
 from holdfast_protocol.checkpoints import AbortCheckpoint, BeginCheckpoint, EditCheckpoint
 from holdfast_protocol.digests import chunk_digest
@@ -128,6 +129,32 @@ def test_runs_attempts_and_checkpoints_are_listed_and_shown(client, project):
     assert re.search(r"^labels +keep$", text, re.MULTILINE)
     assert read("checkpoints", "show", f"{name}@{shown['id']}")["step"] == 2
     assert read("checkpoints", "show", str(name))["step"] == 3
+
+
+def test_a_run_is_tagged_found_and_its_curves_are_plotted(client, project):
+    name = save_samples(client, project, 1)
+    run("runs", "edit", str(name), exit_code=2)
+    assert "letters, digits" in run("runs", "edit", str(name), "--tag", "a b", exit_code=2).stderr
+    assert read("runs", "edit", str(name), "--tag", "b", "--tag", "a", "--note", "as in the paper")["tags"] == [
+        "a",
+        "b",
+    ]
+    assert re.search(r"^tags +b$", run("runs", "edit", str(name), "--untag", "a").stdout, re.MULTILINE)
+    assert re.search(r"^note +as in the paper$", run("runs", "show", str(name)).stdout, re.MULTILINE)
+    assert [one["name"] for one in read("runs", "list", project, "--tag", "b")] == [name.run]
+    assert "--tag a" in run("runs", "list", project, "--tag", "a").stderr
+    assert "ckpt.step" in run("runs", "history", str(name)).stderr
+    opened = client.attempts.open_next(name, "measuring", world_size=1)
+    fence = {"epoch": opened.epoch, "attempt": opened.attempt}
+    told = {"loss": [(step, 10.0 / step) for step in range(1, 100)] + [(100, "nan")], "lr": [(1, 0.1)]}
+    client.attempts.heartbeat(name.project, name.run, opened.attempt, Heartbeat(**fence, step=100, metrics=told))
+    plot = run("runs", "history", str(name)).stdout
+    assert re.search(r"^loss +100 +1 +100 +nan +0\.10101 +10 +nan at 100$", plot, re.MULTILINE)
+    assert re.search(r"^ +10 \|\*", plot, re.MULTILINE)
+    found = read("runs", "history", str(name), "--metric", "loss", "--from-step", "5", "--to-step", "6")
+    assert [(point["step"], point["value"]) for point in found["metrics"][0]["points"]] == [(5, 2.0), (6, 10 / 6)]
+    assert "curves of: loss, lr" in run("runs", "history", str(name), "--metric", "speed").stderr
+    assert read("runs", "history", str(name), "--attempt", "1")["metrics"][0]["points"] == []
 
 
 def test_the_restore_point_tells_why_newer_ones_are_skipped(client, project):

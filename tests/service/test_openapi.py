@@ -20,6 +20,7 @@ FACTS = {
     "goodput",
     "impact",
     "manifest",
+    "metrics-history",
     "pin",
     "restore-point",
     "resumed-from",
@@ -152,6 +153,7 @@ def test_what_replaces_or_deletes_takes_if_match(schema: dict[str, Any]) -> None
         "delete /v1/read-leases/{lease_id}",
         "delete /v1/store-samples/{sample_id}",
         "delete /v1/sessions/current",  # its own, for good
+        "delete /v1/sessions/{session_id}",  # for good
         "delete /v1/tokens/{token_id}",  # for good
         "delete /v1/webhooks/{webhook_id}",  # for good
     }

@@ -58,6 +58,8 @@ def test_after_the_database_is_lost_everything_is_back_from_the_bucket(
     http.patch(
         f"/v1/checkpoints/{saved['id']}", json={"labels": ["milestone"]}, headers={"If-Match": "*"}
     ).raise_for_status()
+    said = {"tags": ["paper"], "note": "twice the data"}
+    answer(http.patch("/v1/projects/demo/runs/gpt", json=said, headers={"If-Match": "*"}))
     record_all(service.context)
     before = http.get(f"/v1/checkpoints/{saved['id']}").json()
     assert latest(service) == 550
@@ -69,6 +71,8 @@ def test_after_the_database_is_lost_everything_is_back_from_the_bucket(
         http = again.http()
         after = http.get(f"/v1/checkpoints/{saved['id']}").json()
         assert {**after, "etag": None} == {**before, "etag": None}
+        run = answer(http.get("/v1/projects/demo/runs/gpt"))
+        assert {name: run[name] for name in said} == said
         for rank in range(2):
             data = f"demo/gpt 2 550 {rank}".encode()
             assert read_all(http, saved["id"], [data, b"index " + data])

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi.routing import iter_route_contexts
 
+from holdfast_protocol.attempts import Heartbeat
 from holdfast_protocol.base import Request
 from holdfast_protocol.checkpoints import (
     MAX_BATCH,
@@ -27,6 +28,7 @@ from holdfast_protocol.codecs import Codec
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.pruning import MAX_AT_ONCE, ApplyRetention, PruneCheckpoints
 from holdfast_protocol.restores import ReadChunks
+from holdfast_protocol.runs import MOST_CURVES, MOST_POINTS_TOLD
 from holdfast_protocol.states import Scope
 from holdfast_service.auth.principal import BURST, SECONDS_PER_FAILURE, FailedCalls, Principal, new_token_text
 from holdfast_service.errors import ProblemError
@@ -121,7 +123,8 @@ def test_who_may_not_make_a_call_is_told_so_before_its_body_is_read(service: Run
 def test_each_route_takes_its_own_bodies_and_no_larger_ones(service: RunningService) -> None:
     routes, token = routes_with_bodies(service), service.token()
     assert len(routes) > 25
-    assert sum(most > 64 * 1024 for _, _, most in routes) == 8  # open, begin, negotiate, two seals, read, apply, prune
+    # open, heartbeat, end, begin, negotiate, two seals, read, apply, prune
+    assert sum(most > 64 * 1024 for _, _, most in routes) == 10
     for method, path, most in routes:
         answered = ask(service, token, method, path, f"Content-Length: {most + 1}")
         assert answered == (413, "body_too_large"), path
@@ -196,6 +199,8 @@ def largest_bodies() -> Iterator[Request]:
     )
     yield NegotiateChunks(**fence, chunks=[offer] * MAX_BATCH, finished=digests[:MAX_BATCH], mount_proof=proof)
     yield ReadChunks(digests=digests[:MAX_BATCH], mount_proof=proof, other_mount_proofs=[proof] * 4)
+    points = [(2**62, -1.2345678901234567e-300)] * (MOST_POINTS_TOLD // MOST_CURVES)
+    yield Heartbeat(**fence, metrics={f"{number:0100}": points for number in range(MOST_CURVES)})
     ids = [f"ck_{'f' * 32}"] * MAX_AT_ONCE
     yield ApplyRetention(policy_digest="f" * 100, checkpoint_ids=ids)
     yield PruneCheckpoints(checkpoint_ids=ids, reason="x" * 1000)

@@ -18,12 +18,13 @@ from holdfast_protocol.service import CSRF_HEADER, SESSION_COOKIE
 from holdfast_protocol.states import CredentialKind, Scope
 from holdfast_service.audit.record import Actor
 from holdfast_service.auth.credentials import new_text
-from holdfast_service.auth.principal import BURST
+from holdfast_service.auth.principal import BURST, FailedCalls
 from holdfast_service.auth.sessions import MOST_OF_A_TOKEN
 from holdfast_service.db.tables.sign_ins import SignIn
 from holdfast_service.errors import ProblemError
 from holdfast_service.retention.forget import forget_old
-from holdfast_service.settings import ServiceSettings
+from holdfast_service.serve import warn_of_plain_sessions
+from holdfast_service.settings import ServiceSettings, SettingsError
 from holdfast_service.web.frame import required_by
 from tests.service.conftest import Clock
 from tests.support.rank import Job, answer
@@ -85,6 +86,72 @@ def test_over_https_the_cookie_is_bound_to_this_host(service: RunningService) ->
     planted = service.http(token=None, headers=[("Cookie", f"{SESSION_COOKIE}={cookie}")])
     planted.base_url = "https://127.0.0.1"
     assert problem(planted.get("/v1/service")) == (401, "unauthenticated")
+
+
+@pytest.fixture
+def public(settings: ServiceSettings) -> Iterator[RunningService]:
+    """Behind a proxy that ends TLS and that it does not know: calls come over http."""
+    with running_service(settings.model_copy(update={"public_url": "https://holdfast.example"})) as service:
+        yield service
+
+
+def test_what_people_reach_over_https_keeps_its_cookie_to_https(public: RunningService) -> None:
+    token = public.token(Scope.READ)
+    page = public.http(token=token, headers=[("Origin", "https://holdfast.example")])
+    first, *attributes = page.post("/v1/sessions").headers["Set-Cookie"].split("; ")
+    name, _, cookie = first.partition("=")
+    assert name == f"__Host-{SESSION_COOKIE}"
+    assert "Secure" in attributes
+    for cookie_name, status in ((name, 200), (SESSION_COOKIE, 401)):
+        http = public.http(token=None, headers=[("Cookie", f"{cookie_name}={cookie}")])
+        assert http.get("/v1/service").status_code == status
+    for origin, status in (("https://holdfast.example", 200), ("https://127.0.0.1", 200), ("http://127.0.0.1", 403)):
+        by_page = public.http(token=None, headers=[("Cookie", f"{name}={cookie}"), ("Origin", origin)])
+        assert by_page.get("/v1/service").status_code == status, origin
+
+
+def test_where_the_browser_would_drop_the_cookie_the_sign_in_says_where_to_go(public: RunningService) -> None:
+    reply = public.http(headers=[("Origin", "http://127.0.0.1")]).post("/v1/sessions")
+    assert problem(reply) == (403, "forbidden")
+    assert "https://holdfast.example" in reply.json()["detail"]
+    assert rows(public) == set()
+
+
+@pytest.mark.parametrize("told", [("Origin", "https://holdfast.example"), ("X-Forwarded-Proto", "https")])
+def test_a_page_over_https_gets_no_cookie_that_would_go_over_http(
+    service: RunningService, told: tuple[str, str]
+) -> None:
+    reply = service.http(headers=[told]).post("/v1/sessions")
+    assert problem(reply) == (403, "forbidden")
+    assert "Set-Cookie" not in reply.headers
+    assert {"HOLDFAST_PUBLIC_URL", "HOLDFAST_TRUSTED_PROXIES"} <= set(re.findall(r"HOLDFAST_\w+", reply.text))
+    assert rows(service) == set()
+    assert service.http(headers=[("Origin", "http://127.0.0.1")]).post("/v1/sessions").status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("host", "public_url", "warns"),
+    [
+        ("127.0.0.1", None, False),
+        ("0.0.0.0", None, True),
+        ("10.1.2.3", "http://holdfast.example", True),
+        ("10.1.2.3", "https://holdfast.example", False),
+    ],
+)
+def test_a_service_for_others_says_at_its_start_that_it_knows_of_no_https(
+    caplog: pytest.LogCaptureFixture, host: str, public_url: str | None, warns: bool
+) -> None:
+    warn_of_plain_sessions(ServiceSettings(host=host, public_url=public_url))
+    told = [str(record.msg) for record in caplog.records]
+    assert [("HOLDFAST_PUBLIC_URL" in each) for each in told] == [True] * warns
+
+
+@pytest.mark.parametrize(
+    "url", ["holdfast.example", "https://", "ftp://a.example", "https://a.example/path", "https://u@a"]
+)
+def test_what_is_no_address_of_the_page_stops_the_start(url: str) -> None:
+    with pytest.raises(SettingsError, match="HOLDFAST_PUBLIC_URL"):
+        ServiceSettings(public_url=url)
 
 
 def test_signing_out_ends_the_session_and_takes_the_cookie_back(service: RunningService) -> None:
@@ -440,9 +507,50 @@ def test_a_code_works_once_through_two_services_at_once(settings: ServiceSetting
         assert again.http().put("/v1/projects/made", json={}).status_code == 201
 
 
+def forget_no_failure(service: RunningService) -> None:
+    """However slow this machine is."""
+    service.app.state.failed_calls = FailedCalls(clock=lambda: 0.0)
+
+
 def test_who_guesses_codes_is_made_to_wait(service: RunningService) -> None:
+    forget_no_failure(service)
     replies = [service.http(token=new_text(CredentialKind.CODE)).post("/v1/sessions").status_code for _ in range(25)]
     assert set(replies) == {401, 429}
+
+
+@pytest.mark.parametrize("how", ["signed out", "expired", "token revoked", "never opened"])
+def test_a_session_that_has_ended_does_not_lock_its_address_out(
+    service: RunningService, clock: Clock, how: str
+) -> None:
+    """A page that is left open asks again and again, and behind its address are other people."""
+    forget_no_failure(service)
+    made = answer(service.http().post("/v1/tokens", json={"name": "me", "scopes": ["read"]}))
+    page = sign_in(service, made["token"])
+    if how == "signed out":
+        assert page.http().delete("/v1/sessions/current").status_code == 204
+    elif how == "expired":
+        clock.advance(13 * 3600)
+    elif how == "token revoked":
+        answer(service.http().delete(f"/v1/tokens/{made['id']}"))
+    else:
+        page = SignedIn(service, new_text(CredentialKind.SESSION), page.view)
+    for _ in range(2 * BURST):
+        assert problem(page.http().get("/v1/projects")) == (401, "unauthenticated")
+    wrong = service.http(token=new_text(CredentialKind.TOKEN)).get("/v1/service")
+    assert problem(wrong) == (401, "unauthenticated"), "it is the first that counts"
+    assert sign_in(service, service.token()).http().get("/v1/projects").status_code == 200
+
+
+def test_wrong_tokens_do_not_keep_a_session_of_their_address_from_its_work(settings: ServiceSettings) -> None:
+    with running_service(settings) as one, running_service(settings) as two:
+        forget_no_failure(two)
+        page = sign_in(one, one.token(Scope.READ))
+        for _ in range(BURST + 1):
+            refusal = problem(two.http(token=new_text(CredentialKind.TOKEN)).get("/v1/service"))
+        assert refusal == (429, "too_many_failures")
+        assert problem(two.http(token=two.token(Scope.READ)).post("/v1/sessions")) == (429, "too_many_failures")
+        there = SignedIn(two, page.cookie, page.view)  # which has not seen this session before
+        assert there.http().get("/v1/projects").status_code == 200
 
 
 def test_the_stream_of_events_follows_by_cookie_until_the_person_signs_out(service: RunningService) -> None:
@@ -458,6 +566,7 @@ def test_a_stream_ends_with_its_session_though_its_address_has_failed_too_often(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast_service.events.endpoints._QUIET_SECONDS", 0.2)
+    forget_no_failure(service)
     page = sign_in(service, service.token(Scope.READ))
     cookie = {"Cookie": f"{SESSION_COOKIE}={page.cookie}"}
     with httpx.stream("GET", f"{service.url}/v1/events/stream", headers=cookie, timeout=60) as reply:
@@ -467,9 +576,7 @@ def test_a_stream_ends_with_its_session_though_its_address_has_failed_too_often(
             refusal = problem(service.http(token=new_text(CredentialKind.TOKEN)).get("/v1/service"))
         assert refusal == (429, "too_many_failures")
         assert page.http().delete("/v1/sessions/current").status_code == 204
-        for _ in range(2):  # from now on its cookie is one of those that are wrong
-            refusal = problem(page.http().get("/v1/projects"))
-        assert refusal == (429, "too_many_failures")
+        assert problem(page.http().get("/v1/projects")) == (401, "unauthenticated")
         assert {line.partition(":")[0] for line in lines} <= {"id", ""}
 
 

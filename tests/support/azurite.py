@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import os
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,15 +17,8 @@ from azure.core.credentials import AzureNamedKeyCredential
 from azure.storage.blob import ContainerClient
 
 from tests.support.ports import free_ports
+from tests.support.prepare import prepare
 from tests.support.processes import ServerProcess
-
-_REPOSITORY = Path(__file__).parents[2]
-_NO_NODE = 69
-_INSTALLS_WITHIN_SECONDS = 280
-
-
-class NoNodeError(Exception):
-    """This machine has no Node.js, which Azurite needs."""
 
 
 class Azurite:
@@ -101,7 +92,7 @@ class Azurite:
 @contextmanager
 def azurite_server(certificate: Path | None = None) -> Iterator[Azurite]:
     """A fresh server with the container created; gone afterwards. With a certificate it speaks TLS and takes tokens as
-    Entra ID's. NoNodeError where it cannot run."""
+    Entra ID's. NotHereError where it cannot run."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-azure-"))
     try:
         server = Azurite(folder, certificate)
@@ -115,18 +106,6 @@ def azurite_server(certificate: Path | None = None) -> Iterator[Azurite]:
 
 
 def _azurite() -> Path:
-    """The server's program, installed if need be, by one process at a time."""
-    environment = Path(sys.prefix)
-    with (environment / ".azurite.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        done = subprocess.run(
-            [str(_REPOSITORY / "scripts" / "prepare-azurite"), str(environment)],
-            capture_output=True,
-            text=True,
-            timeout=_INSTALLS_WITHIN_SECONDS,
-        )
-    if done.returncode == _NO_NODE:
-        raise NoNodeError(done.stderr.strip())
-    if done.returncode != 0:
-        raise RuntimeError(f"Azurite could not be installed: {done.stderr.strip()[-2000:]}")
-    return environment / "azurite" / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+    """The server's program, installed if need be."""
+    prepare("azurite", "azurite", sys.prefix)
+    return Path(sys.prefix) / "azurite" / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, text
@@ -11,9 +11,18 @@ from sqlalchemy.orm import Session
 
 from holdfast_service.dashboards.definition import Kind
 from holdfast_service.dashboards.views import all_views
+from holdfast_service.samples.take import take_samples
+from tests.support.service import RunningService
 
 VIEWS = {view.subject: view for view in all_views()}
 KINDS = {(view.subject, column.name): column.kind for view in VIEWS.values() for column in view.columns}
+
+
+def sample_now(service: RunningService) -> None:
+    """As if this hour were over; and the one before, if it has just begun."""
+    now = datetime.now(UTC)
+    for moment in (now - timedelta(minutes=10), now):
+        take_samples(service.context, moment.replace(minute=0, second=0, microsecond=0))
 
 
 def read_view(session: Session | Connection, subject: str, where: str = "true", **values: Any) -> list[dict[str, Any]]:

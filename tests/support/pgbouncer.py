@@ -82,7 +82,7 @@ max_client_conn = 1000
 
 @contextmanager
 def pgbouncer(postgres_url: str, *, server_connections: int) -> Iterator[PgBouncer]:
-    """In front of the server of this URL; gone afterwards. NoAptError where it cannot be had."""
+    """In front of the server of this URL; gone afterwards. NotHereError where it cannot be had."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-pgbouncer-"))
     try:
         server = PgBouncer(folder, postgres_url, server_connections)

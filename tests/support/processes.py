@@ -23,7 +23,7 @@ class ServerProcess:
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
-        start_seconds: float = 60,
+        start_seconds: float = 120,
     ) -> None:
         self._log = log
         as_user = {"user": user, "group": user, "extra_groups": []} if user else {}

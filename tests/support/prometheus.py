@@ -25,7 +25,7 @@ DEPLOYED = Path(__file__).resolve().parents[2] / "deploy" / "prometheus"
 
 
 def promtool(*arguments: str | Path, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Raises NoAptError. `text` is its standard input."""
+    """Raises NotHereError. `text` is its standard input."""
     program = debian_program("prometheus", "usr/bin/promtool")
     return subprocess.run(
         [program, *arguments], input=text, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120
@@ -70,7 +70,7 @@ class Prometheus:
 
 @contextmanager
 def prometheus(configuration: Path, folder: Path) -> Iterator[Prometheus]:
-    """Gone afterwards. Raises NoAptError."""
+    """Gone afterwards. Raises NotHereError."""
     program = debian_program("prometheus", "usr/bin/prometheus")
     address = f"127.0.0.1:{free_ports()}"
     options = {"config.file": configuration, "storage.tsdb.path": folder / "data", "web.listen-address": address}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from holdfast_protocol.runs import AttemptGoodput, Goodput, SpentTime
 from holdfast_protocol.states import AttemptOutcome
-from holdfast_service.insights.goodput import AttemptHistory, goodput_of
+from holdfast_service.insights.goodput import AttemptHistory, goodput_of, spent_between
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -46,6 +47,13 @@ def checked(history: list[AttemptHistory], now: float) -> tuple[Goodput, list[At
         assert min(parts(spent)) >= 0
         assert spent.steps_kept + spent.steps_lost == spent.steps_run
     assert found.wall_seconds == pytest.approx((found.until - found.since).total_seconds() if found.since else 0)
+    cuts = [-1000, 7, 13, 99, 100, 111, 350, 601, now + 1000]
+    cut = [spent_between(history, at(since), at(until), at(now)) for since, until in pairwise(cuts)]
+    if any(spent.step_seconds is not None for spent in found.attempts):
+        assert sum(part[0] for part in cut if part) == pytest.approx(found.productive_seconds)
+        assert sum(part[1] for part in cut if part) == pytest.approx(found.wall_seconds)
+    else:
+        assert set(cut) == {None}
     return found, found.attempts
 
 

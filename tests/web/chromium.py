@@ -38,7 +38,7 @@ _FONTS = """<?xml version="1.0"?>
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser with an empty profile. While it runs, this thread has an event loop. Raises NoAptError."""
+    """A browser with an empty profile. While it runs, this thread has an event loop. Raises NotHereError."""
     home = unpacked("chromium", _BINARY, "chromium-common", "fonts-dejavu-core")
     libraries = [*home.glob("usr/lib/*-linux-gnu"), *home.glob("usr/lib/*-linux-gnu/*/")]
     fonts = home / "fonts.conf"

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from holdfast_protocol.service import SESSION_COOKIE
 from holdfast_service.settings import ServiceSettings
-from tests.support.debian import NoAptError
+from tests.support.prepare import NotHereError
 from tests.support.service import RunningService, running_service
 from tests.support.signed_in import sign_in
 from tests.web.built import built_page
@@ -32,7 +32,7 @@ def browser() -> Iterator[Browser]:
     try:
         with chromium() as started:
             yield started
-    except NoAptError as reason:
+    except NotHereError as reason:
         # pip cannot install a browser, and no other part of Holdfast needs one.
         pytest.skip(str(reason))
 

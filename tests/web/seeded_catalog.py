@@ -8,9 +8,15 @@ demo/doctor   finished. Two little checkpoints with real tensors and real indexe
 
 from __future__ import annotations
 
+from sqlalchemy import insert, select
+
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.states import StoreRole
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Project
+from holdfast_service.db.tables.samples import ProjectSampleRow
+from holdfast_service.samples.take import HOUR, last_hour
 from tests.support.little_checkpoints import save_little_checkpoint
 from tests.support.rank import Job, answer, digest_of
 from tests.support.rot import attached, flip, key_of
@@ -44,6 +50,7 @@ class SeededCatalog:
         hook = {"url": "https://hooks.example/holdfast", "events": ["checkpoint.committed"]}
         answer(http.post("/v1/projects/demo/webhooks", json=hook))
         answer(http.post("/v1/sweeps", json={"dry_run": True}))
+        seed_samples(service)
 
     def _save_gpt(self, service: RunningService) -> None:
         http = service.http()
@@ -77,6 +84,35 @@ class SeededCatalog:
         flip(attached(service, StoreRole.PRIMARY).store, key_of(service, _LOST))
         seen = {"digest": digest_of(_LOST), "problem": "mismatch"}
         answer(http.post(f"/v1/checkpoints/{self.corrupt}/chunk-reports", json=seen))
+
+
+def seed_samples(service: RunningService) -> None:
+    """Of demo, for the last 40 hours; in three of them the service was down."""
+    with service.context.database.transaction() as session:
+        project_id = session.execute(select(Project.id).where(Project.name == "demo")).scalar_one()
+        newest = last_hour(database_now(session))
+        rows = [
+            {
+                "project_id": project_id,
+                "hour": newest - at * HOUR,
+                "taken_at": newest - (at - 1) * HOUR,
+                "committed_checkpoints": 10 - at // 4,
+                "logical_bytes": (100 - at) * 10**9,
+                "productive_seconds": 3600.0 - at * 20,
+                "wall_seconds": 3600.0,
+                "restore_point_age_seconds": 600.0,
+                "stored_bytes": (90 - at) * 10**9,
+                "stores": {"primary": (90 - at) * 10**9},
+                "currency": "USD",
+                "per_month": (90 - at) * 0.02,
+                "unpriced_bytes": 0,
+                "live_runs": 1,
+                "runs_without_restore_point": 0,
+            }
+            for at in range(40)
+            if at not in (11, 12, 13)
+        ]
+        session.execute(insert(ProjectSampleRow), rows)
 
 
 def trains(job: Job, step: int) -> None:

@@ -10,6 +10,8 @@ import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, Response, expect
 
 from holdfast_protocol.states import Scope
+from holdfast_service.background.registry import OPERATION_KINDS
+from holdfast_service.operations.controller import reconcile
 from tests.support.rank import answer
 from tests.support.service import RunningService
 from tests.web.axe import grave_violations
@@ -19,6 +21,7 @@ GPT = "demo/gpt@300#2"
 SCREENS = [
     # address, heading, something that the catalog put there
     ("", "Overview", "Lost chunks"),
+    ("?project=demo", "Overview", "The service took no samples in 3 hours of this time"),
     ("runs", "Runs", "bert"),
     ("runs/gpt?before=1&after=2&metric=loss", "gpt", "0.0005"),
     ("runs/bert", "bert", "corrupt"),
@@ -32,8 +35,8 @@ SCREENS = [
     ("checkpoints/{corrupt}?part=history", "demo/bert@40#1", "corrupt"),
     ("checkpoints/{whole}/compare", "Compare demo/doctor@2#2", "the one before it"),
     ("checkpoints/{whole}/compare?with={whole_before}", "Compare demo/doctor@2#2", "Tensors by digest"),
-    ("retention", "Retention and cost", "What stays and what goes"),
-    ("retention?run=gpt", "Retention and cost", "What stays and what goes"),
+    ("retention", "Retention and cost", "What is kept and what expires"),
+    ("retention?run=gpt", "Retention and cost", "What is kept and what expires"),
     ("retention?view=prune&run=gpt&filter=%7B%22health%22%3A%5B%22diverged%22%5D%7D", "Retention and cost", "350"),
     ("retention?view=trash", "Retention and cost", "gpt"),
     ("retention?view=trash&run=gpt", "Retention and cost", "of a branch that was left"),
@@ -157,6 +160,50 @@ def test_a_dialog_keeps_the_focus_and_escape_gives_it_back(screen: Callable[...,
     expect(pin).to_be_focused()
 
 
+def test_no_key_closes_a_dialog_that_acts(screen: Callable[..., Page]) -> None:
+    """A browser lets a page refuse the first Escape alone."""
+    page = screen("checkpoints/{restore_point}")
+    settled(page)
+    page.route("**/v1/checkpoints/*/pin", lambda _route: None)  # it never answers
+    page.get_by_role("button", name="Pin", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Reason").fill("paper")
+    with page.expect_request("**/pin"):
+        dialog.get_by_role("button", name="Pin", exact=True).click()
+    for _ in range(3):
+        page.keyboard.press("Escape")
+    expect(dialog).to_be_visible()
+    expect(dialog.get_by_role("button", name="Cancel")).to_be_disabled()
+
+
+def test_the_keyboard_brings_the_reason_of_a_control_below_the_fold(screen: Callable[..., Page]) -> None:
+    page = screen("checkpoints/{deletable}", Scope.READ)
+    page.set_viewport_size({"width": 900, "height": 320})
+    settled(page)
+    control = page.get_by_role("button", name="See what would go")
+    expect(control).not_to_be_in_viewport()
+    tab_to(page, control)
+    expect(control).to_be_in_viewport()
+    expect(page.get_by_role("tooltip").first).to_contain_text("has not the scope “operate”")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("tooltip")).to_have_count(0)
+
+
+def test_an_older_checkpoint_is_proven_by_a_drill_of_it(
+    screen: Callable[..., Page], service: RunningService, catalog: SeededCatalog
+) -> None:
+    page = screen("checkpoints/{whole_before}?part=copies")
+    page.get_by_role("button", name="Start a drill").click()
+    page.get_by_role("dialog").get_by_role("button", name="Start the drill").click()
+    drills = page.get_by_role("list", name="Drills of this checkpoint")
+    expect(drills).to_contain_text("from the primary store alone")
+    reconcile(service.context, kinds=OPERATION_KINDS)
+    expect(drills).to_contain_text("each byte verified")
+    expect(drills).to_contain_text("behind step 2, the newest (RPO)")
+    proven = answer(service.http().get("/v1/operations", params={"kind": "drill"}))["items"]
+    assert [each["result"]["checkpoint_id"] for each in proven] == [catalog.whole_before]
+
+
 def tab_to(page: Page, wanted: Locator) -> None:
     """Presses Tab until it has the focus."""
     expect(wanted).to_be_visible()
@@ -222,6 +269,40 @@ def test_a_reader_hears_why_a_control_is_not_for_this_token(
 def test_a_reader_is_told_what_tokens_are_for(screen: Callable[..., Page]) -> None:
     page = screen("operations/tokens", Scope.READ)
     expect(page.get_by_text("Tokens: not for this token")).to_be_visible()
+
+
+@pytest.mark.parametrize("address", ["", "runs", "storage?run=bert", "operations", "operations/workers"])
+def test_a_projects_token_is_told_what_is_not_for_it_without_a_refused_call(
+    refused: list[str], sign_in_as: Callable[[str], Page], service: RunningService, address: str
+) -> None:
+    page = sign_in_as(service.token(project="demo"))
+    page.goto(f"{service.url}/ui/{address}")
+    settled(page)
+    expect(page.get_by_role("alert")).to_have_count(0)
+    assert not refused
+
+
+def test_a_tab_out_of_sight_holds_no_connection_and_misses_nothing(
+    screen: Callable[..., Page], catalog: SeededCatalog
+) -> None:
+    page = screen("runs/gpt")
+    settled(page)
+    page.evaluate(
+        """() => {
+        let sight = 'visible';
+        Object.defineProperty(document, 'visibilityState', { configurable: true, get: () => sight });
+        window.turn = to => { sight = to; document.dispatchEvent(new Event('visibilitychange')); };
+        }"""
+    )
+    with page.expect_event("requestfailed", lambda request: "/v1/events/stream" in request.url):
+        page.evaluate("() => window.turn('hidden')")
+    trains(catalog.job, 406)
+    catalog.job.save(405)
+    with page.expect_request(lambda request: "/v1/events/stream" in request.url) as again:
+        page.evaluate("() => window.turn('visible')")
+    assert re.fullmatch(r"[0-9]+-[0-9]+", again.value.headers["last-event-id"])
+    point = page.get_by_role("region", name="Restore point")
+    expect(point.get_by_role("link", name="405", exact=True)).to_be_visible()
 
 
 def test_a_commit_is_seen_without_a_reload(

@@ -73,6 +73,8 @@ DeletedOption = Annotated[bool, typer.Option("--deleted", help="Only those in th
 StoreOption = Annotated[
     StoreRole | None, typer.Option("--store", help="Only the store of this role; without it: every one.")
 ]
+SinceOption = Annotated[str | None, typer.Option(help="From then on: 2h, 7d, 2026-11-01 (UTC).")]
+UntilOption = Annotated[str | None, typer.Option(help="Before then, likewise.")]
 WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result, with progress on stderr.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would happen.")]
@@ -141,3 +143,8 @@ def read_moment(text: str, *, ago: bool = False) -> datetime:
             raise typer.BadParameter(f"{text!r} is no time; leave the option out for no end.") from None
         return datetime.now(UTC) + timedelta(seconds=-seconds if ago else seconds)
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def read_past(text: str | None) -> datetime | None:
+    """The value of a SinceOption or an UntilOption."""
+    return None if text is None else read_moment(text, ago=True)

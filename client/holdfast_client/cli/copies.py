@@ -84,7 +84,8 @@ def start_drill(
 ) -> None:
     """Restore from one store alone, and verify every byte.
 
-    It says how long that takes (RTO), and how far behind the newest checkpoint it is (RPO).
+    It says how long that takes (RTO), and how far behind the newest checkpoint it is (RPO). A step or an id that is
+    named is restored, and no other one instead.
     Exit code 1 if it cannot be restored.
     """
     name, point = read_selector(selector)

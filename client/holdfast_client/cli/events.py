@@ -5,7 +5,6 @@ from __future__ import annotations
 import json as json_lines
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,11 +17,13 @@ from holdfast_client.cli.arguments import (
     LimitOption,
     OnlyOf,
     ProjectArgument,
+    SinceOption,
+    UntilOption,
     YesOption,
     connect,
     exit_unless_meant,
     first,
-    read_moment,
+    read_past,
     read_selector,
 )
 from holdfast_client.cli.main import noun
@@ -49,7 +50,6 @@ _REMEMBERED = 5000
 ActorOption = Annotated[str | None, typer.Option(help="Only by this token's name or controller.")]
 PeopleOption = Annotated[bool, typer.Option("--people", help="Only changes by people, not by controllers.")]
 ActionOption = Annotated[str | None, typer.Option(help="Only actions with this prefix: hold., checkpoint.trash.")]
-SinceOption = Annotated[str | None, typer.Option(help="From then on: 2h, 7d, 2026-11-01 (UTC).")]
 _ReadPage = Callable[[str | None], Page[AuditEventView]]
 
 
@@ -61,7 +61,7 @@ def list_audit_events(
     people: PeopleOption = False,
     action: ActionOption = None,
     since: SinceOption = None,
-    until: Annotated[str | None, typer.Option(help="Before then, likewise.")] = None,
+    until: UntilOption = None,
     limit: LimitedOption = 50,
     json: JsonOption = False,
 ) -> None:
@@ -116,7 +116,7 @@ def _pages(
 ) -> _ReadPage:
     chosen = _chosen(client, what)
     kind: ActorKind | None = "person" if people else None
-    begins, ends = _moment(since), _moment(until)
+    begins, ends = read_past(since), read_past(until)
 
     def page(cursor: str | None) -> Page[AuditEventView]:
         return client.audit.list(
@@ -171,10 +171,6 @@ def _followed(read_page: _ReadPage, limit: int) -> Iterator[AuditEventView]:
         while len(seen) > _REMEMBERED:
             del seen[next(iter(seen))]
         begin = max(begin, min(seen, default=0))
-
-
-def _moment(text: str | None) -> datetime | None:
-    return None if text is None else read_moment(text, ago=True)
 
 
 def _of(event: AuditEventView) -> str:

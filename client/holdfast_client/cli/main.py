@@ -50,11 +50,11 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
         Entry("spool", "Saves on this machine's disk that are not committed", "list push drop", "spool"),
     ),
     "Runs": (
-        Entry("projects", "Projects and quotas", "list show create edit delete undelete", "projects trash"),
+        Entry("projects", "Projects and quotas", "list show create edit delete undelete samples", "projects trash"),
         Entry(
             "runs",
             "Runs, and their restore points",
-            "list show delete undelete restore-point goodput advise",
+            "list show edit delete undelete restore-point goodput samples advise history",
             "runs trash",
         ),
         Entry("attempts", "The launches of a run, and why each ended", "list show-config", "runs"),
@@ -88,6 +88,7 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
     ),
     "Operating the service": (
         Entry("tokens", "Who may do what", "list create revoke", "projects"),
+        Entry("sessions", "Who has signed in to the web page", "list revoke", "projects"),
         Entry("webhooks", "URLs that are called on events", "list create delete test deliveries", "events"),
         Entry("events", "What happens to runs, checkpoints and stores", "list follow", "events"),
         Entry("audit", "Who changed what, and why", "list follow", "events"),

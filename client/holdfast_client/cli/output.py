@@ -26,6 +26,7 @@ from holdfast_client.errors import (
     TokenProblem,
 )
 from holdfast_protocol.checkpoints import MetricValue
+from holdfast_protocol.runs import MetricPoint
 from holdfast_protocol.text import printable
 
 
@@ -149,6 +150,44 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, nothing
     for row in found:
         table.add_row(*(styled(cell) for cell in row))
     _print(table, least)
+
+
+def show_plot(points: Sequence[MetricPoint], *, width: int, height: int) -> None:
+    """A curve in plain characters: `*` where the points are, `|` between the least and the greatest of a column, `!`
+    above one that has a value that is not finite; `+` on the axis where another attempt begins."""
+    finite = [point.value for point in points if point.value is not None]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    height = height if high > low else 1
+    first, last = points[0].step, points[-1].step
+    columns: dict[int, list[MetricPoint]] = {}
+    for point in points:
+        columns.setdefault((point.step - first) * (width - 1) // max(last - first, 1), []).append(point)
+    grid = [[" "] * width for _ in range(height + 1)]  # the uppermost line is for what is not finite
+    axis = ["-"] * width
+    attempt = points[0].attempt
+    for column, here in columns.items():
+        if here[-1].attempt != attempt:
+            attempt, axis[column] = here[-1].attempt, "+"
+        at = [_line_of(point.value, low, high, height) for point in here if point.value is not None]
+        for line in range(min(at, default=0), max(at, default=-1) + 1):
+            grid[line][column] = "|"
+        for line in at:
+            grid[line][column] = "*"
+        if any(point.nonfinite for point in here):
+            grid[0][column] = "!"
+    names = ["", f"{high:.6g}" if finite else "", *[""] * (height - 2), *([f"{low:.6g}"] if height > 1 else [])]
+    margin = max(map(len, names))
+    for name, cells in zip(names, grid, strict=True):
+        if cells is not grid[0] or "!" in cells:
+            sys.stdout.write(f"{name:>{margin}} |{''.join(cells)}".rstrip() + "\n")
+    sys.stdout.write(f"{'':>{margin}} +{''.join(axis)}\n")
+    sys.stdout.write(f"{'':>{margin}}  {first}{last:>{max(width - len(str(first)), len(str(last)) + 1)}}\n")
+
+
+def _line_of(value: float, low: float, high: float, height: int) -> int:
+    """From 1, the highest, to `height`. Halves, because the difference of two finite numbers may not be finite."""
+    share = (high / 2 - value / 2) / (high / 2 - low / 2) if high > low else 0.5
+    return 1 + round(min(max(share, 0.0), 1.0) * (height - 1))
 
 
 def show_facts(facts: Iterable[tuple[str, str]]) -> None:

@@ -1,4 +1,4 @@
-"""`holdfast projects`, `tokens` and `ui`. `trash` deletes and undeletes projects."""
+"""`holdfast projects`, `tokens`, `sessions` and `ui`. `trash` deletes and undeletes projects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import re
 import sys
 import webbrowser
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC
 from typing import Annotated
 
 import typer
@@ -14,11 +15,15 @@ import typer
 from holdfast_client.cli.arguments import (
     DeletedOption,
     JsonOption,
+    LimitedOption,
     LimitOption,
     ProjectArgument,
+    SinceOption,
+    UntilOption,
     connect,
     first,
     read_duration,
+    read_past,
 )
 from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, as_bytes, as_time, show_facts, show_json, show_table
@@ -28,9 +33,12 @@ from holdfast_protocol.pruning import InTrash
 from holdfast_protocol.runs import EditProject, ProjectView
 from holdfast_protocol.service import CreateToken, TokenView
 from holdfast_protocol.states import Scope
+from holdfast_protocol.text import counted
+from holdfast_protocol.usage import ProjectSample, RunSample, SampledEvery
 
 projects = noun("projects")
 tokens = noun("tokens")
+sessions = noun("sessions")
 ui = typer.Typer(rich_markup_mode=None)
 
 
@@ -70,7 +78,7 @@ def list_projects(
         show_deleted((one.name, one.in_trash) for one in found)
         return
     show_table(
-        ["project", ">runs", ">logical", ">stored", ">deduplicated", ">quota"],
+        ["project", ">runs", ">logical", ">stored", ">deduplicated", ">quota", ">used"],
         (
             (
                 one.name,
@@ -79,6 +87,7 @@ def list_projects(
                 as_bytes(one.stored_bytes),
                 as_bytes(one.deduplicated_bytes),
                 _quota(one),
+                as_bytes(one.quota_used_bytes),
             )
             for one in found
         ),
@@ -131,6 +140,7 @@ def _show(view: ProjectView, json: bool) -> None:
         [
             ("project", view.name),
             ("quota", _quota(view)),
+            ("quota used", as_bytes(view.quota_used_bytes)),
             ("runs", str(view.runs)),
             ("logical", as_bytes(view.logical_bytes)),
             ("stored", as_bytes(view.stored_bytes)),
@@ -142,6 +152,66 @@ def _show(view: ProjectView, json: bool) -> None:
 
 def _quota(project: ProjectView) -> str:
     return "none" if project.quota_bytes is None else as_bytes(project.quota_bytes)
+
+
+EveryOption = Annotated[SampledEvery, typer.Option(help="A line for each hour, or for each day in UTC.")]
+
+
+@projects.command()
+def samples(
+    project: ProjectArgument,
+    *,
+    every: EveryOption = SampledEvery.HOUR,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    limit: LimitedOption = 24,
+    json: JsonOption = False,
+) -> None:
+    """Show bytes, cost and goodput of a project over time.
+
+    The newest first. Bytes and cost are those of the end of the hour.
+    """
+    begins, ends = read_past(since), read_past(until)
+    with connect() as client:
+        found = first(client.insights.all_project_samples(project, every=every, since=begins, until=ends), limit)
+    if json:
+        show_json(found)
+        return
+    cells = (
+        [
+            str(one.live_runs),
+            str(one.committed_checkpoints),
+            as_bytes(one.logical_bytes),
+            as_bytes(one.stored_bytes),
+            f"{one.per_month:.2f} {one.currency}",
+        ]
+        for one in found
+    )
+    show_samples(every, found, [">live", ">saved", ">logical", ">stored", ">per month"], cells)
+
+
+def show_samples(
+    every: SampledEvery,
+    found: Sequence[ProjectSample | RunSample],
+    columns: list[str],
+    cells: Iterable[list[str]],
+) -> None:
+    """A table of samples. `columns` and `cells`: what only projects or only runs have."""
+
+    def lines() -> Iterator[list[str]]:
+        for one, more in zip(found, cells, strict=True):
+            begin = one.since.astimezone(UTC).strftime("%Y-%m-%d" if every is SampledEvery.DAY else "%Y-%m-%d %H:%M")
+            share = NOTHING if one.goodput is None else f"{one.goodput:.1%}"
+            age = one.restore_point_age_seconds
+            yield [begin, share, NOTHING if age is None else f"{age / 3600:.1f} h", *more]
+            if one.missed_hours:
+                yield [f"({counted(one.missed_hours, 'hour')} missed)", "", "", *([""] * len(more))]
+
+    show_table(
+        [f"{every.value} (UTC)", ">goodput", ">restore point", *columns],
+        lines(),
+        nothing="There are no samples of that time. The service takes them after each hour, of a run while it is live.",
+    )
 
 
 def read_size(text: str) -> int | None:
@@ -209,6 +279,51 @@ def revoke(
         show_json(view)
     else:
         show_line(f"{view.id} ({view.name}) is revoked.")
+
+
+@sessions.command("list")
+def list_sessions(*, limit: LimitOption = None, json: JsonOption = False) -> None:
+    """List who has signed in to the web page, the newest first.
+
+    Of your own token; with the scope operate or admin, of all of them.
+    """
+    with connect() as client:
+        found = first(client.sessions.all(), limit)
+    if json:
+        show_json(found)
+        return
+    show_table(
+        ["id", "token", "name", "project", "since (UTC)", "ends (UTC)"],
+        (
+            (
+                one.id,
+                one.token_id,
+                one.name,
+                one.project or "(all)",
+                as_time(one.created_at),
+                as_time(one.expires_at),
+            )
+            for one in found
+        ),
+        nothing="Nobody has signed in to the web page now, or nobody that this token may know of.",
+    )
+
+
+@sessions.command("revoke")
+def revoke_session(
+    session_id: Annotated[str, typer.Argument(metavar="ID", help="As `holdfast sessions list` shows it.")],
+    json: JsonOption = False,
+) -> None:
+    """End a session of the web page, at once.
+
+    Its token stays good: `holdfast tokens revoke` ends that, and all of its sessions.
+    """
+    with connect() as client:
+        view = client.sessions.revoke(session_id)
+    if json:
+        show_json(view)
+    else:
+        show_line(f"{view.id} (of {view.name}) has ended. Its token {view.token_id} is still good.")
 
 
 def _scopes(token: TokenView) -> str:

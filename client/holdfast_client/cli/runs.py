@@ -5,30 +5,44 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 from pydantic_core import to_json
 
 from holdfast_client.cli.arguments import (
     DeletedOption,
     JsonOption,
+    LimitedOption,
     LimitOption,
     OnlyProject,
     RunArgument,
     SelectorArgument,
+    SinceOption,
+    UntilOption,
     connect,
     first,
+    read_past,
     read_run,
     read_selector,
 )
 from holdfast_client.cli.main import noun
-from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, show_facts, show_json, show_table
-from holdfast_client.cli.projects import show_deleted
+from holdfast_client.cli.output import (
+    NOTHING,
+    ExitCode,
+    as_bytes,
+    as_time,
+    show_facts,
+    show_json,
+    show_plot,
+    show_table,
+)
+from holdfast_client.cli.projects import EveryOption, show_deleted, show_samples
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_protocol.attempts import AttemptView, ConfigDifference, config_differences
 from holdfast_protocol.restores import Skipped
-from holdfast_protocol.runs import AdviceView, RunView, SpentTime
+from holdfast_protocol.runs import AdviceView, EditRun, MetricCurve, MetricPoint, RunView, SpentTime
 from holdfast_protocol.states import RunStatus
 from holdfast_protocol.text import counted
+from holdfast_protocol.usage import SampledEvery
 
 runs = noun("runs")
 attempts = noun("attempts")
@@ -39,6 +53,7 @@ def list_runs(
     project: OnlyProject = None,
     *,
     status: Annotated[RunStatus | None, typer.Option(help="Only runs with this status.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Only runs with this tag.")] = None,
     deleted: DeletedOption = False,
     limit: LimitOption = None,
     json: JsonOption = False,
@@ -50,7 +65,7 @@ def list_runs(
     with connect() as client:
         projects = iter([project]) if project is not None else (one.name for one in client.projects.all())
         found = first(
-            (run for name in projects for run in client.runs.all(name, status=status, deleted=deleted)), limit
+            (run for name in projects for run in client.runs.all(name, status=status, tag=tag, deleted=deleted)), limit
         )
     if json:
         show_json(found)
@@ -74,6 +89,8 @@ def list_runs(
         ),
         nothing=f"No run is {status.value}. `holdfast runs list` shows how all of them fare."
         if status
+        else f"No run has the tag {tag}. `holdfast runs edit PROJECT/RUN --tag {tag}` gives it to one."
+        if tag
         else "There are no runs yet. A training job makes one when it starts.",
     )
 
@@ -99,8 +116,47 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
         ("restore point", "none" if point is None else f"{name}@{point.step}#{point.attempt}"),
         ("takes", taken_by(found)),
         ("created", f"{as_time(found.created_at)} UTC"),
+        ("tags", ", ".join(found.tags)),
+        ("note", found.note),
     ]
     show_facts((fact, value) for fact, value in facts if value)
+
+
+@runs.command()
+def edit(
+    run: RunArgument,
+    *,
+    tag: Annotated[list[str] | None, typer.Option(help="Give it this tag.")] = None,
+    untag: Annotated[list[str] | None, typer.Option(help="Take this tag away.")] = None,
+    note: Annotated[str | None, typer.Option(help='Free text in place of the note; "" takes it away.')] = None,
+    json: JsonOption = False,
+) -> None:
+    """Tag a run, or note something on it.
+
+    `holdfast runs list --tag NAME` finds it again.
+    """
+    if not tag and not untag and note is None:
+        raise typer.BadParameter("Give --tag, --untag or --note.")
+    name = read_run(run)
+    with connect() as client:
+        found = client.runs.get(name.project, name.run)
+        said: dict[str, object] = {} if note is None else {"note": note}
+        if tag or untag:
+            said["tags"] = sorted({*found.tags, *(tag or ())} - set(untag or ()))
+        edited = client.runs.edit(name.project, name.run, _edit_of(said), found.etag)
+    if json:
+        show_json(edited)
+        return
+    show_facts([("tags", ", ".join(edited.tags) or NOTHING), ("note", edited.note or NOTHING)])
+
+
+def _edit_of(said: dict[str, object]) -> EditRun:
+    try:
+        return EditRun.model_validate(said)
+    except ValidationError as error:
+        raise typer.BadParameter(
+            f"{error.errors()[0]['msg']}. A tag is letters, digits and ._:/- without blanks."
+        ) from None
 
 
 def taken_by(run: RunView) -> str:
@@ -289,6 +345,110 @@ def _row(attempt: str, outcome: str, spent: SpentTime) -> list[str]:
             )
         ),
     ]
+
+
+_PLOTTED = 3
+_PLOT_LETTERS, _PLOT_LINES = 72, 12
+
+
+@runs.command()
+def history(
+    run: RunArgument,
+    *,
+    metric: Annotated[list[str] | None, typer.Option(help="Only this metric; may be given again.")] = None,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="All that this attempt measured, not only what the run still has.")
+    ] = None,
+    from_step: Annotated[int | None, typer.Option(min=0, help="The first step.")] = None,
+    to_step: Annotated[int | None, typer.Option(min=0, help="The last step.")] = None,
+    points: Annotated[int | None, typer.Option(min=4, max=2000, help="Of each metric, at most.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Plot what a run's jobs measured, step by step.
+
+    A job tells it by `ckpt.step(step, state, metrics={"loss": loss})`. What a rollback has left behind is not shown;
+    `--attempt` shows it. A `+` on the axis is where another attempt begins, a `!` a value that is not finite.
+    """
+    name = read_run(run)
+    with connect() as client:
+        found = client.runs.metrics_history(
+            name.project,
+            name.run,
+            names=metric or (),
+            from_step=from_step,
+            to_step=to_step,
+            points=points,
+            attempt=attempt,
+        )
+    if json:
+        show_json(found)
+        return
+    curves = [curve for curve in found.metrics if curve.points]
+    if found.names:
+        nothing = f"{name} has none of this. It has curves of: {', '.join(found.names)}."
+    else:
+        nothing = f"{name} has no curves yet. Its job tells them: `ckpt.step(step, state, metrics=…)`."
+    show_table(
+        ["metric", ">points", ">first step", ">last step", ">last", ">least", ">greatest", "not finite"],
+        map(_figures, curves),
+        nothing=nothing,
+    )
+    for curve in curves[:_PLOTTED]:
+        show_line(f"\n{curve.name}")
+        show_plot(curve.points, width=_PLOT_LETTERS, height=_PLOT_LINES)
+    if len(curves) > _PLOTTED:
+        show_note(f"holdfast: the first {_PLOTTED} are plotted; --metric NAME plots another")
+
+
+def _figures(curve: MetricCurve) -> list[str]:
+    values = [point.value for point in curve.points if point.value is not None]
+    return [
+        curve.name,
+        str(len(curve.points)),
+        str(curve.points[0].step),
+        str(curve.points[-1].step),
+        _number(curve.points[-1]),
+        *(f"{pick(values):.6g}" if values else NOTHING for pick in (min, max)),
+        ", ".join(f"{point.nonfinite} at {point.step}" for point in curve.points if point.nonfinite)[:_SHOWN_LETTERS],
+    ]
+
+
+def _number(point: MetricPoint) -> str:
+    return point.nonfinite or f"{point.value:.6g}"
+
+
+@runs.command()
+def samples(
+    run: RunArgument,
+    *,
+    every: EveryOption = SampledEvery.HOUR,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    limit: LimitedOption = 24,
+    json: JsonOption = False,
+) -> None:
+    """Show a run's goodput and restore point over time.
+
+    The newest first, of the hours at whose end it had an open attempt.
+    """
+    name, begins, ends = read_run(run), read_past(since), read_past(until)
+    with connect() as client:
+        found = first(
+            client.insights.all_run_samples(name.project, name.run, every=every, since=begins, until=ends), limit
+        )
+    if json:
+        show_json(found)
+        return
+    cells = (
+        [
+            NOTHING if one.restore_point_step is None else str(one.restore_point_step),
+            NOTHING if one.last_step is None else str(one.last_step),
+            str(one.committed_checkpoints),
+            as_bytes(one.logical_bytes),
+        ]
+        for one in found
+    )
+    show_samples(every, found, [">its step", ">last step", ">saved", ">logical"], cells)
 
 
 @runs.command()

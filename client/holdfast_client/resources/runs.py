@@ -1,19 +1,19 @@
-"""Projects, runs and tokens. See holdfast_protocol.runs and holdfast_protocol.service."""
+"""Projects, runs, tokens and sessions. See holdfast_protocol.runs and holdfast_protocol.service."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from holdfast_client.resources.base import PLANS_SECONDS, Resource, all_items, if_match, made_once, once
-from holdfast_client.transport import Transport, path
+from holdfast_client.transport import Params, Transport, path
 from holdfast_protocol.base import Page
 from holdfast_protocol.pruning import (
     DeleteAll,
     Deletion,
     TakenBack,
 )
-from holdfast_protocol.runs import EditProject, ProjectView, RunView
-from holdfast_protocol.service import CreateToken, SignInCode, TokenCreated, TokenView
+from holdfast_protocol.runs import EditProject, EditRun, MetricsHistory, ProjectView, RunView
+from holdfast_protocol.service import CreateToken, OpenSession, SignInCode, TokenCreated, TokenView
 from holdfast_protocol.states import RunStatus
 
 
@@ -54,20 +54,23 @@ class Runs(Resource):
         project: str,
         *,
         status: RunStatus | None = None,
+        tag: str | None = None,
         deleted: bool = False,
         cursor: str | None = None,
         limit: int | None = None,
     ) -> Page[RunView]:
-        """`deleted`: only those in the trash."""
+        """`tag`: only those that have it. `deleted`: only those in the trash."""
         return self.transport.call(
             "GET",
             path("projects", project, "runs"),
             Page[RunView],
-            params={"status": status, "deleted": deleted or None, "cursor": cursor, "limit": limit},
+            params={"status": status, "tag": tag, "deleted": deleted or None, "cursor": cursor, "limit": limit},
         )
 
-    def all(self, project: str, *, status: RunStatus | None = None, deleted: bool = False) -> Iterator[RunView]:
-        return all_items(lambda cursor: self.list(project, status=status, deleted=deleted, cursor=cursor))
+    def all(
+        self, project: str, *, status: RunStatus | None = None, tag: str | None = None, deleted: bool = False
+    ) -> Iterator[RunView]:
+        return all_items(lambda cursor: self.list(project, status=status, tag=tag, deleted=deleted, cursor=cursor))
 
     def create(self, project: str, run: str) -> RunView:
         """Makes the run; an existing run is fine."""
@@ -75,6 +78,34 @@ class Runs(Resource):
 
     def get(self, project: str, run: str) -> RunView:
         return self.transport.call("GET", path("projects", project, "runs", run), RunView)
+
+    def edit(self, project: str, run: str, request: EditRun, etag: str) -> RunView:
+        """Sets the request's fields. `etag`: of the view that the caller saw, or `*`. Raises EditConflict."""
+        route = path("projects", project, "runs", run)
+        return self.transport.call("PATCH", route, RunView, body=request, headers=if_match(etag))
+
+    def metrics_history(
+        self,
+        project: str,
+        run: str,
+        *,
+        names: Iterable[str] = (),
+        from_step: int | None = None,
+        to_step: int | None = None,
+        points: int | None = None,
+        attempt: int | None = None,
+    ) -> MetricsHistory:
+        """What the run's jobs have measured, along its lineage, or all of one attempt. Without `names` all metrics.
+        `points`: of each metric, at most."""
+        params: Params = {
+            "name": [*names] or None,
+            "from_step": from_step,
+            "to_step": to_step,
+            "points": points,
+            "attempt": attempt,
+        }
+        route = path("projects", project, "runs", run, "metrics-history")
+        return self.transport.call("GET", route, MetricsHistory, params=params)
 
     def delete(
         self, project: str, run: str, *, reason: str = "", dry_run: bool = False, etag: str | None = None
@@ -112,6 +143,23 @@ class Tokens(Resource):
     def sign_in_code(self) -> SignInCode:
         """For the web page: opens one session of this client's token, within a minute."""
         return self.transport.call("POST", path("sign-in-codes"), SignInCode)
+
+
+class Sessions(Resource):
+    """Sign-ins to the web page: see holdfast_protocol.service."""
+
+    def list(self, *, cursor: str | None = None, limit: int | None = None) -> Page[OpenSession]:
+        """One page of the open ones, the newest first: of this client's token, or with `operate` or `admin` of every
+        token that it may know of."""
+        params = {"cursor": cursor, "limit": limit}
+        return self.transport.call("GET", path("sessions"), Page[OpenSession], params=params)
+
+    def all(self) -> Iterator[OpenSession]:
+        return all_items(lambda cursor: self.list(cursor=cursor))
+
+    def revoke(self, session_id: str) -> OpenSession:
+        """Ends it at once. Raises NotFound if it is not open."""
+        return self.transport.call("DELETE", path("sessions", session_id), OpenSession)
 
 
 def _delete(transport: Transport, route: str, reason: str, dry_run: bool, etag: str | None) -> Deletion:

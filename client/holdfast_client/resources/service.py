@@ -109,13 +109,22 @@ class Operations(Resource):
         *,
         project: str | None = None,
         run: str | None = None,
+        checkpoint_id: str | None = None,
         kind: str | None = None,
         state: OperationState | None = None,
         cursor: str | None = None,
         limit: int | None = None,
     ) -> Page[OperationView]:
         """One page of long operations, newest first."""
-        params = {"project": project, "run": run, "kind": kind, "state": state, "cursor": cursor, "limit": limit}
+        params = {
+            "project": project,
+            "run": run,
+            "checkpoint_id": checkpoint_id,
+            "kind": kind,
+            "state": state,
+            "cursor": cursor,
+            "limit": limit,
+        }
         return self.transport.call("GET", path("operations"), Page[OperationView], params=params)
 
     def all(
@@ -123,10 +132,15 @@ class Operations(Resource):
         *,
         project: str | None = None,
         run: str | None = None,
+        checkpoint_id: str | None = None,
         kind: str | None = None,
         state: OperationState | None = None,
     ) -> Iterator[OperationView]:
-        return all_items(lambda cursor: self.list(project=project, run=run, kind=kind, state=state, cursor=cursor))
+        return all_items(
+            lambda cursor: self.list(
+                project=project, run=run, checkpoint_id=checkpoint_id, kind=kind, state=state, cursor=cursor
+            )
+        )
 
     def get(self, operation_id: str) -> OperationView:
         return self.transport.call("GET", path("operations", operation_id), OperationView)

@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import re
 import secrets
+from typing import TYPE_CHECKING
 
 from fastapi import Request
 
@@ -18,6 +19,9 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.service import CSRF_HEADER, SESSION_COOKIE
 from holdfast_protocol.states import CredentialKind
 from holdfast_service.errors import ProblemError
+
+if TYPE_CHECKING:
+    from holdfast_service.context import ServiceContext
 
 _FORM = re.compile(r"^(?P<kind>[a-z]+)_(?P<id>[0-9a-f]{16})_(?P<secret>[0-9a-f]{64})\Z")
 
@@ -71,7 +75,41 @@ def credential_of(request: Request) -> str:
 
 
 def is_secure(request: Request) -> bool:
-    return request.url.scheme == "https"
+    """The cookie is for https alone. The call itself may have come from a proxy that ends TLS and is not trusted, so
+    the setting counts first."""
+    return request.url.scheme == "https" or _public_origin(request).startswith("https:")
+
+
+def _public_origin(request: Request) -> str:
+    """Where people reach the service; empty: the settings do not say."""
+    context: ServiceContext = request.app.state.context
+    return context.settings.public_url or ""
+
+
+def refuse_unless_cookie_fits(request: Request) -> None:
+    """A session whose cookie would go over plain http though the page came over https, or that the browser would drop,
+    is not opened. Raises `forbidden`."""
+    forwarded = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
+    if "https" in (forwarded, _scheme_of_page(request)) and not is_secure(request):
+        raise ProblemError(
+            ProblemCode.FORBIDDEN,
+            "The page came over https, and its call reached the service over http: a proxy that the service does not "
+            "trust ends TLS, so the session's cookie would not be kept to https. Set HOLDFAST_PUBLIC_URL to the "
+            "address of the page (https://…), or HOLDFAST_TRUSTED_PROXIES to that of the proxy, and let it send "
+            "X-Forwarded-Proto.",
+        )
+    if is_secure(request) and _scheme_of_page(request) == "http":
+        public = _public_origin(request)
+        raise ProblemError(
+            ProblemCode.FORBIDDEN,
+            "The page came over plain http, where a browser does not keep the cookie of this service. Open it at "
+            f"{public or 'its https address'}.",
+        )
+
+
+def _scheme_of_page(request: Request) -> str:
+    """What a browser says of the page that calls; empty for a script."""
+    return request.headers.get("origin", "").partition("://")[0].lower()
 
 
 def cookie_name(request: Request) -> str:
@@ -92,7 +130,8 @@ def _check_own_page(request: Request, cookie: str) -> None:
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
     # Over plain http to another machine a browser sends no Sec-Fetch-Site: the origin, with writes and scripts' reads.
-    if site is None and origin is not None and origin.lower() != _own_origin(request):
+    ours = (_own_origin(request), _public_origin(request))
+    if site is None and origin is not None and origin.lower() not in ours:
         site = "cross-site"
     if site not in (None, "same-origin") and not (reads and site == "none"):
         raise ProblemError(
@@ -111,5 +150,5 @@ def _check_own_page(request: Request, cookie: str) -> None:
 
 def _own_origin(request: Request) -> str:
     """As a browser writes it: without the port that the scheme has anyway."""
-    scheme, host = request.url.scheme, request.headers.get("host", "").lower()
+    scheme, host = "https" if is_secure(request) else "http", request.headers.get("host", "").lower()
     return f"{scheme}://{host.removesuffix(':443' if scheme == 'https' else ':80')}"

@@ -5,8 +5,15 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from holdfast_protocol.base import Page
-from holdfast_protocol.service import CreateToken, SessionView, SignInCode, TokenCreated, TokenView
-from holdfast_service.auth.sessions import end_session, make_sign_in_code, open_session, show_session
+from holdfast_protocol.service import CreateToken, OpenSession, SessionView, SignInCode, TokenCreated, TokenView
+from holdfast_service.auth.sessions import (
+    end_session,
+    list_sessions,
+    make_sign_in_code,
+    open_session,
+    revoke_session,
+    show_session,
+)
 from holdfast_service.auth.tokens import create_token, list_tokens, revoke_token
 from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE
@@ -46,6 +53,18 @@ def open_one(context: Context, caller: SigningIn, request: Request, response: Re
     return open_session(context, caller, request, response)
 
 
+@sessions_router.get(
+    "/v1/sessions",
+    name="list",
+    summary="List open sessions, the newest first: of the caller's token, or with `operate` or `admin` of every token "
+    "that it may know of",
+)
+def list_open(
+    context: Context, caller: AnyCaller, cursor: Cursor = None, limit: Limit = DEFAULT_PAGE
+) -> Page[OpenSession]:
+    return list_sessions(context, caller, cursor=cursor, limit=limit)
+
+
 @sessions_router.get("/v1/sessions/current", summary="The session of this cookie")
 def show(context: Context, caller: AnyCaller, request: Request) -> SessionView:
     return show_session(context, caller, request)
@@ -54,6 +73,11 @@ def show(context: Context, caller: AnyCaller, request: Request) -> SessionView:
 @sessions_router.delete("/v1/sessions/current", status_code=204, summary="Sign out: end the session of this cookie")
 def end(context: Context, caller: AnyCaller, request: Request, response: Response) -> None:
     end_session(context, caller, request, response)
+
+
+@sessions_router.delete("/v1/sessions/{session_id}", name="revoke", summary="End a session, at once")
+def end_one(session_id: str, context: Context, caller: AnyCaller) -> OpenSession:
+    return revoke_session(context, caller, session_id)
 
 
 @sessions_router.post(

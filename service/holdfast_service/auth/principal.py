@@ -107,6 +107,10 @@ def check_entropy(text: str) -> None:
 # An address may fail BURST times, and then once in SECONDS_PER_FAILURE. A token that was good lately is still asked
 # for: behind one address may be a whole cluster, and one job's old token must not stop the training of the others. Kept
 # by each process for itself, in memory.
+#
+# The cookie of a session is neither counted nor made to wait. A page that is left open sends one that has ended again
+# and again, and the next person to sign in from that address must not pay for it. Nobody guesses 256 bits, and calls of
+# strangers have one project's turns at most (`web/admission.py`).
 
 BURST = 20
 SECONDS_PER_FAILURE = 3.0
@@ -133,12 +137,14 @@ class FailedCalls:
     def authenticated(self, address: str, token: str, ask: Callable[[str], Principal]) -> Principal:
         """`ask(token)`, counted. Raises `too_many_failures` before it, where this address has used up its tries."""
         fingerprint = _fingerprint(token)
-        self._check(address, fingerprint)
+        counted = not is_kind(CredentialKind.SESSION, token)
+        if counted:
+            self._check(address, fingerprint)
         try:
             caller = ask(token)
         except ProblemError as error:
             if error.code is ProblemCode.UNAUTHENTICATED:
-                self._failed(address, fingerprint)
+                self._failed(address, fingerprint, counted=counted)
             raise
         if not is_kind(CredentialKind.CODE, token):  # it works once, and would take a token's place
             with self._lock:
@@ -164,9 +170,11 @@ class FailedCalls:
             retry_after_seconds=wait,
         )
 
-    def _failed(self, address: str, fingerprint: str) -> None:
+    def _failed(self, address: str, fingerprint: str, *, counted: bool) -> None:
         with self._lock:
             self._good.pop(fingerprint, None)
+            if not counted:
+                return
             now = self._clock()
             _keep(self._forgotten_at, address, max(now, self._forgotten_at.get(address, now)) + SECONDS_PER_FAILURE)
 

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from fastapi import Request, Response
-from sqlalchemy import delete, select
+from sqlalchemy import Select, delete, select, tuple_
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.base import Page
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.service import SIGN_IN_CODE_SECONDS, SessionView, SignInCode
-from holdfast_protocol.states import CredentialKind
+from holdfast_protocol.service import SIGN_IN_CODE_SECONDS, OpenSession, SessionView, SignInCode
+from holdfast_protocol.states import CredentialKind, Scope
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.credentials import (
     cookie_name,
@@ -26,12 +27,14 @@ from holdfast_service.auth.credentials import (
     is_secure,
     new_text,
     parse,
+    refuse_unless_cookie_fits,
     refused,
 )
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.tables.core import Token
+from holdfast_service.db.pages import cut_page, decode_cursor, moment_from_text, moment_to_text
+from holdfast_service.db.tables.core import Project, Token
 from holdfast_service.db.tables.sign_ins import SignIn
 from holdfast_service.errors import ProblemError
 
@@ -41,8 +44,10 @@ MOST_OF_A_TOKEN = {CredentialKind.SESSION: 50, CredentialKind.CODE: 10}
 
 def open_session(context: ServiceContext, caller: Principal, request: Request, response: Response) -> SessionView:
     """Opens a session of the caller's token, uses the code up if the call came with one, and sets the cookie. Raises
-    `unauthenticated` for a code that another call has used, and `forbidden` for a session."""
+    `unauthenticated` for a code that another call has used, and `forbidden` for a session and for a page whose browser
+    would not keep the cookie to https, or not at all."""
     _refuse_a_session(caller)
+    refuse_unless_cookie_fits(request)
     brought = credential_of(request)
     cookie = new_text(CredentialKind.SESSION)
     with context.database.transaction() as session:
@@ -94,6 +99,71 @@ def end_session(context: ServiceContext, caller: Principal, request: Request, re
             before={"session": session_id},
         )
     _set_cookie(request, response, "", 0)
+
+
+_CURSOR = "sessions"
+
+
+def list_sessions(context: ServiceContext, caller: Principal, *, cursor: str | None, limit: int) -> Page[OpenSession]:
+    """The sessions that can call now and that the caller may end, the newest first."""
+    query = _open_sessions(caller).order_by(SignIn.created_at.desc(), SignIn.id.desc()).limit(limit + 1)
+    if cursor is not None:
+        created_at, session_id = decode_cursor(_CURSOR, cursor, str, str)
+        query = query.where(tuple_(SignIn.created_at, SignIn.id) < tuple_(moment_from_text(created_at), session_id))
+    with context.database.read() as session:
+        found = session.execute(query.where(SignIn.expires_at > database_now(session))).all()
+    rows, next_cursor = cut_page(_CURSOR, found, limit, lambda row: (moment_to_text(row[0].created_at), row[0].id))
+    return Page(items=[_open_session(caller, *row) for row in rows], next_cursor=next_cursor)
+
+
+def revoke_session(context: ServiceContext, caller: Principal, session_id: str) -> OpenSession:
+    """Ends a session: the next call with its cookie is refused. Raises `session_not_found`, also if it has ended, or
+    the caller may not know of it."""
+    with context.database.transaction() as session:
+        wanted = _open_sessions(caller).where(SignIn.id == session_id, SignIn.expires_at > database_now(session))
+        row = session.execute(wanted.with_for_update(of=SignIn)).one_or_none()
+        if row is None:
+            raise ProblemError(
+                ProblemCode.SESSION_NOT_FOUND,
+                f"There is no session {session_id[:40]!r}, or it has ended. `holdfast sessions list` shows those that "
+                "are open.",
+            )
+        found, token, project = row
+        view = _open_session(caller, found, token, project)
+        session.execute(delete(SignIn).where(SignIn.id == found.id))
+        record_event(
+            session,
+            Actor.person(caller),
+            "session.end",
+            project_id=token.project_id,
+            before={"session": found.id, "token": token.id, "name": token.name},
+        )
+        return view
+
+
+def _open_sessions(caller: Principal) -> Select[SignIn, Token, str]:
+    """Those of the caller's own token; for who operates the service those of every token, or of its project's."""
+    query = (
+        select(SignIn, Token, Project.name)
+        .join(Token, Token.id == SignIn.token_id)
+        .outerjoin(Project, Project.id == Token.project_id)
+        .where(SignIn.kind == CredentialKind.SESSION.value, Token.revoked_at.is_(None))
+    )
+    if caller.scopes.isdisjoint((Scope.OPERATE, Scope.ADMIN)):
+        return query.where(SignIn.token_id == caller.token_id)
+    return query if caller.project_id is None else query.where(Token.project_id == caller.project_id)
+
+
+def _open_session(caller: Principal, row: SignIn, token: Token, project: str | None) -> OpenSession:
+    return OpenSession(
+        id=row.id,
+        token_id=token.id,
+        name=token.name,
+        project=project,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        current=row.id == caller.session_id,
+    )
 
 
 def make_sign_in_code(context: ServiceContext, caller: Principal) -> SignInCode:

@@ -33,6 +33,7 @@ from holdfast_service.records import controller as records
 from holdfast_service.records.history import HistoryKeeper
 from holdfast_service.replicate import controller as replicate
 from holdfast_service.retention import controller as retention
+from holdfast_service.samples import controller as samples
 from holdfast_service.scrub import controller as scrub
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.tallies import controller as tallies
@@ -70,6 +71,7 @@ _ROOMS = (
     tiers,
     collect,
     tallies,
+    samples,
 )
 
 

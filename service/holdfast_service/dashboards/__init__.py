@@ -4,6 +4,7 @@ definition.py    what a view and a column are, and the words in which SQLite and
 catalog.py       projects, runs, attempts, checkpoints, restore points, events
 goodput.py       where the time of attempts and days went
 usage_by_day.py  what was committed and removed on a day, and what was kept at its end
+samples.py       the hourly samples
 views.py         all of them; the migrations take them away first and make them last
 role.py          `holdfast admin dashboard-role`: a role of Postgres that sees the views, and nothing else
 """

@@ -5,6 +5,25 @@ from __future__ import annotations
 from holdfast_service.dashboards.definition import RUN_COLUMNS, RUNS, Column, Dialect, Kind, View, shown_runs
 
 _SUMMED = "committed, logical_bytes, deduplicated_bytes"
+_SUMS = """SUM(t.committed) AS committed, SUM(t.logical_bytes) AS logical_bytes,
+    SUM(t.deduplicated_bytes) AS deduplicated_bytes"""
+_SUMS_OF_BYTES = (
+    Column(
+        "logical_bytes",
+        Kind.INTEGER,
+        "Bytes of their states in the trainer.",
+        "COALESCE(s.logical_bytes, 0)",
+        "bytes",
+    ),
+    Column(
+        "deduplicated_bytes",
+        Kind.INTEGER,
+        "Bytes that they did not send, because the store had them.",
+        "COALESCE(s.deduplicated_bytes, 0)",
+        "bytes",
+    ),
+)
+"""Of the committed checkpoints in `checkpoint_tallies`, whose sums the view joins as `s`."""
 
 
 def _deletion(of: str, noun: str) -> tuple[Column, ...]:
@@ -47,20 +66,7 @@ def projects(dialect: Dialect) -> View:
                 "(SELECT count(*) FROM runs r WHERE r.project_id = p.id AND r.deleted_at IS NULL)",
             ),
             Column("committed_checkpoints", Kind.INTEGER, "Its committed checkpoints.", "COALESCE(s.committed, 0)"),
-            Column(
-                "logical_bytes",
-                Kind.INTEGER,
-                "Bytes of their states in the trainer.",
-                "COALESCE(s.logical_bytes, 0)",
-                "bytes",
-            ),
-            Column(
-                "deduplicated_bytes",
-                Kind.INTEGER,
-                "Bytes that they did not send, because the store had them.",
-                "COALESCE(s.deduplicated_bytes, 0)",
-                "bytes",
-            ),
+            *_SUMS_OF_BYTES,
             Column(
                 "stored_bytes",
                 Kind.INTEGER,
@@ -100,8 +106,7 @@ def projects(dialect: Dialect) -> View:
         ),
         source=f"""FROM projects p
 LEFT JOIN (
-  SELECT t.project_id, SUM(t.committed) AS committed, SUM(t.logical_bytes) AS logical_bytes,
-    SUM(t.deduplicated_bytes) AS deduplicated_bytes
+  SELECT t.project_id, {_SUMS}
   FROM (
     SELECT project_id, {_SUMMED} FROM checkpoint_tallies WHERE run_id = ''
     UNION ALL SELECT project_id, {_SUMMED} FROM checkpoint_deltas
@@ -151,27 +156,13 @@ def runs(dialect: Dialect) -> View:
                 "The greatest step of these, whether it can be restored or not.",
                 "(SELECT max(c.step) FROM checkpoints c WHERE c.run_id = r.id AND c.state = 'committed')",
             ),
-            Column(
-                "logical_bytes",
-                Kind.INTEGER,
-                "Bytes of their states in the trainer.",
-                "COALESCE(s.logical_bytes, 0)",
-                "bytes",
-            ),
-            Column(
-                "deduplicated_bytes",
-                Kind.INTEGER,
-                "Bytes that they did not send, because the store had them.",
-                "COALESCE(s.deduplicated_bytes, 0)",
-                "bytes",
-            ),
+            *_SUMS_OF_BYTES,
             *_deletion("r", "run"),
         ),
         source=f"""FROM {RUNS}
 LEFT JOIN attempts a ON a.run_id = r.id AND a.number = r.latest_attempt
 LEFT JOIN (
-  SELECT t.run_id, SUM(t.committed) AS committed, SUM(t.logical_bytes) AS logical_bytes,
-    SUM(t.deduplicated_bytes) AS deduplicated_bytes
+  SELECT t.run_id, {_SUMS}
   FROM (
     SELECT run_id, {_SUMMED} FROM checkpoint_tallies UNION ALL SELECT run_id, {_SUMMED} FROM checkpoint_deltas
   ) t GROUP BY t.run_id

@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from holdfast_service.dashboards.catalog import attempts, checkpoints, events, projects, restore_points, runs
 from holdfast_service.dashboards.definition import POSTGRES, SQLITE, Column, Dialect, View
 from holdfast_service.dashboards.goodput import attempt_goodput, goodput_by_day
+from holdfast_service.dashboards.samples import project_samples, run_samples
 from holdfast_service.dashboards.usage_by_day import usage_by_day
 from holdfast_service.db.engine import Database
 from holdfast_service.db.migrate import exclusive_connection, pending_revision
@@ -32,6 +33,8 @@ _MAKERS = (
     attempt_goodput,
     goodput_by_day,
     events,
+    project_samples,
+    run_samples,
 )
 GRANTS = "dashboard_grants"
 ROLE_MARK = "Holdfast dashboards of catalog "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    ColumnElement,
     DateTime,
     Dialect,
     Index,
@@ -18,9 +19,13 @@ from sqlalchemy import (
     LargeBinary,
     TypeDecorator,
     bindparam,
+    column,
+    exists,
+    func,
     insert,
     select,
     text,
+    type_coerce,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import JSONB
@@ -140,6 +145,14 @@ def _read_clock(session: Session, read: datetime | None) -> datetime:
         return _python_now()
     moment: datetime = session.execute(_CLOCK).scalar_one()
     return moment
+
+
+def holds_text(session: Session, texts: Any, wanted: str) -> ColumnElement[bool]:
+    """Whether a Document column, a list of texts, has this one."""
+    if dialect_of(session) == "postgresql":
+        return type_coerce(texts, JSONB).contains([wanted])
+    each = func.json_each(texts).table_valued("value")
+    return exists(select(1).select_from(each).where(column("value") == wanted))
 
 
 def insert_absent(session: Session, table: type[Table], rows: Sequence[dict[str, Any]]) -> None:

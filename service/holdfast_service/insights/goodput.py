@@ -52,15 +52,53 @@ class AttemptHistory:
 
 def goodput_of(history: Sequence[AttemptHistory], now: datetime) -> Goodput:
     """The goodput of one run, by the attempts' numbers."""
+    lives = _lives(history, now)
+    since = lives[0].attempt.opened_at if lives else None
+    return _total([life.spent for life in lives], since, lives[-1].end if lives else None)
+
+
+def spent_between(
+    history: Sequence[AttemptHistory], since: datetime, until: datetime, now: datetime
+) -> tuple[float, float] | None:
+    """Productive and wall seconds of one run between two moments, as far as is known now; None while no step's time is
+    known. What an attempt told is spread evenly over its life, and the time since the attempt before over that time, as
+    in the view goodput_by_day: so the parts of a run add up to its goodput."""
+    productive = wall = 0.0
+    lives = _lives(history, now)
+    for life in lives:
+        opened = life.attempt.opened_at
+        here, lived = _overlap(opened, life.end, since, until), (life.end - opened).total_seconds()
+        wall += here + _overlap(life.ended_before, opened, since, until)
+        productive += life.spent.productive_seconds * here / lived if lived else 0.0
+    return (productive, wall) if any(life.spent.step_seconds is not None for life in lives) else None
+
+
+def _overlap(began: datetime, ended: datetime, since: datetime, until: datetime) -> float:
+    return max(0.0, (min(ended, until) - max(began, since)).total_seconds())
+
+
+@dataclass(frozen=True)
+class _Life:
+    """`ended_before`: when the attempt before ended; of the first one when it was opened itself."""
+
+    attempt: AttemptHistory
+    ended_before: datetime
+    end: datetime
+    spent: AttemptGoodput
+
+
+def _lives(history: Sequence[AttemptHistory], now: datetime) -> list[_Life]:
+    """By the attempts' numbers."""
     attempts = sorted(history, key=lambda attempt: attempt.number)
     ends = _ends(attempts, now)
     usual = _usual_step_seconds(attempts)
     limits = _limits(attempts)
-    spent: list[AttemptGoodput] = []
+    lives = []
     for at, attempt in enumerate(attempts):
-        before = (ends[at - 1], attempts[at - 1].outcome) if at else (attempt.opened_at, None)
-        spent.append(_spent(attempt, ends[at], before, limits, usual))
-    return _total(spent, attempts[0].opened_at if attempts else None, ends[-1] if ends else None)
+        ended_before, outcome_before = (ends[at - 1], attempts[at - 1].outcome) if at else (attempt.opened_at, None)
+        spent = _spent(attempt, ends[at], (ended_before, outcome_before), limits, usual)
+        lives.append(_Life(attempt, ended_before, ends[at], spent))
+    return lives
 
 
 def _ends(attempts: Sequence[AttemptHistory], now: datetime) -> list[datetime]:

@@ -453,22 +453,24 @@ def _candidate(session: Session, row: Any) -> Candidate:
     )
 
 
-def line_of_run(session: Session, run_id: str) -> Line:
-    """The run's lineage as it is now."""
-    return _lines_of_runs(session, [run_id])[run_id]
+def line_of_run(session: Session, run_id: str, *, also_uncommitted: bool = False) -> Line:
+    """The run's lineage as it is now. `also_uncommitted`: that of the newest attempt that has resumed or run a step,
+    whether it has committed or not."""
+    return _lines_of_runs(session, [run_id], also_uncommitted=also_uncommitted)[run_id]
 
 
-def _lines_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, Line]:
+def _lines_of_runs(session: Session, run_ids: Collection[str], *, also_uncommitted: bool = False) -> dict[str, Line]:
     parent = aliased(Checkpoint)
     rows = session.execute(
-        select(Attempt.run_id, Attempt.number, Attempt.cut_at, parent.attempt_number, parent.step)
+        select(Attempt.run_id, Attempt.number, Attempt.cut_at, Attempt.last_step, parent.attempt_number, parent.step)
         .outerjoin(parent, parent.id == Attempt.resumed_from_id)
         .where(Attempt.run_id.in_(run_ids))
     )
     nodes: dict[str, list[AttemptNode]] = {run_id: [] for run_id in run_ids}
-    for run_id, number, cut_at, parent_attempt, step in rows:
+    for run_id, number, cut_at, last_step, parent_attempt, step in rows:
         resumed_from = None if step is None else (parent_attempt, step)
-        nodes[run_id].append(AttemptNode(number, resumed_from, cut_at is not None))
+        has_begun = also_uncommitted and (last_step is not None or resumed_from is not None)
+        nodes[run_id].append(AttemptNode(number, resumed_from, has_begun or cut_at is not None))
     return {run_id: lineage(attempts) for run_id, attempts in nodes.items()}
 
 

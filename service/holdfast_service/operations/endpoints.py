@@ -22,13 +22,22 @@ def list_long_operations(  # noqa: PLR0917 (FastAPI calls it by keyword)
     caller: Reader,
     project: str | None = None,
     run: str | None = None,
+    checkpoint_id: str | None = None,
     kind: str | None = None,
     state: OperationState | None = None,
     cursor: Cursor = None,
     limit: Limit = DEFAULT_PAGE,
 ) -> Page[OperationView]:
     return list_operations(
-        context, caller, project=project, run=run, kind=kind, state=state, cursor=cursor, limit=limit
+        context,
+        caller,
+        project=project,
+        run=run,
+        checkpoint_id=checkpoint_id,
+        kind=kind,
+        state=state,
+        cursor=cursor,
+        limit=limit,
     )
 
 

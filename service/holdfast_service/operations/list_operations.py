@@ -29,6 +29,7 @@ def list_operations(
     *,
     project: str | None,
     run: str | None,
+    checkpoint_id: str | None,
     kind: str | None,
     state: OperationState | None,
     cursor: str | None,
@@ -39,6 +40,8 @@ def list_operations(
     query = select(Operation).order_by(Operation.created_at.desc(), Operation.id.desc()).limit(limit + 1)
     if caller.project_id is not None:
         query = query.where(Operation.project_id == caller.project_id)
+    if checkpoint_id is not None:
+        query = query.where(Operation.checkpoint_id == checkpoint_id)
     if kind is not None:
         query = query.where(Operation.kind == kind)
     if state is not None:

@@ -231,8 +231,13 @@ def _run(ours: RunRecord, theirs: RunRecord | None) -> RunRecord:
         # The number may have been given anew since, to a launch that has committed.
         if attempts.setdefault(each.number, each).launch_id == each.launch_id:
             attempts[each.number] = each
-    latest = max(ours.latest_attempt, theirs.latest_attempt)
-    return ours.model_copy(update={"attempts": list(attempts.values()), "latest_attempt": latest})
+    changes: dict[str, object] = {
+        "attempts": list(attempts.values()),
+        "latest_attempt": max(ours.latest_attempt, theirs.latest_attempt),
+    }
+    if not (ours.tags or ours.note):
+        changes |= {"tags": theirs.tags, "note": theirs.note}
+    return ours.model_copy(update=changes)
 
 
 def _checkpoint(ours: CheckpointRecord, theirs: CheckpointRecord | None) -> CheckpointRecord:

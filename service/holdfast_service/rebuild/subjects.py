@@ -39,7 +39,9 @@ def put_project(session: Session, record: ProjectRecord, store_id: int, name: st
 def put_run(session: Session, record: RunRecord, store_id: int, name: str | None) -> None:
     _project_row(session, record.project, None, record.created_at)
     _run_row(session, record.run, record.project.id, record.created_at, record.latest_attempt)
-    _put_deletion(session.get_one(Run, record.run.id), record.deletion)
+    found = session.get_one(Run, record.run.id)
+    _put_deletion(found, record.deletion)
+    found.tags, found.note = record.tags, record.note
     rows = [_attempt_row(record.run.id, facts) for facts in record.attempts]
     for first in range(0, len(rows), _ATTEMPTS_PER_STATEMENT):
         insert_absent(session, Attempt, rows[first : first + _ATTEMPTS_PER_STATEMENT])

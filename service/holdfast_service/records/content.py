@@ -76,6 +76,8 @@ def run_record(session: Session, author: RecordAuthor, run_id: str, version: int
         created_at=run.created_at,
         attempts=_attempts(session, attempts),
         deletion=_deletion(run),
+        tags=list(run.tags),
+        note=run.note,
     )
 
 

@@ -26,7 +26,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from holdfast_protocol.base import Digest
 from holdfast_protocol.checkpoints import ShardSummary
@@ -221,6 +221,8 @@ class RunRecord(Document):
     created_at: datetime
     attempts: list[AttemptFacts]
     deletion: DeletionFacts | None = None
+    tags: list[str] = Field(default_factory=list)
+    note: str = ""
 
 
 class CheckpointFacts(Document):

@@ -30,6 +30,7 @@ from holdfast_protocol.digests import DocumentError, checkpoint_digest, shard_di
 from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.restores import RestorePoint, Skipped
+from holdfast_protocol.runs import ById, Point
 from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import CheckpointState, CopyState
 from holdfast_service.attached_stores.attached import AttachedStore
@@ -38,10 +39,11 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import PROVEN, is_readable, object_key
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Project, ReadLease, Run, Shard
+from holdfast_service.db.tables.operations import Operation
 from holdfast_service.errors import ProblemError
 from holdfast_service.lineage.restore_choice import AvailableStores, choose_restore_point, point_of
 from holdfast_service.operations.queue import OperationRun, start_operation
-from holdfast_service.runs.views import run_named
+from holdfast_service.runs.views import no_checkpoint, run_named
 from holdfast_service.stores.base import ObjectKey, ObjectMismatch, ObjectMissing, Store
 
 
@@ -101,6 +103,8 @@ def plan_drill(
     checkpoint = session.execute(
         select(Checkpoint).where(Checkpoint.id == point.checkpoint_id).with_for_update(read=True, key_share=True)
     ).scalar_one()
+    # So that a checkpoint's drills are found, whatever selector led to it.
+    session.execute(update(Operation).where(Operation.id == run.id).values(checkpoint_id=checkpoint.id))
     shards = _shards(session, checkpoint.id)
     newest = session.execute(
         select(Checkpoint.step, Checkpoint.committed_at)
@@ -352,8 +356,9 @@ def start_drill(
     context: ServiceContext, caller: Principal, project: str, run: str, request: StartDrill, *, key: str | None
 ) -> OperationView:
     """Starts a drill: an operation, which any worker carries out. Raises `forbidden`, `project_not_found`,
-    `run_not_found`, and `invalid_request` for a selector that is none and a store that the service does not have."""
-    point_of(request.selector)
+    `run_not_found`, `checkpoint_not_found` for an id that is none of the run's, and `invalid_request` for a selector
+    that is none and a store that the service does not have."""
+    point = point_of(request.selector)
     if context.attached(request.store) is None:
         raise ProblemError(
             ProblemCode.INVALID_REQUEST,
@@ -368,6 +373,19 @@ def start_drill(
             KIND,
             project_id=owner.id,
             run_id=found.id,
+            checkpoint_id=_named(session, found, point),
             arguments=request.model_dump(mode="json"),
             key=key,
         )
+
+
+def _named(session: Session, run: Run, point: Point) -> str | None:
+    """None: which one it is turns out when the drill begins."""
+    if not isinstance(point, ById):
+        return None
+    found = session.scalar(
+        select(Checkpoint.id).where(Checkpoint.id == point.checkpoint_id, Checkpoint.run_id == run.id)
+    )
+    if found is None:
+        raise no_checkpoint(point.checkpoint_id)
+    return found

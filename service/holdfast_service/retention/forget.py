@@ -22,6 +22,7 @@ from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.engine import refuse_if_went_back
 from holdfast_service.db.repeats import KEPT_FOR
 from holdfast_service.db.tables.core import FORGOTTEN, Attempt, Checkpoint, Project, ReadLease, Run, Shard, Token
+from holdfast_service.db.tables.curves import Curve
 from holdfast_service.db.tables.operations import (
     CheckpointCopy,
     ForgottenTotal,
@@ -153,14 +154,14 @@ def _purge_run(session: Session, run_id: str, actor: Actor) -> bool:
     run = lock_run(session, run_id)
     if session.scalar(select(Run.id).where(Run.id == run_id, _run_is_due(session))) is None:
         return False
-    run.purged_at = database_now(session)
+    run.purged_at, run.tags, run.note = database_now(session), [], ""
     session.execute(
         update(Attempt)
         .where(Attempt.run_id == run_id)
         .values(host="", environment={}, config=None, outcome_detail=None, error_type=None, notice=None),
         execution_options=_UNSYNCHRONIZED,
     )
-    for table in (RetentionMark, Policy):
+    for table in (RetentionMark, Policy, Curve):
         session.execute(delete(table).where(table.run_id == run_id), execution_options=_UNSYNCHRONIZED)
     record_event(
         session,

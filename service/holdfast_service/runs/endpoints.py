@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
 
-from holdfast_protocol.base import Label, Name, Page
+from holdfast_protocol.base import Label, Name, Page, RunName
 from holdfast_protocol.checkpoints import CheckpointView, EditCheckpoint, Step
-from holdfast_protocol.runs import EditProject, ProjectView, RunView
+from holdfast_protocol.runs import EditProject, EditRun, ProjectView, RunView
 from holdfast_protocol.service import ServerInfo
 from holdfast_protocol.states import CheckpointState, Health, RunStatus
 from holdfast_service.context import Context
@@ -36,8 +36,6 @@ from holdfast_service.web.parameters import (
     or_made,
     tagged,
 )
-
-ViewT = TypeVar("ViewT", CheckpointView, ProjectView)
 
 service_router = APIRouter(route_class=GuardedRoute, tags=["service"])
 projects_router = APIRouter(route_class=GuardedRoute, prefix="/v1/projects", tags=["projects"])
@@ -91,23 +89,40 @@ def list_runs(
     context: Context,
     caller: Reader,
     status: Annotated[list[RunStatus] | None, Query(description="One or several.")] = None,
+    tag: Annotated[Label | None, Query()] = None,
     deleted: Deleted = False,
     cursor: Cursor = None,
     limit: Limit = DEFAULT_PAGE,
 ) -> Page[RunView]:
-    return runs.list_runs(context, caller, project, statuses=status or (), deleted=deleted, cursor=cursor, limit=limit)
+    return runs.list_runs(
+        context, caller, project, statuses=status or (), tag=tag, deleted=deleted, cursor=cursor, limit=limit
+    )
 
 
 @runs_router.get("/{run}", name="show", summary="Show a run and its restore point")
-def show_run(project: str, run: str, context: Context, caller: Reader) -> RunView:
-    return runs.show_run(context, caller, project, run)
+def show_run(project: str, run: str, context: Context, caller: Reader, response: Response) -> RunView:
+    return tagged(response, runs.show_run(context, caller, project, run))
 
 
 @runs_router.put("/{run}", name="put", responses=or_made(RunView), summary="Make a run; the same again is fine")
 def put_run(project: str, run: Name, context: Context, caller: Trainer, response: Response) -> RunView:
     view, is_new = runs.put_run(context, caller, project, run)
     made(response, is_new=is_new)
-    return view
+    return tagged(response, view)
+
+
+@runs_router.patch("/{run}", name="edit", summary="Change tags or note of the version that was seen")
+def edit_run(
+    *,
+    project: str,
+    run: str,
+    body: EditRun,
+    context: Context,
+    caller: Operator,
+    response: Response,
+    if_match: IfMatch = None,
+) -> RunView:
+    return tagged(response, runs.edit_run(context, caller, RunName(project, run), body, if_match))
 
 
 @checkpoints_router.get(

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, column, exists, func, select, tuple_, type_coerce
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import ColumnElement, select, tuple_
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page
@@ -19,6 +18,7 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.stored_bytes import stored_bytes_of_checkpoint
+from holdfast_service.db.dialect import holds_text
 from holdfast_service.db.pages import cut_page, decode_cursor
 from holdfast_service.db.tables.core import Checkpoint, Run
 from holdfast_service.errors import ProblemError, refuse_unless_seen
@@ -94,15 +94,8 @@ def _conditions(session: Session, wanted: CheckpointFilter) -> list[ColumnElemen
     if wanted.attempt is not None:
         conditions.append(Checkpoint.attempt_number == wanted.attempt)
     if wanted.label is not None:
-        conditions.append(_has_label(session, wanted.label))
+        conditions.append(holds_text(session, Checkpoint.labels, wanted.label))
     return conditions
-
-
-def _has_label(session: Session, label: str) -> ColumnElement[bool]:
-    if session.get_bind().dialect.name == "postgresql":
-        return type_coerce(Checkpoint.labels, JSONB).contains([label])
-    labels = func.json_each(Checkpoint.labels).table_valued("value")
-    return exists(select(1).select_from(labels).where(column("value") == label))
 
 
 _LIVE = (CheckpointState.COMMITTED, CheckpointState.UPLOADING)

@@ -1,23 +1,36 @@
-"""Runs, the newest first, each with its restore point as it is now; and making one by name."""
+"""Runs, the newest first, each with its restore point as it is now; making one by name, and its tags and note."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import ColumnElement, select, tuple_
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.base import Page
-from holdfast_protocol.runs import RunView
+from holdfast_protocol.base import Page, RunName
+from holdfast_protocol.runs import EditRun, RunView
 from holdfast_protocol.states import CheckpointState, RunStatus
-from holdfast_service.audit.record import Actor
+from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.stored_bytes import stored_bytes_of_run
+from holdfast_service.db.dialect import holds_text
 from holdfast_service.db.pages import cut_page, decode_cursor, moment_from_text, moment_to_text
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
+from holdfast_service.errors import refuse_unless_seen
 from holdfast_service.lineage.restore_choice import newest_restore_points
-from holdfast_service.runs.views import ensure_run, in_trash, project_named, run_named, run_status, status_detail
+from holdfast_service.records.documents import RecordKind
+from holdfast_service.records.outbox import subject_changed
+from holdfast_service.runs.views import (
+    ensure_run,
+    in_trash,
+    project_named,
+    refuse_if_deleted,
+    run_named,
+    run_status,
+    status_detail,
+)
 from holdfast_service.tallies.sums import sums_of_runs
 
 _CURSOR = "runs"
@@ -29,12 +42,13 @@ def list_runs(
     project: str,
     *,
     statuses: Sequence[RunStatus],
+    tag: str | None = None,
     deleted: bool = False,
     cursor: str | None,
     limit: int,
 ) -> Page[RunView]:
-    """Without `statuses` all of them; with `deleted` those in the trash, and no others. Raises `forbidden` and
-    `project_not_found`."""
+    """Without `statuses` all of them; with `tag` those that have it; with `deleted` those in the trash, and no others.
+    Raises `forbidden` and `project_not_found`."""
     query = select(Run).order_by(Run.created_at.desc(), Run.id.desc()).limit(limit + 1)
     query = query.where(Run.deleted_at.is_not(None) if deleted else Run.deleted_at.is_(None), Run.purged_at.is_(None))
     if statuses:
@@ -44,6 +58,8 @@ def list_runs(
         query = query.where(tuple_(Run.created_at, Run.id) < tuple_(moment_from_text(created_at), run_id))
     with context.database.read() as session:
         owner = project_named(session, caller, project, deleted=deleted)
+        if tag is not None:
+            query = query.where(holds_text(session, Run.tags, tag))
         found = session.scalars(query.where(Run.project_id == owner.id)).all()
         rows, next_cursor = cut_page(_CURSOR, found, limit, lambda row: (moment_to_text(row.created_at), row.id))
         return Page(items=_run_views(session, owner, rows), next_cursor=next_cursor)
@@ -63,6 +79,40 @@ def put_run(context: ServiceContext, caller: Principal, project: str, run: str) 
         owner = project_named(session, caller, project)
         there = session.scalar(select(Run.id).where(Run.project_id == owner.id, Run.name == run))
         return _run_views(session, owner, [ensure_run(session, owner, run, Actor.person(caller))])[0], there is None
+
+
+def edit_run(
+    context: ServiceContext, caller: Principal, name: RunName, request: EditRun, if_match: str | None
+) -> RunView:
+    """A person's edit of tags and note, only onto the version that was seen. Raises `forbidden`, `project_not_found`,
+    `run_not_found`, `edit_needs_version` and `edit_conflict`."""
+    with context.database.transaction() as session:
+        owner, found = run_named(session, caller, name.project, name.run)
+        session.refresh(found, with_for_update={"key_share": True})
+        refuse_if_deleted(owner, found)
+        before: dict[str, Any] = {"tags": list(found.tags), "note": found.note}
+        after = dict(before)
+        if request.tags is not None:
+            after["tags"] = sorted(set(request.tags))
+        if request.note is not None:
+            after["note"] = request.note
+        if before != after:  # else an earlier try has done it, and its reply was lost
+            refuse_unless_seen("the run", f'"{found.edits}"', if_match)
+            found.tags, found.note = after.values()
+            found.edits += 1
+            changed = [field for field in after if after[field] != before[field]]
+            record_event(
+                session,
+                Actor.person(caller),
+                "run.edit",
+                project_id=owner.id,
+                run_id=found.id,
+                before={field: before[field] for field in changed},
+                after={field: after[field] for field in changed},
+            )
+            subject_changed(session, RecordKind.RUN, found.id, owner.id)
+            session.flush()
+        return _run_views(session, owner, [found])[0]
 
 
 def _newest() -> ColumnElement[bool]:
@@ -109,6 +159,9 @@ def _run_views(session: Session, project: Project, runs: Sequence[Run]) -> list[
                 deduplicated_bytes=sums[run.id].deduplicated_bytes,
                 in_trash=in_trash(run),
                 restore_point=points.get(run.id),
+                tags=list(run.tags),
+                note=run.note,
+                etag=f'"{run.edits}"',
             )
         )
     return views

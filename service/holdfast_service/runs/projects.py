@@ -17,7 +17,7 @@ from holdfast_service.errors import refuse_unless_seen
 from holdfast_service.records.documents import RecordKind
 from holdfast_service.records.outbox import subject_changed
 from holdfast_service.runs.views import ensure_project, in_trash, page_of_projects, project_named
-from holdfast_service.tallies.sums import stored_bytes, sums_of_projects
+from holdfast_service.tallies.sums import bytes_against_quota, stored_bytes, sums_of_projects
 
 _CURSOR = "projects"
 
@@ -29,13 +29,13 @@ def list_projects(
     others."""
     with context.database.read() as session:
         rows, next_cursor = page_of_projects(session, caller, _CURSOR, cursor, limit, deleted=deleted)
-        return Page(items=project_views(session, rows), next_cursor=next_cursor)
+        return Page(items=project_views(session, context, rows), next_cursor=next_cursor)
 
 
 def show_project(context: ServiceContext, caller: Principal, project: str) -> ProjectView:
     """Raises `forbidden` and `project_not_found`."""
     with context.database.read() as session:
-        return project_views(session, [project_named(session, caller, project)])[0]
+        return project_views(session, context, [project_named(session, caller, project)])[0]
 
 
 def etag_of(project: Project) -> str:
@@ -43,9 +43,10 @@ def etag_of(project: Project) -> str:
     return f'"quota-{project.quota_bytes}"'
 
 
-def project_views(session: Session, projects: Sequence[Project]) -> list[ProjectView]:
+def project_views(session: Session, context: ServiceContext, projects: Sequence[Project]) -> list[ProjectView]:
     ids = [project.id for project in projects]
     sizes = stored_bytes(session, ids)
+    against_quota = bytes_against_quota(session, context, ids)
     committed = sums_of_projects(session, ids)
     living = Run.deleted_at.is_(None)
     counts = select(Run.project_id, func.count()).where(Run.project_id.in_(ids), living).group_by(Run.project_id)
@@ -56,6 +57,7 @@ def project_views(session: Session, projects: Sequence[Project]) -> list[Project
             name=project.name,
             created_at=project.created_at,
             quota_bytes=project.quota_bytes,
+            quota_used_bytes=against_quota[project.id],
             etag=etag_of(project),
             stored_bytes=sizes[project.id],
             logical_bytes=committed[project.id].logical_bytes,
@@ -84,7 +86,7 @@ def put_project(
             if not (is_new and project.quota_bytes is None):
                 refuse_unless_seen("the project's quota", etag_of(project), if_match, look="Read the project")
             _set_quota(session, caller, project, request.quota_bytes)
-        return project_views(session, [project])[0], is_new
+        return project_views(session, context, [project])[0], is_new
 
 
 def _set_quota(session: Session, caller: Principal, project: Project, quota_bytes: int | None) -> None:

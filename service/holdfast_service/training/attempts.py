@@ -32,6 +32,7 @@ from holdfast_protocol.text import without_secrets
 from holdfast_service.audit.record import Actor
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
+from holdfast_service.curves.points import take_points
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.engine import note_change, refuse_if_went_back
 from holdfast_service.db.pages import cut_page, decode_cursor
@@ -505,7 +506,8 @@ def take_heartbeat(
         beat(session, attempt, now, context.settings)
         lock_attempt(session, attempt)
         take_progress_report(session, attempt, request, now)
-    return HeartbeatReply(save_interval_seconds=context.save_advice.interval_seconds(run.id))
+        left_out = take_points(session, run.id, attempt.number, request.metrics)
+    return HeartbeatReply(save_interval_seconds=context.save_advice.interval_seconds(run.id), metrics_left_out=left_out)
 
 
 _EVENTS = {
@@ -533,6 +535,7 @@ def end_attempt(
         lock_attempt(session, attempt)
         now = database_now(session)
         take_progress_report(session, attempt, request, now)
+        take_points(session, run.id, attempt.number, request.metrics)
         if attempt.outcome is None or attempt.outcome == AttemptOutcome.LOST:
             attempt.ended_at = now
             attempt.outcome = request.outcome

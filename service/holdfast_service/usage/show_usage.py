@@ -37,19 +37,19 @@ def list_usage(context: ServiceContext, caller: Principal, *, cursor: str | None
     """The usage of projects, by name."""
     with context.database.read() as session:
         rows, next_cursor = page_of_projects(session, caller, _CURSOR, cursor, limit, deleted=None)
-        return Page(items=_of_projects(session, context, rows), next_cursor=next_cursor)
+        return Page(items=usage_of_projects(session, context, rows), next_cursor=next_cursor)
 
 
 def show_usage(context: ServiceContext, caller: Principal, project: str, run: str | None = None) -> UsageView:
     """Raises `forbidden`, `project_not_found` and `run_not_found`."""
     with context.database.read() as session:
         if run is None:
-            return _of_projects(session, context, [project_named(session, caller, project, deleted=True)])[0]
+            return usage_of_projects(session, context, [project_named(session, caller, project, deleted=True)])[0]
         owner, found = run_named(session, caller, project, run, deleted=True)
         return _of_run(session, context, owner, found)
 
 
-def _of_projects(session: Session, context: ServiceContext, projects: Sequence[Project]) -> list[UsageView]:
+def usage_of_projects(session: Session, context: ServiceContext, projects: Sequence[Project]) -> list[UsageView]:
     ids = [project.id for project in projects]
     # Before the bytes: what is taken up in between is in them.
     until = counted_until(session)

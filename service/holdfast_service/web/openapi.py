@@ -20,6 +20,7 @@ TAGS = {
     "scrubs": "Reading stored bytes again, and what a bad chunk means.",
     "tiers": "What gets cold when, and thawing it.",
     "usage": "Bytes and what they cost.",
+    "samples": "Bytes, cost, goodput and the age of restore points, hour by hour.",
     "prices": "The price list that costs are counted with.",
     "collections": "Deleting the copies that nothing needs.",
     "sweeps": "Objects in a store that no row of the catalog knows.",

@@ -20,6 +20,7 @@ from holdfast_service.db.engine import Database
 from holdfast_service.db.migrate import alembic_config, exclusive_connection, revisions
 from holdfast_service.db.tables import Table
 from holdfast_service.db.tables.operations import AuditEvent, DashboardGrant
+from tests.support.dashboards import sample_now
 from tests.support.postgres import OwnPostgresServer, PostgresServer
 from tests.support.random_catalogs import fill
 from tests.support.rank import Job
@@ -50,6 +51,7 @@ def filled(service: RunningService) -> RunningService:
     for run in ("demo/gpt", "hidden/secret-run"):
         job = Job(service.http(), run, create=True)
         job.save(100)
+        sample_now(service)
         job.end("finished")
     service.http().get("/v1/events").raise_for_status()  # numbers them
     return service
@@ -542,11 +544,12 @@ QUERIES = re.findall(r"^```sql\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), r
 def test_the_guides_queries_find_something_for_the_role(service: RunningService, name: str) -> None:
     with service.context.database.transaction() as session:
         fill(session, runs=40, seed=5)
+    sample_now(service)
     put_role(service.context.database, name, projects=["random-1"])
-    assert len(QUERIES) == 5
+    assert len(QUERIES) == 6
     with logged_in(service, name) as connection:
         for query in QUERIES:
             found = connection.execute(query)
             assert found.fetchall(), query
             with pytest.raises(psycopg.errors.UndefinedColumn):  # so a column of another name would be seen
-                connection.execute(re.sub(r"\brun(_id)?\b|\bday\b", "renamed", query))
+                connection.execute(re.sub(r"\brun(_id)?\b|\bday\b|\bhour\b", "renamed", query))

@@ -133,3 +133,32 @@ def test_a_drill_tells_why_the_second_store_does_not_give_it_back(
     assert "cannot be put together" in ended["error"], "its index is no index"
     assert 'holdfast_drill_succeeded{project="demo",run="gpt"} 0.0' in service.http().get("/metrics").text
     assert service.http().post("/v1/projects/demo/runs/gpt/drills", json={"store": "cold"}).status_code == 422
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_drill_of_a_named_checkpoint_restores_no_other_and_is_found_by_it(
+    service: RunningService, saved: dict[str, Any]
+) -> None:
+    http = service.http()
+    job = Job(http, after=1)
+    job.resumed_from(saved["id"])
+    newer = job.save(200, content=b"newer")
+    best = {"metrics": {"loss": {"value": 0.1}}}
+    answer(http.patch(f"/v1/checkpoints/{saved['id']}", json=best, headers={"If-Match": "*"}))
+    replicate(service)
+    for selector in (saved["id"], "100", "best:loss"):
+        ended = _drill(service, selector=selector)
+        # The content of this test is no index, which is found when all of it was read.
+        assert "Every chunk of step 100 has its digest" in ended["error"], selector
+    assert "Every chunk of step 200" in _drill(service)["error"]
+
+    def drills_of(checkpoint_id: str) -> list[str]:
+        listed = answer(http.get("/v1/operations", params={"kind": "drill", "checkpoint_id": checkpoint_id}))
+        return [each["arguments"]["selector"] for each in listed["items"]]
+
+    assert drills_of(saved["id"]) == ["best:loss", "100", saved["id"]]
+    assert drills_of(newer["id"]) == ["latest"]
+
+    unknown = http.post("/v1/projects/demo/runs/gpt/drills", json={"selector": f"ck_{'0' * 32}"})
+    assert unknown.status_code == 404
+    assert unknown.json()["code"] == "checkpoint_not_found"

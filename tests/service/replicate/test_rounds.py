@@ -81,6 +81,9 @@ def test_what_is_in_the_second_store_does_not_count_against_the_jobs_quota(
         projects = session.scalars(select(Project.id)).all()
         counted = [bytes_against_quota(session, each, projects) for each in (service.context, lacking)]
     assert counted[0] == counted[1]
+    shown = answer(service.http().get("/v1/projects/demo"))
+    assert shown["quota_used_bytes"] == counted[0][shown["id"]] < shown["stored_bytes"]
+    assert answer(service.http().get("/v1/projects"))["items"] == [shown]
 
 
 def test_the_newest_checkpoint_goes_first_and_only_its_own_chunks_move(

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.errors import HoldfastError, ServiceUnavailable, StaleAttempt, TokenProblem
+from holdfast.session.curve import MetricCurve
 from holdfast.settings import TrainerSettings
 from holdfast_client.client import Client
 from holdfast_client.errors import UnsupportedProtocol
@@ -217,6 +218,7 @@ class HeartbeatThread:
         opened: AttemptOpened,
         progress: ProgressReport,
         *,
+        curve: MetricCurve,
         fence: Fence,
         note: Callable[[BaseException], None],
         take_interval: Callable[[float], None],
@@ -227,6 +229,7 @@ class HeartbeatThread:
         self._opened = opened
         self._fence = fence
         self._progress = progress
+        self._curve = curve
         self._note = note
         self._take_interval = take_interval
         self._stop = threading.Event()
@@ -267,16 +270,20 @@ class HeartbeatThread:
             self._tell(self._word(outcome, detail).model_copy(update={"notice": notice}))
 
     def leave(self) -> None:
-        """The job goes on as another attempt: this one reports no more, and its fencing ends nothing."""
+        """The job goes on as another attempt: this one tells what it has measured until now, reports no more, and its
+        fencing ends nothing. Never raises."""
         self._left = True
         self._stop.set()
         if self._beating is not None:
             self._beating.join(timeout=1.0)
+            if self._curve.unsent():  # why the job goes back may be just that
+                self._send_one()
 
     def _word(self, outcome: AttemptOutcome, detail: str) -> EndAttempt:
         return EndAttempt(
             **self._fence.model_dump(),
             **self._progress.read(),
+            metrics=self._curve.unsent(),
             outcome=outcome,
             detail=text_to_keep(without_secrets(detail), _LONGEST_DETAIL),
         )
@@ -285,6 +292,7 @@ class HeartbeatThread:
         try:
             self._client.attempts.end(self._run.project, self._run.run, self._opened.attempt, word)
             self._told = True
+            self._curve.sent(word.metrics)
         except StaleAttempt as error:
             self._note(error)
         except (HoldfastError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
@@ -304,10 +312,14 @@ class HeartbeatThread:
     def _send_one(self) -> bool:
         """False once the service takes no more of this attempt."""
         request = Heartbeat(
-            **self._fence.model_dump(), **self._progress.read(), steps_per_second=self._progress.steps_per_second()
+            **self._fence.model_dump(),
+            **self._progress.read(),
+            steps_per_second=self._progress.steps_per_second(),
+            metrics=self._curve.unsent(),
         )
         try:
             reply = self._client.attempts.heartbeat(self._run.project, self._run.run, self._opened.attempt, request)
+            self._curve.sent(request.metrics, reply.metrics_left_out)
             self._take_interval(reply.save_interval_seconds)
         except ServiceUnavailable as error:
             log.info("a heartbeat was lost: %s", error)

@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import HoldfastError, NotRestored, StaleAttempt
 from holdfast.local.adoption import Adoption
+from holdfast.session.curve import MetricCurve
 from holdfast.session.environment import environment
 from holdfast.session.heartbeat import ENDS_THE_JOB, HeartbeatThread, OutcomeFile, ProgressReport
 from holdfast_client.chunks.workers import TransferWorkers
@@ -47,6 +48,7 @@ class Session:
         self.run = run
         self.ranks = ranks
         self.progress = ProgressReport()
+        self.curve = MetricCurve(takes=ranks.is_first)
         self.save_interval_seconds = math.inf
         """The save interval that the service recommends; known once the attempt is open."""
         self.may_save = False
@@ -121,6 +123,7 @@ class Session:
             self._ended_by = None  # an error of the old attempt
         self._may_be_left = False
         self.progress.begin()
+        self.curve.begin()
         self._is_open(opened)
 
     @cached_property
@@ -258,6 +261,7 @@ class Session:
             self.ranks.rank,
             opened,
             self.progress,
+            curve=self.curve,
             fence=self.fence,
             note=self.note,
             take_interval=self._take_interval,

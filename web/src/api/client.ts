@@ -26,6 +26,21 @@ export const queryClient = new QueryClient({
   }),
 });
 
+const isOfSession = (key: readonly unknown[]) => key[0] === sessionQuery.queryKey[0];
+let csrfToken: string | null = null;
+
+/** With each change of the session (sign-in, sign-out, its end, another one from another tab) everything that was read
+ * before is dropped: the next one who signs in here may see less. */
+queryClient.getQueryCache().subscribe(({ type, query }) => {
+  if (type !== "updated" || !isOfSession(query.queryKey)) return;
+  const session = query.state.data as Session | null | undefined;
+  const token = session?.csrf_token ?? null;
+  if (token === csrfToken) return;
+  csrfToken = token;
+  queryClient.removeQueries({ predicate: ({ queryKey }) => !isOfSession(queryKey) });
+  queryClient.getMutationCache().clear();
+});
+
 /** One call of the API, typed by path and method; for what is no hook. Throws `ProblemError` for each reply that is no
  * success. */
 export const api = createFetch<paths>({
@@ -41,7 +56,11 @@ api.use({
     return request;
   },
   async onResponse({ response }) {
-    if (!response.ok) throw await problemOf(response);
+    if (response.ok) return;
+    const problem = await problemOf(response);
+    // The cookie is of another session than the one that this page knows.
+    if (problem.problem.code === "csrf_failed") void queryClient.invalidateQueries({ queryKey: sessionQuery.queryKey });
+    throw problem;
   },
 });
 
@@ -65,13 +84,13 @@ export type PagedPath = {
     : never;
 }[keyof paths];
 
-type ItemOf<Path extends PagedPath> = paths[Path] extends {
+export type ItemOf<Path extends PagedPath> = paths[Path] extends {
   get: { responses: { 200: { content: { "application/json": PageOf<infer Item> } } } };
 }
   ? Item
   : never;
 
-type ParamsOf<Path extends PagedPath> = paths[Path] extends { get: { parameters: infer Given } }
+export type ParamsOf<Path extends PagedPath> = paths[Path] extends { get: { parameters: infer Given } }
   ? Omit<Given, "query" | "path" | "header" | "cookie"> &
       (Given extends { path: infer InPath } ? { path: InPath } : { path?: undefined }) &
       (Given extends { query?: infer InQuery }
@@ -91,11 +110,18 @@ export interface Pages<Item> {
   retry: () => void;
 }
 
+interface PagesOptions<Item> {
+  enabled?: boolean;
+  /** After how many milliseconds the pages that were read are asked for again, while the tab is in sight: for what no
+   * event tells. */
+  askedAgainAfter?: (items: readonly Item[]) => number;
+}
+
 /** A list that is read page by page, as it is scrolled: the items of all pages that were read. */
 export function usePages<Path extends PagedPath>(
   path: Path,
   params: ParamsOf<Path>,
-  options: { enabled?: boolean } = {},
+  { enabled = true, askedAgainAfter }: PagesOptions<ItemOf<Path>> = {},
 ): Pages<ItemOf<Path>> {
   const found = useInfiniteQuery({
     queryKey: ["get", path, { params }, "pages"],
@@ -109,7 +135,8 @@ export function usePages<Path extends PagedPath>(
     initialPageParam: null as string | null,
     getNextPageParam: (page) => page.next_cursor ?? null,
     select: (data) => data.pages.flatMap((page) => page.items),
-    enabled: options.enabled ?? true,
+    enabled,
+    refetchInterval: ({ state }) => askedAgainAfter?.(state.data?.pages.flatMap((page) => page.items) ?? []) ?? false,
   });
   return {
     items: found.data ?? [],

@@ -51,6 +51,21 @@ export function isSignedOut(error: unknown): boolean {
   return error instanceof ProblemError && error.problem.status === 401;
 }
 
+/** The version that the call named is not the newest any more: somebody else was faster. */
+export function isEditConflict(error: unknown): boolean {
+  return error instanceof ProblemError && error.problem.status === 412;
+}
+
+/** What was asked about is not there any more. */
+export function isGone(error: unknown): boolean {
+  return error instanceof ProblemError && (error.problem.status === 404 || error.problem.status === 410);
+}
+
+/** The service refused what was asked, for example because there is too little to answer from. */
+export function isInvalid(error: unknown): boolean {
+  return error instanceof ProblemError && error.problem.code === "invalid_request";
+}
+
 /** The same call may succeed later without any change. */
 export function isRetryable(error: unknown): boolean {
   return error instanceof ProblemError ? error.problem.retryable : error instanceof TypeError;

@@ -14,7 +14,7 @@ export type Session = Pick<
 export const CSRF_HEADER = "X-Holdfast-CSRF";
 const CURRENT = "/v1/sessions/current";
 
-/** null: nobody is signed in. Any other failure is thrown. */
+/** null: there is no session. Any other failure is thrown. */
 async function currentSession(): Promise<Session | null> {
   const reply = await fetch(CURRENT);
   if (reply.status === 401) return null;
@@ -26,6 +26,8 @@ export const sessionQuery = queryOptions({
   queryKey: ["session"],
   queryFn: currentSession,
   staleTime: Number.POSITIVE_INFINITY,
+  // The cookie is all tabs': another one may have signed out, or in with another token.
+  refetchOnWindowFocus: "always",
 });
 
 /** `secret`: a token, or a one-time code of `holdfast ui`. It goes into this one call and is kept nowhere. */
@@ -61,10 +63,10 @@ export async function signOut(session: Session): Promise<void> {
 /** Given by the frame to all that stands in it. */
 export const SessionContext = createContext<Session | null>(null);
 
-/** Inside the frame, where somebody is signed in. */
+/** Inside the frame, where there is a session. */
 export function useSession(): Session {
   const session = useContext(SessionContext);
-  if (session === null) throw new Error("Nobody is signed in: the frame shows the sign-in screen instead.");
+  if (session === null) throw new Error("There is no session: the frame shows the sign-in screen instead.");
   return session;
 }
 

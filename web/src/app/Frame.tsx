@@ -5,7 +5,8 @@ import { queryClient } from "@/api/client";
 import { type Session, SessionContext, sessionQuery, signOut } from "@/api/session";
 import { Hint, Hints } from "@/components/Hint";
 import { ErrorState, Loading } from "@/components/states";
-import { type Live, useLive } from "@/live/useLive";
+import type { Live } from "@/live/follow";
+import { useLive } from "@/live/useLive";
 import { SignIn } from "@/sign-in/SignIn";
 import styles from "./Frame.module.css";
 import { NAVIGATION } from "./navigation";
@@ -25,7 +26,8 @@ export function Frame() {
   if (session.data === undefined) return <Loading what="the session" />;
   if (session.data === null) return <SignIn />;
   return (
-    <SessionContext value={session.data}>
+    // Of another session nothing stays: what is on the screen was read with the one before.
+    <SessionContext value={session.data} key={session.data.csrf_token}>
       <Hints>
         <SignedIn session={session.data} />
       </Hints>
@@ -92,7 +94,7 @@ function ProjectPicker({ project }: { project: string | undefined }) {
 const LIVE_WORDS: Record<Live, string> = {
   connecting: "Connecting to the event stream.",
   on: "Live: what changes in the service is shown at once.",
-  off: "Not live: the event stream is closed. The page tries again by itself; reload for what is new.",
+  off: "Not live: the event stream is closed. The page tries again by itself, and then shows what is new.",
 };
 
 function LiveSign({ live }: { live: Live }) {
@@ -123,8 +125,6 @@ function SignedInAs({ session }: { session: Session }) {
     try {
       await signOut(session);
       queryClient.setQueryData(sessionQuery.queryKey, null);
-      // The next one who signs in here may see less.
-      queryClient.removeQueries({ predicate: (query) => query.queryKey[0] !== sessionQuery.queryKey[0] });
     } catch (failure) {
       setError(failure);
     }

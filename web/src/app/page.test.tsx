@@ -12,6 +12,7 @@ const PROJECT = {
   name: "demo",
   created_at: "2026-01-01T00:00:00Z",
   quota_bytes: null,
+  quota_used_bytes: 0,
   stored_bytes: 0,
   runs: 1,
 };
@@ -32,6 +33,7 @@ const page = (...items: unknown[]) => ({ items, next_cursor: null });
 const ANSWERS = {
   "GET /v1/sessions/current": () => SESSION,
   "GET /v1/projects": () => page(PROJECT),
+  "GET /v1/projects/demo": () => PROJECT,
   "GET /v1/projects/demo/runs": (request: Request) =>
     new URL(request.url).searchParams.getAll("status").includes("failed") ? page(RUN) : page(),
   "GET /v1/projects/demo/runs/llama/goodput": () => ({ goodput: 0.923 }),
@@ -39,17 +41,11 @@ const ANSWERS = {
   "GET /v1/events": () => page(),
   "GET /v1/stores": () => page(),
   "GET /v1/projects/demo/usage": () => problem(403, "forbidden", "The token may not read usage."),
+  "GET /v1/projects/demo/samples": () => page(),
   "GET /v1/projects/demo/cost": () => ({ per_month: 12.5, currency: "USD", as_of: "2026-01-01", unpriced_bytes: 0 }),
 };
 
-class SilentEventSource extends EventTarget {
-  static CLOSED = 2;
-  readyState = 0;
-  close() {}
-}
-
 function open(address: string) {
-  vi.stubGlobal("EventSource", SilentEventSource);
   queryClient.clear();
   const router = makeRouter();
   router.update({ ...router.options, history: createMemoryHistory({ initialEntries: [address] }) } as never);
@@ -61,14 +57,14 @@ function open(address: string) {
   return router;
 }
 
-it("tells what needs somebody, and each part that fails by itself", async () => {
+it("tells what needs attention, and each part that fails by itself", async () => {
   serve(ANSWERS);
   open("/ui/");
-  const attention = await screen.findByRole("region", { name: "Needs somebody" });
+  const attention = await screen.findByRole("region", { name: "Needs attention" });
   expect(await within(attention).findByText("rank 3: RuntimeError: ECC")).toBeVisible();
   expect(await screen.findByText("12.50 USD")).toBeVisible();
   expect(await screen.findByRole("alert")).toHaveTextContent("The token may not read usage.");
-  expect(screen.getByText("No run trains now")).toBeVisible();
+  expect(screen.getByText("No run is training")).toBeVisible();
 });
 
 it("keeps the project and the filter in the address, and gives the focus to the new screen", async () => {

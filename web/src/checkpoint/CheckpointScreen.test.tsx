@@ -98,28 +98,83 @@ it("tells what the checkpoint is, whether the run would resume from it, and its 
   expect(screen.getByText("holdfast checkpoints pull demo/gpt@1200#2 out")).toBeVisible();
 });
 
-it("writes a metric onto the version that was seen, and shows a refusal where it was typed", async () => {
+it("writes a metric onto the version that was there when it was opened, and says what another has changed", async () => {
+  const now = { ...CHECKPOINT };
   const bodies: unknown[] = [];
   const seen: (string | null)[] = [];
-  const patch = `PATCH /v1/checkpoints/${ID}`;
   serve({
     ...ANSWERS,
-    [patch]: async (request: Request) => {
+    [`GET /v1/checkpoints/${ID}`]: () => ({ ...now }),
+    [`PATCH /v1/checkpoints/${ID}`]: async (request: Request) => {
       seen.push(request.headers.get("if-match"));
       bodies.push(await request.json());
-      return bodies.length === 1 ? problem(409, "edit_conflict", "Somebody was faster. Look again.") : CHECKPOINT;
+      return seen.at(-1) === now.etag ? now : problem(412, "edit_conflict", "Somebody was faster. Look again.");
     },
   });
   open(`/ui/checkpoints/${ID}`);
   await userEvent.click(await screen.findByRole("button", { name: "Add a metric" }));
   await userEvent.type(screen.getByLabelText("Name"), "accuracy");
+  // A poll brings somebody else's edit while this person types.
+  Object.assign(now, { etag: '"8"', labels: ["paper", "release"] });
+  await queryClient.invalidateQueries();
+  expect(await screen.findByText("release")).toBeVisible();
   await userEvent.type(screen.getByLabelText("Value"), "0.81");
   await userEvent.click(screen.getByRole("button", { name: "Save" }));
-  expect(await screen.findByRole("alert")).toHaveTextContent("Somebody was faster. Look again.");
-  await userEvent.click(screen.getByRole("button", { name: "Save" }));
+  const dialog = within(screen.getByRole("dialog"));
+  expect(await dialog.findByRole("alert")).toHaveTextContent("Somebody was faster. Look again.");
+  expect(await dialog.findByText(/^labels/)).toHaveTextContent("labels: paper → became paper, release");
+  await userEvent.click(dialog.getByRole("button", { name: "Reload, and go on from there" }));
+  expect(dialog.queryByRole("alert")).toBeNull();
+  await userEvent.click(dialog.getByRole("button", { name: "Save" }));
   await vi.waitFor(() => expect(screen.queryByRole("dialog")).toBeNull());
-  expect(seen).toEqual(['"7"', '"7"']);
+  expect(seen).toEqual(['"7"', '"8"']);
   expect(bodies[1]).toEqual({ metrics: { accuracy: { value: 0.81 } } });
+});
+
+const DRILL = {
+  id: "op_1",
+  kind: "drill",
+  state: "succeeded",
+  arguments: { selector: ID, store: "second" },
+  progress: {},
+  error: null,
+  created_at: CHECKPOINT.created_at,
+  result: { bytes: 2048, chunks: 4, tensors: 7, seconds: 90, newest_step: 1300, rpo_seconds: 3600, rpo_steps: 100 },
+};
+
+it("drills this very checkpoint, makes one drill however often it is tried, and shows what came of it", async () => {
+  const started: { key: string | null; body: unknown }[] = [];
+  const asked = serve({
+    ...ANSWERS,
+    [`GET /v1/checkpoints/${ID}/manifest`]: () => ({ checkpoint: CHECKPOINT, layout_digest: null, shards: [] }),
+    [`GET /v1/checkpoints/${ID}/impact`]: () => ({ chunks: [], checkpoints: [], runs: [], left_off: 0, lost: false }),
+    [`GET ${RUN}/copies`]: () => ({ store: null }),
+    "GET /v1/stores": () => page({ role: "primary" }, { role: "second" }),
+    "GET /v1/operations": () => page(...(started.length < 2 ? [] : [DRILL])),
+    [`POST ${RUN}/drills`]: async (request: Request) => {
+      started.push({ key: request.headers.get("idempotency-key"), body: await request.json() });
+      return started.length === 1 ? problem(503, "busy", "Try again.") : DRILL;
+    },
+  });
+  open(`/ui/checkpoints/${ID}?part=copies`);
+  expect(await screen.findByText(/No drill has restored it yet/)).toBeVisible();
+  await userEvent.click(screen.getByRole("button", { name: "Start a drill" }));
+  const dialog = within(screen.getByRole("dialog"));
+  await dialog.findByRole("option", { name: "second" });
+  await userEvent.selectOptions(dialog.getByLabelText("The only store that is read"), "second");
+  await userEvent.click(dialog.getByRole("button", { name: "Start the drill" }));
+  expect(await dialog.findByRole("alert")).toHaveTextContent("Try again.");
+  await userEvent.click(dialog.getByRole("button", { name: "Start the drill" }));
+  const drills = await screen.findByRole("list", { name: "Drills of this checkpoint" });
+  expect(drills).toHaveTextContent(
+    "restored in 1 min 30 s (RTO), 2.0 KiB in 4 chunks and 7 tensors, each byte verified",
+  );
+  expect(drills).toHaveTextContent("It was 1 h and 100 steps behind step 1,300, the newest (RPO).");
+  expect(started.map((each) => each.body)).toEqual([DRILL.arguments, DRILL.arguments]);
+  expect(started[0]?.key).toMatch(/^[0-9a-f]{32}$/);
+  expect(started[1]?.key).toBe(started[0]?.key);
+  const listed = asked.find((each) => each.url.includes("/v1/operations"));
+  expect(new URL(listed?.url ?? "").searchParams.get("checkpoint_id")).toBe(ID);
 });
 
 it("deletes after the dry run, by typing the count", async () => {

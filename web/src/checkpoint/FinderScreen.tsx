@@ -4,11 +4,11 @@ import { type FormEvent, useState } from "react";
 import { useQuery } from "@/api/client";
 import { useProject } from "@/app/project";
 import { Screen } from "@/app/Screen";
+import { CheckpointName } from "@/components/facts/CheckpointName";
+import { Section } from "@/components/facts/Facts";
 import { EmptyState, ErrorState, Loading, Reply } from "@/components/states";
 import { Age } from "@/components/values";
-import { CheckpointName } from "./CheckpointName";
 import styles from "./checkpoint.module.css";
-import { Section } from "./Facts";
 import { findCheckpoint, readTarget } from "./selector";
 
 const NEWEST = 30;

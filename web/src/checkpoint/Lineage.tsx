@@ -1,9 +1,9 @@
 import { type Schemas, useQuery } from "@/api/client";
+import { CheckpointName } from "@/components/facts/CheckpointName";
+import { Fact, Facts, Section } from "@/components/facts/Facts";
 import { Reply } from "@/components/states";
 import { Nothing, Time } from "@/components/values";
 import { formatCount } from "@/format/numbers";
-import { CheckpointName } from "./CheckpointName";
-import { Fact, Facts, Section } from "./Facts";
 
 type CheckpointView = Schemas["CheckpointView"];
 type Page = Schemas["Page_CheckpointView_"];

@@ -1,16 +1,16 @@
 import type { ReactNode } from "react";
 import { type Schemas, useQuery } from "@/api/client";
 import { CopyCommand } from "@/components/CopyCommand";
+import { CheckpointName } from "@/components/facts/CheckpointName";
+import { Fact, Facts, Section } from "@/components/facts/Facts";
 import { StateBadge } from "@/components/StateBadge";
 import { Bytes, Nothing, Time } from "@/components/values";
 import { formatCount, formatShare } from "@/format/numbers";
-import { HealthActions, TrashActions } from "./actions";
-import { CheckpointName } from "./CheckpointName";
 import styles from "./checkpoint.module.css";
-import { Fact, Facts, Section } from "./Facts";
-import { Keeping } from "./Keeping";
+import { HealthActions, TrashActions } from "./edit/actions";
+import { Keeping } from "./edit/Keeping";
+import { Labels, Metrics } from "./edit/Metrics";
 import { Lineage } from "./Lineage";
-import { Labels, Metrics } from "./Metrics";
 import { nameOf } from "./selector";
 
 type CheckpointView = Schemas["CheckpointView"];

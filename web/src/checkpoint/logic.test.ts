@@ -1,7 +1,7 @@
 import type { Schemas } from "@/api/client";
-import { differences, matchShards, matchTensors } from "./compare/compare";
+import { matchShards, matchTensors } from "./compare/compare";
 import { groupCopies } from "./copies/copies";
-import { changesOf, isOfHealth } from "./history/history";
+import { changedBy, isOfHealth } from "./history/history";
 import { formatMetric, readMetric } from "./metric";
 import { readTarget } from "./selector";
 import { boxesOf, CannotRead, cutAxes, itemBytes, placement, readLayout } from "./tensors/layout";
@@ -96,16 +96,6 @@ describe("the layout", () => {
 });
 
 describe("comparing", () => {
-  it("tells the values that differ, by their paths", () => {
-    const before = { lr: 0.1, optimizer: { betas: [0.9, 0.95] }, note: null };
-    const after = { lr: 0.1, optimizer: { betas: [0.9, 0.99] }, seed: 1, note: null };
-    expect(differences(before, after)).toEqual([
-      { path: "optimizer.betas[1]", before: 0.95, after: 0.99 },
-      { path: "seed", before: undefined, after: 1 },
-    ]);
-    expect(differences(null, { lr: 1 })).toEqual([{ path: "lr", before: undefined, after: 1 }]);
-  });
-
   it("matches shards by rank and digest", () => {
     const shard = (rank: number, digest: string | null) => ({ rank, digest }) as Schemas["ShardView"];
     const found = matchShards(
@@ -168,13 +158,13 @@ it("tells what an audit event changed, field by field", () => {
     metrics: { loss: { value: 0.25, nonfinite: null }, bleu: null },
     labels: ["a"],
   };
-  expect(changesOf({ before, after })).toEqual([
-    { field: "health", before: "ok", after: "quarantined" },
-    { field: "metrics.loss", before: "0.5", after: "0.25" },
-    { field: "labels", before: "nothing", after: "a" },
+  expect(changedBy({ before, after })).toEqual([
+    { path: "health", before: "ok", after: "quarantined" },
+    { path: "labels", before: [], after: ["a"] },
+    { path: "metrics.loss", before: before.metrics.loss, after: after.metrics.loss },
   ]);
-  expect(changesOf({ before: null, after: { state: "trashed" } })).toEqual([
-    { field: "state", before: "nothing", after: "trashed" },
+  expect(changedBy({ before: null, after: { state: "trashed", note: null } })).toEqual([
+    { path: "state", before: undefined, after: "trashed" },
   ]);
   expect(isOfHealth({ action: "checkpoint.edit", after } as unknown as Schemas["AuditEventView"])).toBe(true);
   expect(isOfHealth({ action: "checkpoint.pin", after: {} } as Schemas["AuditEventView"])).toBe(false);

@@ -15,10 +15,10 @@ export function Can(props: { scope: Scope; reason?: string | undefined; children
   const { name, scopes } = useSession();
   const missing = `The token “${name}” has not the scope “${scope}”. Sign in with one that has it.`;
   const reason = scopes.includes(scope) ? props.reason : missing;
-  if (reason === undefined) return children;
-  const disabled = cloneElement(children, {
+  const disabled = {
     "aria-disabled": true,
     onClick: (event: Event) => event.preventDefault(),
-  });
-  return <Hint text={reason}>{disabled}</Hint>;
+  };
+  // In a hint either way: without it React would make another button, and the focus would be gone.
+  return <Hint text={reason}>{reason === undefined ? children : cloneElement(children, disabled)}</Hint>;
 }

@@ -1,6 +1,18 @@
-import { type FormEvent, type ReactNode, useId, useLayoutEffect, useRef, useState } from "react";
+import { type FormEvent, type ReactNode, useId, useState } from "react";
+import { isEditConflict } from "@/api/problem";
+import type { Change } from "@/format/changes";
 import styles from "./ConfirmDialog.module.css";
+import { Dialog } from "./dialog/Dialog";
+import { Changes } from "./facts/Changes";
 import { ErrorState } from "./states";
+
+/** Somebody else was faster than what this dialog would write. */
+export interface Conflict {
+  /** What that person has changed since it was read. */
+  changes: readonly Change[];
+  /** Goes on from the version that is there now. */
+  reload: () => void;
+}
 
 interface ConfirmDialogProps {
   title: string;
@@ -8,30 +20,25 @@ interface ConfirmDialogProps {
   children: ReactNode;
   /** What the button says: the verb. */
   action: string;
-  /** Must be typed before the button works, for example the count of checkpoints that go. */
+  /** Must be typed before the button works, for example the count of checkpoints that expire. */
   typed?: string;
   /** A rejection is shown in the dialog, which stays open. */
   onConfirm: () => Promise<unknown>;
+  /** After a refusal because the version that was seen is not the newest (412): reads what has changed. */
+  onConflict?: () => Promise<Conflict>;
   /** Called after the action, and on Cancel and Escape. */
   onClose: () => void;
 }
 
 /** Asks before something is done that cannot be taken back at once. Rendered while it is open. */
-export function ConfirmDialog({ title, children, action, typed, onConfirm, onClose }: ConfirmDialogProps) {
-  const dialog = useRef<HTMLDialogElement>(null);
+export function ConfirmDialog(props: ConfirmDialogProps) {
+  const { title, children, action, typed, onConfirm, onConflict, onClose } = props;
   const [text, setText] = useState("");
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState<unknown>(null);
+  const [conflict, setConflict] = useState<Conflict | null>(null);
   const id = useId();
-  const ready = !busy && (typed === undefined || text.trim() === typed);
-
-  // The browser's own dialog keeps the focus inside, makes the rest inert and gives the focus back,
-  // if it is closed before React takes it out: an effect after the layout would come too late.
-  useLayoutEffect(() => {
-    const shown = dialog.current;
-    shown?.showModal();
-    return () => shown?.close();
-  }, []);
+  const ready = !busy && conflict === null && (typed === undefined || text.trim() === typed);
 
   async function confirm(event: FormEvent) {
     event.preventDefault();
@@ -43,22 +50,20 @@ export function ConfirmDialog({ title, children, action, typed, onConfirm, onClo
       onClose();
     } catch (failure) {
       setError(failure);
+      if (onConflict && isEditConflict(failure)) await onConflict().then(setConflict, setError);
       setBusy(false);
     }
   }
 
+  function reload() {
+    conflict?.reload();
+    setConflict(null);
+    setError(null);
+  }
+
   return (
-    <dialog
-      ref={dialog}
-      className={styles.dialog}
-      aria-labelledby={`${id}-title`}
-      onCancel={(event) => {
-        event.preventDefault();
-        if (!busy) onClose();
-      }}
-    >
+    <Dialog title={title} onClose={onClose} keeps={busy}>
       <form onSubmit={confirm}>
-        <h2 id={`${id}-title`}>{title}</h2>
         {children}
         {typed !== undefined && (
           <p>
@@ -75,6 +80,7 @@ export function ConfirmDialog({ title, children, action, typed, onConfirm, onClo
           </p>
         )}
         {error !== null && <ErrorState error={error} />}
+        {conflict !== null && <Changed conflict={conflict} onReload={reload} />}
         <p className={styles.buttons}>
           <button type="button" onClick={onClose} disabled={busy}>
             Cancel
@@ -84,6 +90,24 @@ export function ConfirmDialog({ title, children, action, typed, onConfirm, onClo
           </button>
         </p>
       </form>
-    </dialog>
+    </Dialog>
+  );
+}
+
+function Changed({ conflict, onReload }: { conflict: Conflict; onReload: () => void }) {
+  return (
+    <div role="status">
+      {conflict.changes.length === 0 ? (
+        <p>What this dialog shows of it is the same as before.</p>
+      ) : (
+        <>
+          <p>Changed since it was opened:</p>
+          <Changes of={conflict.changes} />
+        </>
+      )}
+      <button type="button" onClick={onReload}>
+        Reload, and go on from there
+      </button>
+    </div>
   );
 }

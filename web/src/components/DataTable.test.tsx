@@ -74,3 +74,21 @@ it("says what to do where there are no rows, and why where they could not be rea
   show({ ...allRows<Row>([]), error: new TypeError("Failed to fetch") });
   expect(screen.getByRole("alert")).toHaveTextContent("The service gave no answer");
 });
+
+it("leaves the focus in a cell when its columns are made anew", () => {
+  const columns = (): Columns<Row> => [
+    column.display({
+      id: "do",
+      header: "",
+      cell: ({ row }) => <button type="button">Undo {row.original.step}</button>,
+    }),
+  ];
+  const table = () => (
+    <DataTable label="Steps" columns={columns()} pages={allRows(rows(3))} rowKey={({ id }) => id} empty={null} />
+  );
+  const { rerender } = render(table());
+  const button = screen.getByRole("button", { name: "Undo 1" });
+  button.focus();
+  rerender(table());
+  expect(button).toHaveFocus();
+});

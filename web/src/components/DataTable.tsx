@@ -1,7 +1,6 @@
 import {
   type ColumnDef,
   createColumnHelper,
-  flexRender,
   getCoreRowModel,
   type RowData,
   useReactTable,
@@ -69,6 +68,12 @@ export function allRows<Row>(rows: readonly Row[]): Pages<Row> {
     loadMore: nothing,
     retry: nothing,
   };
+}
+
+/** What stands in a cell. Not by TanStack's flexRender: to React another function is another component, so columns that
+ * are made anew with each poll would take the focus out of their cells. A cell's function uses no hooks therefore. */
+function shown<Context>(cell: string | ((context: Context) => ReactNode) | undefined, context: Context): ReactNode {
+  return typeof cell === "function" ? cell(context) : cell;
 }
 
 /** A table of however many rows: only those in sight are in the page, and pages are read as it is scrolled. Arrow keys,
@@ -163,7 +168,7 @@ export function DataTable<Row>(props: DataTableProps<Row>) {
               )}
               {group.headers.map((header) => (
                 <div role="columnheader" className={cellClass(header.column.columnDef.meta)} key={header.id}>
-                  {flexRender(header.column.columnDef.header, header.getContext())}
+                  {shown(header.column.columnDef.header, header.getContext())}
                 </div>
               ))}
             </div>
@@ -201,7 +206,7 @@ export function DataTable<Row>(props: DataTableProps<Row>) {
                 )}
                 {row.getVisibleCells().map((cell) => (
                   <div role="gridcell" className={cellClass(cell.column.columnDef.meta)} key={cell.id}>
-                    {flexRender(cell.column.columnDef.cell, cell.getContext())}
+                    {shown(cell.column.columnDef.cell, cell.getContext())}
                   </div>
                 ))}
               </div>

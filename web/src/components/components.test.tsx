@@ -1,7 +1,7 @@
-import { render, screen } from "@testing-library/react";
+import { fireEvent, render, screen, waitFor } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { ProblemError } from "@/api/problem";
-import { renderSignedIn } from "@/testing/page";
+import { renderSignedIn, signedIn } from "@/testing/page";
 import { Can } from "./Can";
 import { ConfirmDialog } from "./ConfirmDialog";
 import { CopyCommand } from "./CopyCommand";
@@ -82,6 +82,48 @@ describe("Can", () => {
   });
 });
 
+describe("Hint", () => {
+  it("stays while its control has the keyboard’s focus, though the page scrolls, until Escape", async () => {
+    renderSignedIn(
+      <Can scope="admin">
+        <button type="button">Pin</button>
+      </Can>,
+    );
+    await userEvent.tab();
+    expect(await screen.findByRole("tooltip")).toBeInTheDocument();
+    fireEvent.scroll(document);
+    expect(screen.getByRole("tooltip")).toBeInTheDocument();
+    await userEvent.keyboard("{Escape}");
+    await waitFor(() => expect(screen.queryByRole("tooltip")).toBeNull());
+  });
+
+  it("goes when the focus goes", async () => {
+    renderSignedIn(
+      <Can scope="admin">
+        <button type="button">Pin</button>
+      </Can>,
+    );
+    await userEvent.tab();
+    expect(await screen.findByRole("tooltip")).toBeInTheDocument();
+    await userEvent.tab();
+    await waitFor(() => expect(screen.queryByRole("tooltip")).toBeNull());
+  });
+
+  it("leaves its control the focus when the reason comes and goes", async () => {
+    const control = (reason?: string) => (
+      <Can scope="operate" reason={reason}>
+        <button type="button">Undo</button>
+      </Can>
+    );
+    const { rerender } = renderSignedIn(control());
+    await userEvent.tab();
+    rerender(signedIn(control("It is being taken back.")));
+    expect(screen.getByRole("button")).toHaveFocus();
+    rerender(signedIn(control()));
+    expect(screen.getByRole("button")).toHaveFocus();
+  });
+});
+
 describe("ConfirmDialog", () => {
   it("acts only when the count is typed, then closes", async () => {
     const [onConfirm, onClose] = [vi.fn(async () => undefined), vi.fn()];
@@ -94,6 +136,21 @@ describe("ConfirmDialog", () => {
     await userEvent.type(screen.getByLabelText("Type 12 to go on"), "12");
     await userEvent.click(screen.getByRole("button", { name: "Expire 12" }));
     expect(onConfirm).toHaveBeenCalledOnce();
+    expect(onClose).toHaveBeenCalledOnce();
+  });
+
+  it("closes on Escape, and on none while it acts", async () => {
+    const onClose = vi.fn();
+    render(
+      <ConfirmDialog title="Delete" action="Delete" onConfirm={() => new Promise(() => undefined)} onClose={onClose}>
+        <p>It goes to the trash.</p>
+      </ConfirmDialog>,
+    );
+    expect(fireEvent.keyDown(document.body, { key: "Escape" })).toBe(false);
+    expect(onClose).toHaveBeenCalledOnce();
+    await userEvent.click(screen.getByRole("button", { name: "Delete" }));
+    // A browser asks `cancel` for the first one alone: what is told of no key closes the dialog.
+    for (const _ of [1, 2]) expect(fireEvent.keyDown(document.body, { key: "Escape" })).toBe(false);
     expect(onClose).toHaveBeenCalledOnce();
   });
 

@@ -21,6 +21,11 @@ export function formatCount(count: number): string {
   return count.toLocaleString();
 }
 
+/** 1, "checkpoint" -> "1 checkpoint"; 1200, "checkpoint" -> "1,200 checkpoints". */
+export function plural(count: number, noun: string): string {
+  return `${formatCount(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
 /** Two digits below 100, none above. `currency`: as the price list has it, for example USD. */
 export function formatMoney(amount: number, currency: string): string {
   const digits = Math.abs(amount) < 100 ? 2 : 0;

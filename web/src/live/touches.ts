@@ -31,15 +31,20 @@ const TOUCHED: Record<EventType, readonly string[]> = {
 
 export const EVENT_TYPES = Object.keys(TOUCHED) as EventType[];
 
+/** The last word of a path that names no one thing: what its reply is about. */
+export function nounOf(path: string): string | undefined {
+  return path
+    .split("/")
+    .filter((word) => word && !word.startsWith("{"))
+    .at(-1);
+}
+
 /** Whether the reply of a query may have changed with an event. A query belongs to the noun that its path ends with;
  * of another project, run or checkpoint than the event's it is left alone. */
 export function touches(type: string, data: EventData, key: QueryKey): boolean {
   const [, path, init] = key;
   if (typeof path !== "string") return false;
-  const noun = path
-    .split("/")
-    .filter((word) => word && !word.startsWith("{"))
-    .at(-1);
+  const noun = nounOf(path);
   const words = [...(TOUCHED[type as EventType] ?? []), "events"];
   if (noun === undefined || !words.includes(noun)) return false;
   const params = (init as { params?: { path?: object; query?: object } } | undefined)?.params;

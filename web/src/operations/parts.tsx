@@ -1,65 +1,14 @@
 import type { ReactNode } from "react";
 import { useEffect, useId, useLayoutEffect, useRef, useState } from "react";
-import { queryClient } from "@/api/client";
-import { type Scope, useSession } from "@/api/session";
-import { useProject, useProjects } from "@/app/project";
+import { useSession } from "@/api/session";
 import { HintPlace } from "@/components/Hint";
-import { EmptyState, ErrorState, Loading } from "@/components/states";
+import { ErrorState } from "@/components/states";
+import { refresh } from "@/live/refresh";
 import styles from "./Operations.module.css";
-
-/** Why the session's token may not see a tab, or undefined. `everyProject`: the service refuses a project's token. */
-export function useRefusal(scope: Scope, everyProject = false): string | undefined {
-  const { name, project, scopes } = useSession();
-  if (!scopes.includes(scope)) {
-    return `The token “${name}” has not the scope “${scope}”. Sign in with one that has it.`;
-  }
-  if (everyProject && project !== null) {
-    return `The token “${name}” belongs to the project “${project}”. Sign in with one for every project.`;
-  }
-  return undefined;
-}
-
-/** A tab for those who may see it, and for others the reason, without a call that would be refused. */
-export function Allowed(props: { scope: Scope; everyProject?: boolean; what: string; children: ReactNode }) {
-  const refusal = useRefusal(props.scope, props.everyProject);
-  const project = useProject();
-  const projects = useProjects();
-  if (refusal === undefined) {
-    // A list of one project is not asked for before it is known which.
-    const isKnown = project !== undefined || projects.isFetched;
-    return isKnown ? props.children : <Loading what={props.what.toLowerCase()} />;
-  }
-  return (
-    <EmptyState title={`${props.what}: not for this token`}>
-      <p>{refusal}</p>
-    </EmptyState>
-  );
-}
-
-/** For the header Idempotency-Key: any text that no other call has. Over plain HTTP a browser has no randomUUID. */
-export function newKey(): string {
-  return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-}
 
 /** For each checkbox of a group, as its ref: the browser sends the form only if one is chosen, and says why not. */
 export function oneOf(chosen: readonly unknown[]) {
   return (box: HTMLInputElement | null) => box?.setCustomValidity(chosen.length === 0 ? "Choose at least one." : "");
-}
-
-/** Asks again for all replies of these paths. */
-export function refresh(...paths: string[]): Promise<unknown> {
-  return Promise.all(paths.map((path) => queryClient.invalidateQueries({ queryKey: ["get", path] })));
-}
-
-/** Asks again every few seconds while the tab is in sight: for what no event tells. null: not now. */
-export function useRefresh(path: string, milliseconds: number | null) {
-  useEffect(() => {
-    if (milliseconds === null) return undefined;
-    const timer = window.setInterval(() => {
-      if (document.visibilityState === "visible") void refresh(path);
-    }, milliseconds);
-    return () => window.clearInterval(timer);
-  }, [path, milliseconds]);
 }
 
 export interface Action {

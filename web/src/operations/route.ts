@@ -47,7 +47,7 @@ const controllersRoute = createRoute({
   getParentRoute: () => operationsRoute,
   path: "/controllers",
   validateSearch: (search: Search): ControllersSearch => ({ controller: text(search.controller) }),
-  component: lazyRouteComponent(() => import("./Controllers"), "Controllers"),
+  component: lazyRouteComponent(() => import("./background/Controllers"), "Controllers"),
 });
 
 interface LongSearch {
@@ -70,7 +70,7 @@ const longRoute = createRoute({
     everywhere: flag(search.everywhere),
     operation: text(search.operation),
   }),
-  component: lazyRouteComponent(() => import("./LongOperations"), "LongOperations"),
+  component: lazyRouteComponent(() => import("./background/LongOperations"), "LongOperations"),
 });
 
 interface EventsSearch {
@@ -91,7 +91,7 @@ const eventsRoute = createRoute({
       everywhere: flag(search.everywhere),
     };
   },
-  component: lazyRouteComponent(() => import("./Events"), "Events"),
+  component: lazyRouteComponent(() => import("./events/Events"), "Events"),
 });
 
 interface WebhooksSearch {
@@ -103,13 +103,13 @@ const webhooksRoute = createRoute({
   getParentRoute: () => operationsRoute,
   path: "/webhooks",
   validateSearch: (search: Search): WebhooksSearch => ({ webhook: text(search.webhook) }),
-  component: lazyRouteComponent(() => import("./Webhooks"), "Webhooks"),
+  component: lazyRouteComponent(() => import("./events/Webhooks"), "Webhooks"),
 });
 
 const tokensRoute = createRoute({
   getParentRoute: () => operationsRoute,
   path: "/tokens",
-  component: lazyRouteComponent(() => import("./Tokens"), "Tokens"),
+  component: lazyRouteComponent(() => import("./access/Tokens"), "Tokens"),
 });
 
 interface ProjectsSearch {
@@ -121,7 +121,7 @@ const projectsRoute = createRoute({
   getParentRoute: () => operationsRoute,
   path: "/projects",
   validateSearch: (search: Search): ProjectsSearch => ({ deleted: flag(search.deleted) }),
-  component: lazyRouteComponent(() => import("./Projects"), "Projects"),
+  component: lazyRouteComponent(() => import("./projects/Projects"), "Projects"),
 });
 
 export interface AuditSearch {
@@ -152,13 +152,13 @@ const auditRoute = createRoute({
     everywhere: flag(search.everywhere),
     event: typeof search.event === "number" ? search.event : undefined,
   }),
-  component: lazyRouteComponent(() => import("./Audit"), "Audit"),
+  component: lazyRouteComponent(() => import("./access/Audit"), "Audit"),
 });
 
 const workersRoute = createRoute({
   getParentRoute: () => operationsRoute,
   path: "/workers",
-  component: lazyRouteComponent(() => import("./Workers"), "Workers"),
+  component: lazyRouteComponent(() => import("./background/Workers"), "Workers"),
 });
 
 export const operationsRoutes = operationsRoute.addChildren([

@@ -3,13 +3,15 @@ import { useSession } from "@/api/session";
 import { useProject, useProjects } from "@/app/project";
 import { Screen } from "@/app/Screen";
 import { CopyCommand } from "@/components/CopyCommand";
+import { Figure, Figures } from "@/components/facts/Figures";
 import { EmptyState, Reply } from "@/components/states";
 import { Bytes, Money } from "@/components/values";
 import { RunsTable } from "@/runs/RunsTable";
 import { AttentionList } from "./AttentionList";
 import styles from "./OverviewScreen.module.css";
+import { Trends } from "./Trends";
 
-/** What needs somebody, then what trains. */
+/** What needs attention, then what trains. */
 export function OverviewScreen() {
   const project = useProject();
   const projects = useProjects();
@@ -35,7 +37,7 @@ function OfProject({ project }: { project: string }) {
   return (
     <>
       <section aria-labelledby="attention">
-        <h2 id="attention">Needs somebody</h2>
+        <h2 id="attention">Needs attention</h2>
         <AttentionList project={project} />
       </section>
       <section aria-labelledby="live">
@@ -44,7 +46,7 @@ function OfProject({ project }: { project: string }) {
           project={project}
           statuses={["training", "stalled"]}
           empty={
-            <EmptyState title="No run trains now">
+            <EmptyState title="No run is training">
               <p>A run is live from the moment when its training script opens the checkpointer.</p>
             </EmptyState>
           }
@@ -54,6 +56,7 @@ function OfProject({ project }: { project: string }) {
         <h2 id="bytes">Bytes and cost</h2>
         <BytesAndCost project={project} />
       </section>
+      <Trends project={project} />
     </>
   );
 }
@@ -62,17 +65,22 @@ function BytesAndCost({ project }: { project: string }) {
   const params = { params: { path: { project } } };
   const usage = useQuery("get", "/v1/projects/{project}/usage", params);
   const cost = useQuery("get", "/v1/projects/{project}/cost", params);
-  const found = useProjects().data?.items.find((each) => each.name === project);
+  const found = useQuery("get", "/v1/projects/{project}", params);
   const session = useSession();
   return (
     <div className={styles.figures}>
       <Reply of={usage} what="the bytes">
         {(bytes) => (
-          <dl className="panel">
-            <Figure name="Stored">
+          <Figures panel>
+            <Figure name="Stored, in all stores">
               <Bytes count={bytes.stored_bytes} />
             </Figure>
-            <Figure name="Quota">{found?.quota_bytes == null ? "none" : <Bytes count={found.quota_bytes} />}</Figure>
+            <Figure name="Counts against the quota">
+              <Bytes count={found.data?.quota_used_bytes} />
+            </Figure>
+            <Figure name="Quota">
+              {found.data?.quota_bytes === null ? "none" : <Bytes count={found.data?.quota_bytes} />}
+            </Figure>
             <Figure name="States in the trainer">
               <Bytes count={bytes.logical_bytes} />
             </Figure>
@@ -85,12 +93,12 @@ function BytesAndCost({ project }: { project: string }) {
             <Figure name="Pending collection">
               <Bytes count={bytes.pending_collection_bytes} />
             </Figure>
-          </dl>
+          </Figures>
         )}
       </Reply>
       <Reply of={cost} what="the cost">
         {(money) => (
-          <dl className="panel">
+          <Figures panel>
             <Figure name="Per month, as stored now">
               <Money amount={money.per_month} currency={money.currency} />
             </Figure>
@@ -101,18 +109,9 @@ function BytesAndCost({ project }: { project: string }) {
                 {session.scopes.includes("admin") && " – set one with holdfast prices"}
               </Figure>
             )}
-          </dl>
+          </Figures>
         )}
       </Reply>
-    </div>
-  );
-}
-
-function Figure({ name, children }: { name: string; children: React.ReactNode }) {
-  return (
-    <div>
-      <dt className="quiet">{name}</dt>
-      <dd>{children}</dd>
     </div>
   );
 }

@@ -2,7 +2,10 @@ import type { Schemas } from "@/api/client";
 import { type Facts, findAttention } from "./attention";
 
 const NOW = Date.parse("2026-05-01T12:00:00Z");
-const NONE: Facts = { runs: [], badCopies: [], events: [], stores: [], project: undefined };
+const NONE: Facts = {
+  ...{ runs: [], badCopies: [], hasAllBadCopies: true, badCheckpoints: [], storeEvents: [], stores: [] },
+  project: undefined,
+};
 const before = (hours: number) => new Date(NOW - hours * 3_600_000).toISOString();
 
 function run(more: Partial<Schemas["RunView"]>): Schemas["RunView"] {
@@ -43,8 +46,9 @@ it("puts lost data first, then stores, crash loops, stopped runs, runs without p
       run({ name: "c", restore_point: null }),
     ],
     badCopies: [{ lost: true, checkpoints: 4, bad_at: before(2) } as Schemas["BadCopy"]],
-    events: [event("store.unavailable", { store: "second" }), event("checkpoint.quarantined", { run: "a", step: 4 })],
-    project: { name: "p", quota_bytes: 100, stored_bytes: 90 } as Schemas["ProjectView"],
+    storeEvents: [event("store.unavailable", { store: "second" })],
+    badCheckpoints: [event("checkpoint.quarantined", { run: "a", step: 4 })],
+    project: { name: "p", quota_bytes: 100, quota_used_bytes: 90 } as Schemas["ProjectView"],
   });
   expect(found).toEqual(["corrupt", "unavailable", "quarantined", "stalled", "failed", "unprotected", "quota near"]);
 });
@@ -54,7 +58,28 @@ it("leaves a store alone that is back", () => {
     event("store.available", { store: "second" }),
     event("store.unavailable", { store: "second" }, before(2)),
   ];
-  expect(states({ events })).toEqual([]);
+  expect(states({ storeEvents: events })).toEqual([]);
+});
+
+it("compares the quota with what counts against it, not with the bytes of all stores", () => {
+  const project = { name: "p", quota_bytes: 100, quota_used_bytes: 45, stored_bytes: 95 } as Schemas["ProjectView"];
+  expect(states({ project })).toEqual([]);
+});
+
+it("counts chunks, and beside them the copies that are bad", () => {
+  const copy = (digest: string, store: string) =>
+    ({ digest, bytes: 8, store, lost: true, checkpoints: 1, bad_at: before(1) }) as Schemas["BadCopy"];
+  const badCopies = [copy("aa", "primary"), copy("aa", "second"), copy("bb", "primary")];
+  const detail = (isWhole: boolean) =>
+    findAttention({ ...NONE, badCopies, hasAllBadCopies: isWhole }, NOW).map((each) => each.detail)[0];
+  expect(detail(true)).toMatch(/^2 chunks \(3 bad copies\) without/);
+  expect(detail(false)).toMatch(/^At least 2 chunks/);
+});
+
+it("tells a checkpoint once, however often it was marked", () => {
+  const data = { run: "a", step: 4, checkpoint_id: "ck" };
+  const badCheckpoints = [event("checkpoint.corrupt", data), event("checkpoint.corrupt", data, before(3))];
+  expect(states({ badCheckpoints })).toEqual(["corrupt"]);
 });
 
 it("tells a live run whose restore point is old, and not one that has finished", () => {
@@ -72,7 +97,8 @@ it("gives a new run time for its first checkpoint", () => {
   expect(states({ runs: [run({ ...nothing, created_at: before(2) })] })).toEqual(["unprotected"]);
 });
 
-it("forgets what failed long ago", () => {
+it("forgets what failed long ago, and not what is stalled", () => {
+  expect(states({ runs: [run({ status: "stalled", last_heard_at: before(24 * 8) })] })).toEqual(["stalled"]);
   expect(states({ runs: [run({ status: "failed", last_heard_at: before(24 * 8) })] })).toEqual([]);
 });
 

@@ -1,8 +1,10 @@
 import type { Schemas } from "@/api/client";
 import { formatSeconds, secondsSince } from "@/format/moments";
 import { formatBytes, formatShare } from "@/format/numbers";
+import { plural } from "@/format/words";
+import { QUOTA_NEAR, quotaShare } from "@/storage/share_of_quota";
 
-/** One thing that needs a person. */
+/** One thing that needs attention. */
 export interface Attention {
   key: string;
   /** In the words of the glossary; what StateBadge shows. */
@@ -21,39 +23,44 @@ export interface Facts {
   /** Stalled, lost and failed ones, and those that train. */
   runs: readonly Schemas["RunView"][];
   badCopies: readonly Schemas["BadCopy"][];
-  /** Of checkpoints that were quarantined or found corrupt, and of stores, the newest first. */
-  events: readonly Schemas["EventView"][];
+  /** The list was read to its end. */
+  hasAllBadCopies: boolean;
+  /** That a checkpoint was quarantined or found corrupt, where it still is; the newest first. */
+  badCheckpoints: readonly Schemas["EventView"][];
+  /** That a store was unavailable or available again, the newest first. */
+  storeEvents: readonly Schemas["EventView"][];
   stores: readonly Schemas["StoreView"][];
   project: Schemas["ProjectView"] | undefined;
 }
 
-/** What is older was seen, or is nobody's concern any more: it is in the list of runs and of events. */
-const RECENT_SECONDS = 7 * 86_400;
+/** What is older is in the list of runs and of events alone. */
+export const RECENT_SECONDS = 7 * 86_400;
 /** A live run that has nothing newer to go back to loses so much. */
 const RESTORE_POINT_LATE_SECONDS = 4 * 3600;
 const FIRST_CHECKPOINT_LATE_SECONDS = 3600;
-const QUOTA_NEAR = 0.85;
 
-/** What needs somebody, the most urgent first: lost data, stores, runs that go nowhere, runs without protection, quota.
+/** What needs attention, the most urgent first: lost data, stores, runs that go nowhere, runs without protection, quota.
  * `now`: milliseconds since 1970. */
 export function findAttention(facts: Facts, now: number): Attention[] {
   return [
-    ...corrupt(facts.badCopies),
-    ...stores(facts.stores, facts.events),
-    ...quarantined(facts.events, now),
+    ...lostChunks(facts.badCopies, facts.hasAllBadCopies),
+    ...stores(facts.stores, facts.storeEvents),
+    ...badCheckpoints(facts.badCheckpoints),
     ...stopped(facts.runs, now),
     ...unprotected(facts.runs, now),
     ...quota(facts.project),
   ];
 }
 
-function corrupt(copies: Facts["badCopies"]): Attention[] {
+/** A chunk can have bad copies in several stores, and under several encodings: it is one chunk. */
+function lostChunks(copies: Facts["badCopies"], isWhole: boolean): Attention[] {
   const lost = copies.filter((copy) => copy.lost);
   if (lost.length === 0) return [];
-  const checkpoints = Math.max(...lost.map((copy) => copy.checkpoints));
+  const chunks = new Set(lost.map((copy) => `${copy.digest} ${copy.bytes}`)).size;
+  const checkpoints = lost.reduce((most, copy) => Math.max(most, copy.checkpoints), 0);
   const detail =
-    `${plural(lost.length, "chunk")} without a good copy in any attached store; the worst is needed by ` +
-    `${plural(checkpoints, "checkpoint")}. Attach a store that still has it, or restore an older checkpoint.`;
+    `${isWhole ? "" : "At least "}${plural(chunks, "chunk")} (${plural(lost.length, "bad copy", "bad copies")}) without ` +
+    `a good copy in any attached store; the worst is needed by ${plural(checkpoints, "checkpoint")}. Attach a store that still has it, or restore an older checkpoint.`;
   const since = lost.map((copy) => copy.bad_at ?? "").filter(Boolean);
   return [
     {
@@ -68,11 +75,11 @@ function corrupt(copies: Facts["badCopies"]): Attention[] {
   ];
 }
 
-function stores(found: Facts["stores"], events: Facts["events"]): Attention[] {
+function stores(found: Facts["stores"], events: Facts["storeEvents"]): Attention[] {
   const newest = new Map<string, Schemas["EventView"]>();
   for (const event of events) {
     const role = event.data.store;
-    if (event.type.startsWith("store.") && role != null && !newest.has(role)) newest.set(role, event);
+    if (role != null && !newest.has(role)) newest.set(role, event);
   }
   const away = [...newest].filter(([, event]) => event.type === "store.unavailable");
   return [
@@ -103,19 +110,21 @@ function stores(found: Facts["stores"], events: Facts["events"]): Attention[] {
   ];
 }
 
-function quarantined(events: Facts["events"], now: number): Attention[] {
-  return events
-    .filter((event) => event.type === "checkpoint.quarantined" || event.type === "checkpoint.corrupt")
-    .filter((event) => secondsSince(event.timestamp, now) < RECENT_SECONDS)
-    .map((event) => ({
-      key: event.id,
-      state: event.type.replace("checkpoint.", ""),
-      tone: "bad" as const,
-      subject: `${event.data.run ?? "?"}, step ${event.data.step ?? "?"}`,
-      run: event.data.run ?? null,
-      detail: event.data.reason ?? "",
-      since: event.timestamp,
-    }));
+function badCheckpoints(events: Facts["badCheckpoints"]): Attention[] {
+  const newest = new Map<string, Schemas["EventView"]>();
+  for (const event of events) {
+    const key = event.data.checkpoint_id ?? event.id;
+    if (!newest.has(key)) newest.set(key, event);
+  }
+  return [...newest.values()].map((event) => ({
+    key: event.id,
+    state: event.type.replace("checkpoint.", ""),
+    tone: "bad" as const,
+    subject: `${event.data.run ?? "?"}, step ${event.data.step ?? "?"}`,
+    run: event.data.run ?? null,
+    detail: event.data.reason ?? "",
+    since: event.timestamp,
+  }));
 }
 
 const STOPPED = ["stalled", "lost", "failed"];
@@ -123,7 +132,7 @@ const STOPPED = ["stalled", "lost", "failed"];
 function stopped(runs: Facts["runs"], now: number): Attention[] {
   return runs
     .filter((run) => STOPPED.includes(run.status ?? ""))
-    .filter((run) => run.last_heard_at == null || secondsSince(run.last_heard_at, now) < RECENT_SECONDS)
+    .filter((run) => run.status === "stalled" || isRecent(run.last_heard_at, now))
     .sort((one, other) => STOPPED.indexOf(one.status ?? "") - STOPPED.indexOf(other.status ?? ""))
     .map((run) => ({
       key: `run ${run.id}`,
@@ -136,6 +145,10 @@ function stopped(runs: Facts["runs"], now: number): Attention[] {
         `Its newest attempt is ${run.latest_attempt}; its last step ${run.last_step ?? "is unknown"}.`,
       since: run.last_heard_at ?? null,
     }));
+}
+
+function isRecent(moment: string | null | undefined, now: number): boolean {
+  return moment == null || secondsSince(moment, now) < RECENT_SECONDS;
 }
 
 function unprotected(runs: Facts["runs"], now: number): Attention[] {
@@ -174,10 +187,11 @@ function whyUnprotected(run: Schemas["RunView"], now: number): string | null {
 }
 
 function quota(project: Facts["project"]): Attention[] {
-  if (project?.quota_bytes == null || project.stored_bytes < QUOTA_NEAR * project.quota_bytes) return [];
-  const share = project.quota_bytes === 0 ? 1 : project.stored_bytes / project.quota_bytes;
+  if (project?.quota_bytes == null || project.quota_used_bytes < QUOTA_NEAR * project.quota_bytes) return [];
+  const share = quotaShare(project.quota_used_bytes, project.quota_bytes);
   const detail =
-    `${formatBytes(project.stored_bytes)} of ${formatBytes(project.quota_bytes)} are used (${formatShare(share)}). ` +
+    `${formatBytes(project.quota_used_bytes)} of ${formatBytes(project.quota_bytes)} are used in the primary store ` +
+    `(${formatShare(share)}). ` +
     "At the quota saves are refused: free bytes by retention, or raise it.";
   const over = share >= 1;
   return [
@@ -191,8 +205,4 @@ function quota(project: Facts["project"]): Attention[] {
       since: null,
     },
   ];
-}
-
-function plural(count: number, noun: string): string {
-  return `${count.toLocaleString()} ${noun}${count === 1 ? "" : "s"}`;
 }

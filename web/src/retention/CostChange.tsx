@@ -1,19 +1,20 @@
 import { useQuery } from "@/api/client";
 import { failureOf } from "@/api/problem";
+import { Figure } from "@/components/facts/Figures";
 import { Money } from "@/components/values";
 import { formatCount } from "@/format/numbers";
 import { costAfter } from "./cost";
-import { Figure } from "./Figure";
 import type { PolicyDocument } from "./rules";
 
 interface NowProps {
   project: string;
   /** undefined: all runs of the project. */
   run: string | undefined;
-  freedByStore: Record<string, number>;
+  /** undefined: not counted yet, or not at all. */
+  freedByStore: Record<string, number> | undefined;
 }
 
-/** What storing costs a month as it is, and once what goes is freed. Stands in a <dl>. */
+/** What storing costs a month as it is, and once what expires is freed. Stands in a <dl>. */
 export function CostNow({ project, run, freedByStore }: NowProps) {
   const ofProject = { params: { path: { project } } };
   const ofRun = { params: { path: { project, run: run ?? "" } } };
@@ -38,7 +39,11 @@ export function CostNow({ project, run, freedByStore }: NowProps) {
         {cost.unpriced_bytes > 0 && <small className="quiet">some bytes have no price: holdfast prices sets one</small>}
       </Figure>
       <Figure name="Cost a month, once it is freed">
-        <Money amount={costAfter(cost, usage, freedByStore)} currency={cost.currency} />
+        {freedByStore === undefined ? (
+          "…"
+        ) : (
+          <Money amount={costAfter(cost, usage, freedByStore)} currency={cost.currency} />
+        )}
         <small className="quiet">prices as of {cost.as_of}</small>
       </Figure>
     </>

@@ -4,30 +4,34 @@ import { failureOf } from "@/api/problem";
 import { Can } from "@/components/Can";
 import { ErrorState } from "@/components/states";
 import { Bytes, Time } from "@/components/values";
+import { plural } from "@/format/numbers";
 import { type Outcome, type TakenBack, takeBack } from "./actions";
-import { plural } from "./Figure";
 import styles from "./Retention.module.css";
 
 const SHOWN_LEFT = 20;
 
-/** What an action has done, and how it is taken back. */
-export function Done({ outcome, onClose }: { outcome: Outcome; onClose: () => void }) {
+/** What an action has done, what of it failed, and how it is taken back. */
+export function Done({ outcome, onChange }: { outcome: Outcome; onChange: (outcome: Outcome | null) => void }) {
   const [back, setBack] = useState<TakenBack | null>(null);
-  const [busy, setBusy] = useState(false);
-  const { trashed, left, purgeAt, freedBytes } = outcome;
+  const [busy, setBusy] = useState("");
+  const [error, setError] = useState<unknown>(null);
+  const { trashed, left, purgeAt, freedBytes, isSaved, failures, retry } = outcome;
+  const failed = failures.reduce((sum, each) => sum + each.ids.length, 0);
 
-  async function undo() {
-    setBusy(true);
-    setBack(await takeBack(trashed.map((each) => each.checkpoint_id)));
-    setBusy(false);
+  async function work(what: string, task: () => Promise<void>) {
+    setBusy(what);
+    setError(null);
+    await task().catch(setError);
+    setBusy("");
   }
 
   return (
     <div className={styles.done} role="status">
       <p>
         <strong>
+          {isSaved && "The policy is saved. "}
           {trashed.length === 0
-            ? "Saved; nothing went to the trash."
+            ? "Nothing went to the trash."
             : `${plural(trashed.length, "checkpoint")} went to the trash.`}
         </strong>{" "}
         {purgeAt !== null && back === null && (
@@ -38,7 +42,7 @@ export function Done({ outcome, onClose }: { outcome: Outcome; onClose: () => vo
       </p>
       {left.length > 0 && (
         <>
-          <p>{plural(left.length, "checkpoint")} stayed, although shown as going:</p>
+          <p>{plural(left.length, "checkpoint")} were kept, although shown as expiring:</p>
           <ul>
             {left.slice(0, SHOWN_LEFT).map((each) => (
               <li key={each.checkpoint_id}>
@@ -48,23 +52,75 @@ export function Done({ outcome, onClose }: { outcome: Outcome; onClose: () => vo
           </ul>
         </>
       )}
+      {failures.length > 0 && (
+        <div role="alert">
+          <p>{plural(failed, "checkpoint")} did not go to the trash, because the service did not do it:</p>
+          <ul>
+            {failures.slice(0, SHOWN_LEFT).map((each) => (
+              <li key={`${each.run} ${each.ids[0]}`}>
+                {each.run}, {plural(each.ids.length, "checkpoint")}: {failureOf(each.error).detail}
+              </li>
+            ))}
+            {failures.length > SHOWN_LEFT && <li>and {failures.length - SHOWN_LEFT} more</li>}
+          </ul>
+        </div>
+      )}
       {back !== null && <Back back={back} />}
+      {error !== null && <ErrorState error={error} />}
       <div className="row">
         {trashed.length > 0 && back === null && (
-          <Can scope="operate" reason={busy ? "They are being taken back." : undefined}>
-            <button type="button" onClick={() => void undo()}>
+          <Can scope="operate" reason={busy || undefined}>
+            <button
+              type="button"
+              onClick={() =>
+                void work("They are being taken back.", async () =>
+                  setBack(await takeBack(trashed.map((each) => each.checkpoint_id))),
+                )
+              }
+            >
               Undo: take {trashed.length === 1 ? "it" : `all ${trashed.length}`} back
             </button>
           </Can>
         )}
+        {retry !== null && back === null && (
+          <Can scope="operate" reason={busy || undefined}>
+            <button
+              type="button"
+              onClick={() => void work("What failed is done again.", async () => onChange(await retry()))}
+            >
+              Retry what failed
+            </button>
+          </Can>
+        )}
+        {back !== null && back.failures.length > 0 && <BackAgain back={back} onBack={setBack} />}
         <Link from="/retention" to="/retention" search={(old) => ({ ...old, view: "trash" as const })}>
           Open the trash
         </Link>
-        <button type="button" onClick={onClose}>
+        <button type="button" onClick={() => onChange(null)}>
           Close
         </button>
       </div>
     </div>
+  );
+}
+
+/** Tries again to take back what is not back. */
+function BackAgain({ back, onBack }: { back: TakenBack; onBack: (back: TakenBack) => void }) {
+  const [busy, setBusy] = useState(false);
+
+  async function again() {
+    setBusy(true);
+    const more = await takeBack(back.failures.map((each) => each.id));
+    setBusy(false);
+    onBack({ taken: back.taken + more.taken, failures: more.failures });
+  }
+
+  return (
+    <Can scope="operate" reason={busy ? "They are being taken back." : undefined}>
+      <button type="button" onClick={() => void again()}>
+        Retry the {plural(back.failures.length, "other")}
+      </button>
+    </Can>
   );
 }
 

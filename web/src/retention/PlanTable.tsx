@@ -11,7 +11,7 @@ import { useChangeSearch, useRetentionSearch } from "./useRetention";
 
 type Planned = Schemas["PlannedCheckpoint"];
 
-/** Every reason for which a checkpoint stays or goes; all of them on hover, where the column is narrow. */
+/** Every reason for which a checkpoint is kept or expires; all of them on hover, where the column is narrow. */
 export function Reasons({ reasons }: { reasons: readonly Schemas["Reason"][] }) {
   const text = reasons.map((each) => each.detail).join("; ");
   return <span title={text}>{text}</span>;
@@ -22,7 +22,7 @@ const COLUMNS: Columns<Planned> = [
   column.accessor("keep", {
     header: "",
     size: 80,
-    cell: ({ getValue }) => <StateBadge state={getValue() ? "stays" : "goes"} tone={getValue() ? "good" : "warn"} />,
+    cell: ({ getValue }) => <StateBadge state={getValue() ? "kept" : "expires"} tone={getValue() ? "good" : "warn"} />,
   }),
   column.accessor("step", {
     header: "Step",
@@ -58,9 +58,9 @@ const COLUMNS: Columns<Planned> = [
   }),
 ];
 
-const WORDS: Record<Shown, string> = { all: "All", expire: "What goes", keep: "What stays" };
+const WORDS: Record<Shown, string> = { all: "All", expire: "What expires", keep: "What is kept" };
 
-/** A run's checkpoints under a policy: which stay and which go, each with its reasons. */
+/** A run's checkpoints under a policy: which are kept and which expire, each with its reasons. */
 export function PlanTable({ plan }: { plan: Schemas["RetentionPlan"] }) {
   const { show = "all" } = useRetentionSearch();
   const change = useChangeSearch();
@@ -85,7 +85,7 @@ export function PlanTable({ plan }: { plan: Schemas["RetentionPlan"] }) {
           </select>
         </label>
         <span className="quiet">
-          {formatCount(plan.expired)} go, {formatCount(plan.kept)} stay
+          {formatCount(plan.expired)} expire, {formatCount(plan.kept)} are kept
         </span>
       </div>
       <DataTable
@@ -95,7 +95,7 @@ export function PlanTable({ plan }: { plan: Schemas["RetentionPlan"] }) {
         rowKey={(row) => row.checkpoint_id}
         empty={
           <EmptyState
-            title={show === "expire" ? "Nothing goes" : show === "keep" ? "Nothing stays" : "No checkpoint yet"}
+            title={show === "expire" ? "Nothing expires" : show === "keep" ? "Nothing is kept" : "No checkpoint yet"}
           >
             <p>
               {show === "all"

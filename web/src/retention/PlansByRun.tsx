@@ -27,13 +27,13 @@ export function PlansByRun({ plans }: { plans: readonly Plan[] }) {
         cell: ({ row }) => <StateBadge state={row.original.policy?.level === "run" ? "its own" : "the project’s"} />,
       }),
       column.accessor("expired", {
-        header: "Go",
+        header: "Expire",
         size: 80,
         meta: { align: "right" },
         cell: ({ getValue }) => formatCount(getValue()),
       }),
       column.accessor("kept", {
-        header: "Stay",
+        header: "Kept",
         size: 80,
         meta: { align: "right" },
         cell: ({ getValue }) => formatCount(getValue()),

@@ -11,7 +11,7 @@ interface PolicyEditorProps {
   onChange: (document: PolicyDocument) => void;
 }
 
-/** The rules of a retention policy as fields. A checkpoint stays if any rule keeps it. */
+/** The rules of a retention policy as fields. A checkpoint is kept if any rule keeps it. */
 export function PolicyEditor({ initial, onChange }: PolicyEditorProps) {
   const [fields, setFields] = useState(() => fieldsOf(initial));
   const [touched, setTouched] = useState(false);

@@ -2,29 +2,31 @@ import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
 import type { Schemas } from "@/api/client";
 import { Can } from "@/components/Can";
-import { ConfirmDialog } from "@/components/ConfirmDialog";
+import { ConfirmDialog, type Conflict } from "@/components/ConfirmDialog";
+import { useAllRuns } from "@/components/choose/allRuns";
+import { Figure, Figures } from "@/components/facts/Figures";
 import { EmptyState, ErrorState, Loading, Reply } from "@/components/states";
 import { Bytes, Time } from "@/components/values";
-import { formatBytes, formatCount } from "@/format/numbers";
-import { applyPolicy, deletePolicy, type Level, type Outcome, planOf } from "./actions";
+import { changesOf } from "@/format/changes";
+import { formatBytes, formatCount, plural } from "@/format/numbers";
+import { applyPolicy, deletePolicy, type Level, type Outcome, planOf, type Seen } from "./actions";
 import { CostLater, CostNow } from "./CostChange";
 import { freedByStore } from "./cost";
 import { Done } from "./Done";
-import { Figure, plural } from "./Figure";
 import { PlansByRun } from "./PlansByRun";
 import { PlanTable } from "./PlanTable";
 import { PolicyEditor } from "./PolicyEditor";
 import styles from "./Retention.module.css";
 import { type PolicyDocument, rulesInWords, sameRules } from "./rules";
-import { MOST_RUNS, policyQuery, useChangeSearch, usePlans, useRetentionSearch, useRuns } from "./useRetention";
+import { policyQuery, useChangeSearch, usePlan, usePlans, useRetentionSearch } from "./useRetention";
 
-/** A policy is edited, and what stays and goes under it is seen at once; then it is applied. */
+/** A policy is edited, and what is kept and expires under it is seen at once; then it is applied. */
 export function PolicyTab({ project, run }: { project: string; run: string | undefined }) {
   const policy = useQuery(policyQuery(project, run));
   const [outcome, setOutcome] = useState<Outcome | null>(null);
   return (
     <>
-      {outcome !== null && <Done outcome={outcome} onClose={() => setOutcome(null)} />}
+      {outcome !== null && <Done outcome={outcome} onChange={setOutcome} />}
       <Reply of={policy} what="the policy">
         {(found) => <Editing project={project} run={run} found={found} onOutcome={setOutcome} />}
       </Reply>
@@ -55,6 +57,7 @@ function Editing({ project, run, found, onOutcome }: EditingProps) {
   const edited = draft !== undefined && !sameRules(draft, inForce);
   const own = found !== null && (run === undefined || found.level === "run") ? found : null;
   const level: Level = { project, run: run ?? null, own };
+  const shared = { project, level, inForce: found, document: shown, edited, onApplied: applied };
 
   function reset() {
     change({ draft: undefined });
@@ -87,20 +90,21 @@ function Editing({ project, run, found, onOutcome }: EditingProps) {
       {found === null && !edited ? (
         <EmptyState title="Without a policy nothing ever expires">
           <p>
-            Give a rule above, for example 5 of the newest, and see what would go. Nothing is done before you apply it.
+            Give a rule above, for example 5 of the newest, and see what would expire. Nothing is done before you apply
+            it.
           </p>
         </EmptyState>
       ) : run === undefined ? (
-        <OfProject project={project} level={level} document={shown} edited={edited} onApplied={applied} />
+        <OfProject {...shared} />
       ) : (
-        <OfRun project={project} run={run} level={level} document={shown} edited={edited} onApplied={applied} />
+        <OfRun {...shared} run={run} />
       )}
     </>
   );
 
   function applied(what: Outcome) {
     onOutcome(what);
-    change({ draft: undefined });
+    if (what.isSaved) change({ draft: undefined });
   }
 }
 
@@ -140,32 +144,42 @@ function WhereFrom({ run, found }: { run: string | undefined; found: Schemas["Po
 interface EffectProps {
   project: string;
   level: Level;
+  /** null: no policy is in force. */
+  inForce: Schemas["PolicyView"] | null;
   document: PolicyDocument;
   edited: boolean;
   onApplied: (outcome: Outcome) => void;
 }
 
+function askedOf({ project, inForce, document, edited }: EffectProps) {
+  return {
+    project,
+    policy: edited ? document : null,
+    edition: inForce === null ? undefined : `${inForce.level} ${inForce.etag}`,
+  };
+}
+
 function OfRun({ run, ...props }: EffectProps & { run: string }) {
   const { project, document, edited } = props;
-  const plans = usePlans(project, [run], edited ? document : null, "all");
-  const plan = plans.data?.[0];
+  const found = usePlan(askedOf(props), run);
+  const plan = found.data;
   if (plan === undefined)
-    return plans.error ? (
-      <ErrorState error={plans.error} onRetry={() => void plans.refetch()} />
+    return found.error ? (
+      <ErrorState error={found.error} onRetry={() => void found.refetch()} />
     ) : (
-      <Loading what="what stays and goes" />
+      <Loading what="what is kept and what expires" />
     );
-  const stale = plans.isPlaceholderData || plans.error !== null;
+  const stale = found.isPlaceholderData || found.error !== null;
   return (
     <section aria-labelledby="effect">
-      <h2 id="effect">What stays and what goes</h2>
-      {plans.error ? <ErrorState error={plans.error} /> : null}
-      <div className={stale ? styles.stale : undefined} aria-busy={plans.isPlaceholderData}>
-        <dl className={styles.figures}>
+      <h2 id="effect">What is kept and what expires</h2>
+      {found.error ? <ErrorState error={found.error} onRetry={() => void found.refetch()} /> : null}
+      <div className={stale ? styles.stale : undefined} aria-busy={found.isPlaceholderData}>
+        <Figures>
           <Effect plans={[plan]} />
           <CostNow project={project} run={run} freedByStore={freedByStore([plan])} />
-          <CostLater project={project} run={run} draft={document} edited={edited && !plans.error} />
-        </dl>
+          <CostLater project={project} run={run} draft={document} edited={edited && !found.error} />
+        </Figures>
         <Notes notes={plan.notes} />
       </div>
       <Apply {...props} plans={[plan]} stale={stale} />
@@ -177,42 +191,51 @@ function OfRun({ run, ...props }: EffectProps & { run: string }) {
 }
 
 function OfProject(props: EffectProps) {
-  const { project } = props;
-  const runs = useRuns(project);
+  const runs = useAllRuns(props.project);
   return (
     <Reply of={runs} what="the runs">
-      {({ items, next_cursor }) =>
-        items.length === 0 ? (
-          <EmptyState title="No run is here yet">
-            <p>The policy can be saved now; it then holds for each run that comes.</p>
-          </EmptyState>
+      {(found) =>
+        found.length === 0 ? (
+          <>
+            <EmptyState title="No run is here yet">
+              <p>The policy can be saved now; it then holds for each run that comes.</p>
+            </EmptyState>
+            <Apply {...props} plans={[]} stale={false} />
+          </>
         ) : (
-          <OfRuns {...props} runs={items.map((each) => each.name)} isAll={next_cursor == null} />
+          <OfRuns {...props} runs={found.map((each) => each.name)} />
         )
       }
     </Reply>
   );
 }
 
-function OfRuns({ runs, isAll, ...props }: EffectProps & { runs: string[]; isAll: boolean }) {
-  const { project, document, edited } = props;
+/** All runs of the project: the policy expires checkpoints of the oldest as well as of the newest. */
+function OfRuns({ runs, ...props }: EffectProps & { runs: string[] }) {
+  const { project } = props;
   const { listed } = useRetentionSearch();
-  const plans = usePlans(project, runs, edited ? document : null, "expire");
+  const { plans, planned } = usePlans(askedOf(props), runs);
   const found = plans.data;
-  if (found === undefined)
-    return plans.error ? (
+  const failed = plans.error ? (
+    <>
+      <p>
+        What expires in the whole project is not known, because the plan of a run could not be made. Nothing can be
+        applied until it is known.
+      </p>
       <ErrorState error={plans.error} onRetry={() => void plans.refetch()} />
-    ) : (
-      <Loading what={`the plans of ${plural(runs.length, "run")}`} />
-    );
+    </>
+  ) : null;
+  const progress = `the plans: ${formatCount(planned)} of ${plural(runs.length, "run")}`;
+  if (found === undefined) return failed ?? <Loading what={progress} />;
   const stale = plans.isPlaceholderData || plans.error !== null;
   const governed = found.filter((plan) => plan.policy?.level !== "run");
   return (
     <section aria-labelledby="effect">
-      <h2 id="effect">What stays and what goes</h2>
-      {plans.error ? <ErrorState error={plans.error} /> : null}
+      <h2 id="effect">What is kept and what expires</h2>
+      {failed}
+      {plans.isPlaceholderData && !plans.error && <Loading what={progress} />}
       <div className={stale ? styles.stale : undefined} aria-busy={plans.isPlaceholderData}>
-        <dl className={styles.figures}>
+        <Figures>
           <Figure name="Runs that it holds for">
             {formatCount(governed.length)}
             {found.length > governed.length && (
@@ -221,13 +244,7 @@ function OfRuns({ runs, isAll, ...props }: EffectProps & { runs: string[]; isAll
           </Figure>
           <Effect plans={governed} />
           <CostNow project={project} run={undefined} freedByStore={freedByStore(governed)} />
-        </dl>
-        {!isAll && (
-          <p className="quiet">
-            These are the newest {MOST_RUNS} runs. The policy holds for the older ones, too: choose one above to see its
-            plan.
-          </p>
-        )}
+        </Figures>
       </div>
       <Apply {...props} plans={governed} stale={stale} />
       <div className={stale ? styles.stale : undefined}>
@@ -239,13 +256,13 @@ function OfRuns({ runs, isAll, ...props }: EffectProps & { runs: string[]; isAll
 }
 
 /** The checkpoints of one of the project's runs. */
-function Listed({ project, run, document, edited }: EffectProps & { run: string }) {
-  const plans = usePlans(project, [run], edited ? document : null, "all");
+function Listed({ run, ...props }: EffectProps & { run: string }) {
+  const plan = usePlan(askedOf(props), run);
   return (
     <section aria-labelledby="listed">
       <h2 id="listed">Checkpoints of {run}</h2>
-      <Reply of={plans} what="its checkpoints">
-        {([plan]) => plan && <PlanTable plan={plan} />}
+      <Reply of={plan} what="its checkpoints">
+        {(found) => <PlanTable plan={found} />}
       </Reply>
     </section>
   );
@@ -254,8 +271,8 @@ function Listed({ project, run, document, edited }: EffectProps & { run: string 
 function Effect({ plans }: { plans: readonly Schemas["RetentionPlan"][] }) {
   return (
     <>
-      <Figure name="Stay">{formatCount(total(plans, (plan) => plan.kept))}</Figure>
-      <Figure name="Go">{formatCount(total(plans, (plan) => plan.expired))}</Figure>
+      <Figure name="Kept">{formatCount(total(plans, (plan) => plan.kept))}</Figure>
+      <Figure name="Expire">{formatCount(total(plans, (plan) => plan.expired))}</Figure>
       <Figure name="Bytes freed">
         <Bytes count={total(plans, (plan) => plan.freed.bytes)} />
         <small className="quiet">of all stores, without what other checkpoints need</small>
@@ -277,33 +294,28 @@ function Notes({ notes }: { notes: readonly string[] }) {
 
 interface ApplyProps extends EffectProps {
   plans: readonly Schemas["RetentionPlan"][];
-  /** The plans are not those of the document that is shown. */
+  /** The plans are not those of the document that is shown, or not all are there. */
   stale: boolean;
 }
 
-/** What was seen when the dialog was opened: exactly that is applied, whatever a live event brings meanwhile. */
-interface Asked {
-  document: PolicyDocument;
-  plans: readonly Schemas["RetentionPlan"][];
-  level: Level;
-}
-
-function Apply({ level, document, edited, plans, stale, onApplied }: ApplyProps) {
-  const [asked, setAsked] = useState<Asked | null>(null);
+function Apply({ project, level, document, edited, plans, stale, onApplied }: ApplyProps) {
+  // What was seen when the dialog was opened: exactly that is applied, whatever a live event brings meanwhile.
+  const [asked, setAsked] = useState<Seen | null>(null);
+  const conflict = usePolicyConflict(asked?.level ?? level, () => setAsked(null));
   const count = total(plans, (plan) => plan.expired);
-  if (!edited && count === 0) return null;
-  const reason = stale ? "The plan of this policy is not there yet, or the service refuses the policy." : undefined;
-  const going = asked === null ? 0 : total(asked.plans, (plan) => plan.expired);
-  const name = level.run ?? level.project;
+  if (!edited && count === 0 && asked === null) return null;
+  const reason = stale ? "The plan of this policy is not there yet, or the service cannot make it." : undefined;
+  const expiring = asked === null ? 0 : total(asked.plans, (plan) => plan.expired);
+  const name = level.run === null ? `the project ${project}` : `the run ${level.run}`;
+  const planned = asked?.plans[0]?.policy;
+  const figure = stale ? "" : ` ${formatCount(count)}`;
+  const save = count === 0 && !stale ? "Save the policy" : `Save the policy and expire${figure}`;
+  const action = edited ? save : `Expire${figure} now`;
   return (
     <div className={styles.bar}>
       <Can scope="operate" reason={reason}>
-        <button type="button" className="primary" onClick={() => setAsked({ document, plans, level })}>
-          {edited
-            ? count === 0
-              ? "Save the policy"
-              : `Save the policy and expire ${formatCount(count)}`
-            : `Expire ${formatCount(count)} now`}
+        <button type="button" className="primary" onClick={() => setAsked({ level, document, edited, plans })}>
+          {action}
         </button>
       </Can>
       {!edited && (
@@ -311,20 +323,28 @@ function Apply({ level, document, edited, plans, stale, onApplied }: ApplyProps)
       )}
       {asked !== null && (
         <ConfirmDialog
-          title={`Retention of ${name}`}
-          action={going === 0 ? "Save" : `Expire ${formatCount(going)}`}
-          {...(going === 0 ? {} : { typed: String(going) })}
-          onConfirm={async () => onApplied(await applyPolicy(asked.level, asked.document, asked.plans))}
+          title={`Retention of ${level.run ?? project}`}
+          action={expiring === 0 ? "Save" : `Expire ${formatCount(expiring)}`}
+          {...(expiring === 0 ? {} : { typed: String(expiring) })}
+          onConfirm={async () => onApplied(await applyPolicy(asked))}
+          onConflict={conflict}
           onClose={() => setAsked(null)}
         >
-          <p>
-            The policy of {level.run === null ? `the project ${name}` : `the run ${name}`} will be{" "}
-            <code>{rulesInWords(asked.document)}</code>, and the service goes on to expire by it.
-          </p>
-          {going > 0 && (
+          {asked.edited ? (
             <p>
-              {plural(going, "checkpoint")} of {plural(asked.plans.filter((plan) => plan.expired > 0).length, "run")} go
-              to the trash now. They can be taken back until they are purged; then{" "}
+              The policy of {name} will be <code>{rulesInWords(asked.document)}</code>, and the service goes on to
+              expire by it{level.run === null && ", in every run that has no policy of its own, old or to come"}.
+            </p>
+          ) : (
+            <p>
+              {planned?.level === "run" ? "The run’s policy" : "The project’s policy"} stays as it is:{" "}
+              <code>{rulesInWords(planned?.document ?? {})}</code>.
+            </p>
+          )}
+          {expiring > 0 && (
+            <p>
+              {plural(expiring, "checkpoint")} of {plural(asked.plans.filter((plan) => plan.expired > 0).length, "run")}{" "}
+              {expiring === 1 ? "goes" : "go"} to the trash now. They can be taken back until they are purged; then{" "}
               {formatBytes(total(asked.plans, (plan) => plan.freed.bytes))} are freed.
             </p>
           )}
@@ -334,25 +354,37 @@ function Apply({ level, document, edited, plans, stale, onApplied }: ApplyProps)
   );
 }
 
-/** Without its own policy a run falls back to the project's, under which something may go. */
+/** What another person has changed of a policy that was seen. Then its new plan must be seen, before anything is done. */
+function usePolicyConflict({ project, run, own }: Level, onReload: () => void): () => Promise<Conflict> {
+  const queries = useQueryClient();
+  return async () => {
+    const now = await queries.fetchQuery({ ...policyQuery(project, run ?? undefined), staleTime: 0 });
+    const isOwn = now !== null && (run === null || now.level === "run");
+    return { changes: changesOf(own?.document ?? {}, isOwn ? now.document : {}), reload: onReload };
+  };
+}
+
+/** Without its own policy a run falls back to the project's, under which something may expire. */
 function DeletePolicy({ level, onDone }: { level: Level; onDone: (outcome: Outcome | null) => void }) {
   const queries = useQueryClient();
-  const [effect, setEffect] = useState<{ plan: Schemas["RetentionPlan"] | null } | null>(null);
+  // `seen`: the version that stood there when it was asked for.
+  const [effect, setEffect] = useState<{ plan: Schemas["RetentionPlan"] | null; seen: Level } | null>(null);
   const [error, setError] = useState<unknown>(null);
   const { project, run } = level;
+  const conflict = usePolicyConflict(effect?.seen ?? level, () => setEffect(null));
 
   async function ask() {
     setError(null);
     try {
-      if (run === null) return setEffect({ plan: null });
-      const policy = await queries.fetchQuery(policyQuery(project, undefined));
-      setEffect({ plan: policy === null ? null : await planOf(project, run, policy.document, "none") });
+      const policy = run === null ? null : await queries.fetchQuery(policyQuery(project, undefined));
+      const plan = run === null || policy === null ? null : await planOf(project, run, policy.document, "none");
+      setEffect({ plan, seen: level });
     } catch (failure) {
       setError(failure);
     }
   }
 
-  const going = effect?.plan?.expired ?? 0;
+  const expiring = effect?.plan?.expired ?? 0;
   return (
     <>
       <Can scope="operate">
@@ -365,17 +397,18 @@ function DeletePolicy({ level, onDone }: { level: Level; onDone: (outcome: Outco
         <ConfirmDialog
           title={`Delete the policy of ${run ?? project}`}
           action="Delete"
-          {...(going === 0 ? {} : { typed: String(going) })}
+          {...(expiring === 0 ? {} : { typed: String(expiring) })}
           onConfirm={async () => {
-            await deletePolicy(level);
+            await deletePolicy(effect.seen);
             onDone(null);
           }}
+          onConflict={conflict}
           onClose={() => setEffect(null)}
         >
           <p>
             {effect.plan === null
               ? `Then ${run === null ? "no run expires anything, unless it has a policy of its own" : "nothing of the run expires any more: its project has no policy"}.`
-              : `Then the project’s policy holds for the run: ${plural(going, "checkpoint")} of it would expire by that one, and ${formatBytes(effect.plan.freed.bytes)} be freed.`}
+              : `Then the project’s policy holds for the run: ${plural(expiring, "checkpoint")} of it would expire by that one, and ${formatBytes(effect.plan.freed.bytes)} be freed.`}
           </p>
         </ConfirmDialog>
       )}

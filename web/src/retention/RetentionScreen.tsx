@@ -2,6 +2,7 @@ import { Link } from "@tanstack/react-router";
 import { useProject } from "@/app/project";
 import { Screen } from "@/app/Screen";
 import { CopyCommand } from "@/components/CopyCommand";
+import { RunPicker } from "@/components/choose/RunPicker";
 import { EmptyState } from "@/components/states";
 import { PolicyTab } from "./PolicyTab";
 import { PruneTab } from "./prune/PruneTab";
@@ -9,16 +10,31 @@ import styles from "./Retention.module.css";
 import { VIEWS, type View } from "./route";
 import { TrashTab } from "./TrashTab";
 import { UsageTab } from "./usage/UsageTab";
-import { useChangeSearch, useRetentionSearch, useRuns } from "./useRetention";
+import { useChangeSearch, useRetentionSearch } from "./useRetention";
 
 const TITLES: Record<View, string> = { policy: "Policy", prune: "Prune", trash: "Trash", usage: "Usage and cost" };
 
-/** Which checkpoints stay, what they take up and cost, and what was deleted. */
+/** Which checkpoints are kept, what they take up and cost, and what was deleted. */
 export function RetentionScreen() {
   const project = useProject();
   const { view = "policy", run } = useRetentionSearch();
+  const change = useChangeSearch();
   return (
-    <Screen title="Retention and cost" controls={project !== undefined && <RunPicker project={project} run={run} />}>
+    <Screen
+      title="Retention and cost"
+      controls={
+        project !== undefined && (
+          <RunPicker
+            label="Run"
+            none="all of the project"
+            project={project}
+            run={run}
+            // An edit of one policy is none of another.
+            onChange={(chosen) => change({ run: chosen, draft: undefined, listed: undefined })}
+          />
+        )
+      }
+    >
       <nav aria-label="Parts of this screen" className={styles.tabs}>
         {VIEWS.map((each) => (
           <Link
@@ -50,28 +66,4 @@ function Tab({ view, project, run }: { view: View; project: string; run: string 
   if (view === "trash") return <TrashTab project={project} run={run} />;
   if (view === "usage") return <UsageTab project={project} run={run} />;
   return <PolicyTab project={project} run={run} />;
-}
-
-function RunPicker({ project, run }: { project: string; run: string | undefined }) {
-  const runs = useRuns(project);
-  const change = useChangeSearch();
-  const names = (runs.data?.items ?? []).map((each) => each.name);
-  const offered = run === undefined || names.includes(run) ? names : [run, ...names];
-  return (
-    <label>
-      Run{" "}
-      <select
-        value={run ?? ""}
-        // An edit of one policy is none of another.
-        onChange={(event) => change({ run: event.target.value || undefined, draft: undefined, listed: undefined })}
-      >
-        <option value="">all of the project</option>
-        {offered.map((name) => (
-          <option key={name} value={name}>
-            {name}
-          </option>
-        ))}
-      </select>
-    </label>
-  );
 }

@@ -9,10 +9,9 @@ import { EmptyState, ErrorState } from "@/components/states";
 import { useNow } from "@/components/useNow";
 import { Bytes, Nothing, Time } from "@/components/values";
 import { formatSeconds } from "@/format/moments";
-import { formatCount } from "@/format/numbers";
+import { formatCount, plural } from "@/format/numbers";
 import { type TakenBack, takeBack, takeProjectBack, takeRunBack } from "./actions";
 import { Back } from "./Done";
-import { plural } from "./Figure";
 import styles from "./Retention.module.css";
 import { RunsUsage } from "./usage/RunsUsage";
 
@@ -148,8 +147,10 @@ function TrashOfRun({ project, run }: { project: string; run: string }) {
 
   async function undo() {
     setBusy(true);
-    setBack(await takeBack(ids));
-    setChosen(NONE);
+    const done = await takeBack(ids);
+    setBack(done);
+    // What is not back stays chosen, to be tried again.
+    setChosen(new Set(done.failures.map((each) => each.id)));
     setBusy(false);
   }
 

@@ -1,5 +1,6 @@
 import { api, queryClient, type Schemas } from "@/api/client";
-import { type PolicyDocument, sameRules } from "./rules";
+import { ProblemError } from "@/api/problem";
+import type { PolicyDocument } from "./rules";
 
 /** So many checkpoints go in one call, at most: MAX_AT_ONCE of the API. */
 const MOST_AT_ONCE = 2000;
@@ -8,6 +9,17 @@ const AT_A_TIME = 4;
 
 type Plan = Schemas["RetentionPlan"];
 
+/** What one call moves to the trash: checkpoints of one run. */
+interface Part {
+  run: string;
+  ids: readonly string[];
+}
+
+/** A part that the service did not do, and why. */
+export interface Failure extends Part {
+  error: unknown;
+}
+
 /** What became of an action: the same for a policy that was applied and for a prune. */
 export interface Outcome {
   trashed: Schemas["PrunedCheckpoint"][];
@@ -15,20 +27,94 @@ export interface Outcome {
   freedBytes: number;
   /** The earliest purge; null: nothing is in the trash. */
   purgeAt: string | null;
+  /** The action also put a policy. */
+  isSaved: boolean;
+  failures: readonly Failure[];
+  /** Does again what failed and may succeed, and gives all that was done since the beginning. null: nothing may. */
+  retry: (() => Promise<Outcome>) | null;
 }
 
-/** Does each, a few at a time, and gives the results in order. */
+/** Does each, a few at a time, and gives the results in order. `onDone` hears how many are done. */
 export async function eachOf<Item, Result>(
   items: readonly Item[],
   task: (item: Item) => Promise<Result>,
+  { signal, onDone }: { signal?: AbortSignal; onDone?: (count: number) => void } = {},
 ): Promise<Result[]> {
   const results: Result[] = [];
   const rest = items.entries();
+  let done = 0;
   async function work() {
-    for (const [index, item] of rest) results[index] = await task(item);
+    for (const [index, item] of rest) {
+      signal?.throwIfAborted();
+      results[index] = await task(item);
+      done += 1;
+      onDone?.(done);
+    }
   }
   await Promise.all(Array.from({ length: AT_A_TIME }, work));
   return results;
+}
+
+/** Does part after part. A part that fails takes nothing from the others; a failure that would meet each of them (no
+ * connection, a token that is over) ends the work, and the rest is among the failures. Throws if nothing at all is done. */
+async function doParts(
+  parts: readonly Part[],
+  task: (part: Part) => Promise<Schemas["Pruned"]>,
+  before: Outcome,
+): Promise<Outcome> {
+  const outcome = { ...before, trashed: [...before.trashed], left: [...before.left] };
+  const failures: Failure[] = [];
+  let ended: { error: unknown } | null = null;
+  for (const part of parts) {
+    try {
+      if (ended !== null) throw ended.error;
+      const done = await task(part);
+      outcome.trashed.push(...done.trashed);
+      outcome.left.push(...done.left);
+      outcome.freedBytes += done.freed.bytes;
+      outcome.purgeAt = [outcome.purgeAt, done.purge_at].filter((at) => at !== null).sort()[0] ?? null;
+    } catch (error) {
+      failures.push({ ...part, error });
+      if (!isOfOnePart(error)) ended = { error };
+    }
+  }
+  refresh();
+  const isNothingDone = !outcome.isSaved && outcome.trashed.length + outcome.left.length === 0;
+  // Then the dialog stays, with all that was typed into it.
+  if (isNothingDone && failures[0] !== undefined && !failures.some((each) => isPolicyChanged(each.error)))
+    throw failures[0].error;
+  // Under another policy the same request is refused for ever: the reader must look at its plan first.
+  const final = failures.filter((each) => isPolicyChanged(each.error));
+  const again = failures.filter((each) => !isPolicyChanged(each.error));
+  outcome.failures = [...before.failures, ...final, ...again];
+  const kept = { ...outcome, failures: [...before.failures, ...final] };
+  outcome.retry = again.length === 0 ? null : () => doParts(again, task, kept);
+  return outcome;
+}
+
+const NOTHING_DONE: Outcome = {
+  trashed: [],
+  left: [],
+  freedBytes: 0,
+  purgeAt: null,
+  isSaved: false,
+  failures: [],
+  retry: null,
+};
+
+const OF_ALL = new Set([401, 403, 429]);
+
+function isOfOnePart(error: unknown): boolean {
+  if (error instanceof PolicyChanged) return true;
+  return error instanceof ProblemError && error.problem.status < 500 && !OF_ALL.has(error.problem.status);
+}
+
+/** The policy that was put is not the one that holds any more. */
+class PolicyChanged extends Error {}
+
+/** Whether the plan that was seen is one of another policy than the one in force. */
+function isPolicyChanged(error: unknown): boolean {
+  return error instanceof PolicyChanged || (error instanceof ProblemError && error.problem.code === "policy_changed");
 }
 
 export async function planOf(
@@ -54,50 +140,70 @@ export interface Level {
   own: Schemas["PolicyView"] | null;
 }
 
-/** The plans that a reader has seen, of the runs that the policy would hold for. */
-export type SeenPlans = readonly Plan[];
-
-/** Puts the policy, if it is another than the one that was seen, and expires what the plans have shown. What the service
- * keeps by now stays, and is told. */
-export async function applyPolicy(level: Level, document: PolicyDocument, plans: SeenPlans): Promise<Outcome> {
-  const { project, run, own } = level;
-  const outcomes: Outcome[] = [];
-  try {
-    if (own === null || !sameRules(own.document, document)) await putPolicy(level, document);
-    for (const seen of plans) {
-      const ids = seen.checkpoints.filter((each) => !each.keep).map((each) => each.checkpoint_id);
-      if (ids.length === 0) continue;
-      const { policy_digest } = await planOf(project, seen.run, null, "none");
-      if (policy_digest === null) throw new Error(`The policy of ${run ?? project} was deleted meanwhile. Look again.`);
-      const path = { project, run: seen.run };
-      for (const checkpoint_ids of portions(ids)) {
-        const { data } = await api.POST("/v1/projects/{project}/runs/{run}/retention/apply", {
-          params: { path },
-          body: { policy_digest, checkpoint_ids },
-        });
-        outcomes.push(outcomeOf(data as Schemas["Pruned"]));
-      }
-    }
-  } finally {
-    refresh();
-  }
-  return together(outcomes);
+/** What a reader has seen, and says yes to. */
+export interface Seen {
+  level: Level;
+  document: PolicyDocument;
+  /** `document` is an edit that is not saved: the plans are those under it. */
+  edited: boolean;
+  /** Of the runs that the policy holds for. */
+  plans: readonly Plan[];
 }
 
-async function putPolicy({ project, run, own }: Level, document: PolicyDocument): Promise<void> {
+/** Puts an edited policy, and expires what the plans have shown, each by the policy that it was made by. What the service
+ * keeps by now is kept, and is told. Throws if the policy cannot be put: then nothing is done. */
+export async function applyPolicy({ level, document, edited, plans }: Seen): Promise<Outcome> {
+  const { project } = level;
+  const put = edited ? await putPolicy(level, document) : null;
+  const digests = new Map(plans.map((seen) => [seen.run, seen.policy_digest]));
+  const digestOf = put === null ? async (run: string) => digests.get(run) : digestOfPut(project, put);
+  const parts = plans.flatMap(({ run, checkpoints }) =>
+    portions(checkpoints.filter((each) => !each.keep).map((each) => each.checkpoint_id)).map((ids) => ({ run, ids })),
+  );
+  return doParts(
+    parts,
+    async ({ run, ids }) => {
+      const policy_digest = await digestOf(run);
+      if (policy_digest == null) throw new PolicyChanged(`No policy holds for ${run} any more.`);
+      const { data } = await api.POST("/v1/projects/{project}/runs/{run}/retention/apply", {
+        params: { path: { project, run } },
+        body: { policy_digest, checkpoint_ids: [...ids] },
+      });
+      return data as Schemas["Pruned"];
+    },
+    { ...NOTHING_DONE, isSaved: put !== null },
+  );
+}
+
+/** The digest of a policy that was just put. A plan under an edit has none, and the policy that holds by now may be
+ * somebody else's: then the plan that was seen is not the one that would be applied. */
+function digestOfPut(project: string, put: Schemas["PolicyView"]): (run: string) => Promise<string> {
+  let found: string | null = null;
+  return async (run) => {
+    if (found === null) {
+      const { policy, policy_digest } = await planOf(project, run, null, "none");
+      if (policy_digest === null || policy?.level !== put.level || policy.etag !== put.etag)
+        throw new PolicyChanged(`Another policy holds for ${run} by now. Nothing of it was expired; look at its plan.`);
+      found = policy_digest;
+    }
+    return found;
+  };
+}
+
+async function putPolicy({ project, run, own }: Level, document: PolicyDocument): Promise<Schemas["PolicyView"]> {
   const header = own === null ? {} : { "if-match": own.etag };
   const body = { document };
-  if (run === null) {
-    await api.PUT("/v1/projects/{project}/policies/{kind}", {
-      params: { path: { project, kind: "retention" }, header },
-      body,
-    });
-  } else {
-    await api.PUT("/v1/projects/{project}/runs/{run}/policies/{kind}", {
-      params: { path: { project, run, kind: "retention" }, header },
-      body,
-    });
-  }
+  const { data } =
+    run === null
+      ? await api.PUT("/v1/projects/{project}/policies/{kind}", {
+          params: { path: { project, kind: "retention" }, header },
+          body,
+        })
+      : await api.PUT("/v1/projects/{project}/runs/{run}/policies/{kind}", {
+          params: { path: { project, run, kind: "retention" }, header },
+          body,
+        });
+  return data as Schemas["PolicyView"];
 }
 
 export async function deletePolicy({ project, run, own }: Level): Promise<void> {
@@ -124,19 +230,18 @@ export interface Prune {
 
 /** Moves to the trash what was shown and still matches. */
 export async function pruneShown(prune: Prune, ids: readonly string[], reason: string): Promise<Outcome> {
-  const outcomes: Outcome[] = [];
-  try {
-    for (const checkpoint_ids of portions(ids)) {
+  const { project, run, filter, allOfRun } = prune;
+  return doParts(
+    portions(ids).map((each) => ({ run, ids: each })),
+    async (part) => {
       const { data } = await api.POST("/v1/projects/{project}/runs/{run}/retention/prune", {
-        params: { path: { project: prune.project, run: prune.run } },
-        body: { filter: prune.filter, all_of_run: prune.allOfRun, dry_run: false, checkpoint_ids, reason },
+        params: { path: { project, run } },
+        body: { filter, all_of_run: allOfRun, dry_run: false, checkpoint_ids: [...part.ids], reason },
       });
-      outcomes.push(outcomeOf(data as Schemas["Pruned"]));
-    }
-  } finally {
-    refresh();
-  }
-  return together(outcomes);
+      return data as Schemas["Pruned"];
+    },
+    NOTHING_DONE,
+  );
 }
 
 export interface TakenBack {
@@ -180,18 +285,4 @@ function refresh(): void {
 function portions(ids: readonly string[]): string[][] {
   const count = Math.ceil(ids.length / MOST_AT_ONCE);
   return Array.from({ length: count }, (_, index) => ids.slice(index * MOST_AT_ONCE, (index + 1) * MOST_AT_ONCE));
-}
-
-function outcomeOf(pruned: Schemas["Pruned"]): Outcome {
-  return { trashed: pruned.trashed, left: pruned.left, freedBytes: pruned.freed.bytes, purgeAt: pruned.purge_at };
-}
-
-function together(outcomes: readonly Outcome[]): Outcome {
-  const purges = outcomes.flatMap((each) => each.purgeAt ?? []).sort();
-  return {
-    trashed: outcomes.flatMap((each) => each.trashed),
-    left: outcomes.flatMap((each) => each.left),
-    freedBytes: outcomes.reduce((sum, each) => sum + each.freedBytes, 0),
-    purgeAt: purges[0] ?? null,
-  };
 }

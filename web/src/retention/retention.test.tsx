@@ -60,10 +60,10 @@ const COST = {
 const FORECAST = { per_month: 9, currency: "USD", kept_checkpoints: 7, grows_per_month: 0, limits: [] };
 const ids = (count: number) => Array.from({ length: count }, (_, index) => `ck_${index + 1}`);
 
-/** The newest `kept` of three stay. */
-function plan(kept: number, policy: object, digest: string | null) {
+/** The newest `kept` of three are kept. */
+function plan(kept: number, policy: object, digest: string | null, run = "llama") {
   const checkpoints = ids(3).map((checkpoint_id, index) => ({
-    checkpoint_id,
+    checkpoint_id: run === "llama" ? checkpoint_id : `${run}_${checkpoint_id}`,
     step: (3 - index) * 10,
     attempt: 1,
     at: "2026-01-01T00:00:00Z",
@@ -82,7 +82,7 @@ function plan(kept: number, policy: object, digest: string | null) {
   const freed = { bytes: expired * 2 ** 30, by_store: { "posix:///s": expired * 2 ** 30 } };
   return {
     project: "demo",
-    run: "llama",
+    run,
     policy,
     policy_digest: digest,
     rules: {},
@@ -115,8 +115,9 @@ function answers(more: Parameters<typeof serve>[0] = {}): Parameters<typeof serv
       const { policy } = await body(request);
       if (typeof policy?.keep_last === "string")
         return problem(400, "invalid_request", "keep_last: it must be a number.");
+      // Between two keys the field may be empty: then there is no rule.
       const document = policy ?? put.document ?? POLICY.document;
-      return plan(document.keep_last, put.document ? own() : POLICY, policy ? null : "digest");
+      return plan(document.keep_last ?? 3, put.document ? own() : POLICY, policy ? null : "digest");
     },
     "POST /v1/projects/demo/runs/llama/retention/apply": async (request) => ({
       dry_run: false,
@@ -178,7 +179,7 @@ it("shows at once what an edited policy does, and applies what was seen by its t
   await userEvent.click(screen.getByRole("button", { name: "Save the policy and expire 2" }));
   await userEvent.type(screen.getByLabelText("Type 2 to go on"), "2");
   await userEvent.click(screen.getByRole("button", { name: "Expire 2" }));
-  expect(await screen.findByText("2 checkpoints went to the trash.")).toBeVisible();
+  expect(await screen.findByText("The policy is saved. 2 checkpoints went to the trash.")).toBeVisible();
   const put = asked.find((each) => each.method === "PUT");
   // The run had no policy of its own: there is no version to name.
   expect(put?.headers.get("If-Match")).toBeNull();
@@ -193,10 +194,15 @@ it("shows at once what an edited policy does, and applies what was seen by its t
 
 it("names the version of the project's policy that was seen, and shows what the service refuses", async () => {
   let status = 412;
-  const asked = serve(
+  const asked: Request[] = serve(
     answers({
       "PUT /v1/projects/demo/policies/retention": () =>
         status === 412 ? problem(412, "edit_conflict", "It was changed since it was read.") : POLICY,
+      // Somebody puts another one while the dialog is open.
+      "GET /v1/projects/demo/policies/retention": () =>
+        asked.some((each) => each.method === "PUT")
+          ? { ...POLICY, document: { keep_last: 7 }, version: 5, etag: '"5"' }
+          : POLICY,
     }),
   );
   open("?draft=%7B%22keep_last%22%3A3%7D");
@@ -204,9 +210,118 @@ it("names the version of the project's policy that was seen, and shows what the 
   await userEvent.click(screen.getByRole("button", { name: "Save" }));
   expect(await screen.findByRole("alert")).toHaveTextContent("It was changed since it was read.");
   expect(asked.find((each) => each.method === "PUT")?.headers.get("If-Match")).toBe('"4"');
+  const dialog = within(screen.getByRole("dialog"));
+  expect(await dialog.findByText(/keep last/)).toHaveTextContent("keep last: 2 → became 7");
+  expect(dialog.getByRole("button", { name: "Save" })).toBeDisabled();
   status = 200;
+  await userEvent.click(dialog.getByRole("button", { name: "Reload, and go on from there" }));
+  // The new plan is looked at first; the edit is still there.
+  expect(screen.queryByRole("dialog")).toBeNull();
+  await userEvent.click(await screen.findByRole("button", { name: "Save the policy" }));
   await userEvent.click(screen.getByRole("button", { name: "Save" }));
-  expect(await screen.findByText("Saved; nothing went to the trash.")).toBeVisible();
+  expect(await screen.findByText(/The policy is saved. Nothing went to the trash./)).toBeVisible();
+  const seen = asked.filter((each) => each.method === "PUT").map((each) => each.headers.get("If-Match"));
+  expect(seen).toEqual(['"4"', '"5"']);
+});
+
+it("expires by the policy in force, and puts none, where nothing was edited", async () => {
+  const asked = serve(answers());
+  open("?run=llama");
+  await userEvent.click(await screen.findByRole("button", { name: "Expire 1 now" }));
+  expect(screen.getByRole("dialog")).toHaveTextContent("The project’s policy stays as it is: keep_last 2.");
+  await userEvent.type(screen.getByLabelText("Type 1 to go on"), "1");
+  await userEvent.click(screen.getByRole("button", { name: "Expire 1" }));
+  expect(await screen.findByText("1 checkpoint went to the trash.")).toBeVisible();
+  expect(asked.filter((each) => each.method === "PUT")).toEqual([]);
+});
+
+it("applies by the policy of the plan that was seen, and shows the new plan if another one holds by now", async () => {
+  const policy = { ...POLICY };
+  const asked = serve(
+    answers({
+      "GET /v1/projects/demo/runs/llama/policies/retention": () => policy,
+      "POST /v1/projects/demo/runs/llama/retention/plan": () =>
+        plan(policy.document.keep_last, { ...policy }, `digest of version ${policy.version}`),
+      "POST /v1/projects/demo/runs/llama/retention/apply": () =>
+        problem(409, "policy_changed", "The policy is version 5 of the project now. Nothing was expired."),
+    }),
+  );
+  open("?run=llama");
+  await userEvent.click(await screen.findByRole("button", { name: "Expire 1 now" }));
+  Object.assign(policy, { document: { keep_last: 1 }, version: 5, etag: '"5"' });
+  await userEvent.type(screen.getByLabelText("Type 1 to go on"), "1");
+  await userEvent.click(screen.getByRole("button", { name: "Expire 1" }));
+  expect(await screen.findByText(/version 5 of the project now/)).toBeVisible();
+  expect(screen.getByText("Nothing went to the trash.")).toBeVisible();
+  expect(screen.queryByRole("button", { name: "Retry what failed" })).toBeNull();
+  expect(await screen.findByRole("button", { name: "Expire 2 now" })).toBeVisible();
+  const applied = asked.filter((each) => each.url.endsWith("/apply"));
+  expect(await Promise.all(applied.map(body))).toEqual([
+    { policy_digest: "digest of version 4", checkpoint_ids: ["ck_3"] },
+  ]);
+});
+
+/** A project of two runs, each on a page of its own, of which one fails as `vit` says. */
+function twoRuns(vit: () => Response | null): Parameters<typeof serve>[0] {
+  return answers({
+    "GET /v1/projects/demo/runs": (request) =>
+      new URL(request.url).searchParams.has("cursor")
+        ? page({ ...RUN, id: "r2", name: "vit" })
+        : { items: [RUN], next_cursor: "more" },
+    "POST /v1/projects/demo/runs/vit/retention/plan": async (request) =>
+      plan((await body(request)).policy?.keep_last ?? 2, POLICY, "digest", "vit"),
+    "POST /v1/projects/demo/runs/vit/retention/apply": async (request) =>
+      vit() ?? {
+        dry_run: false,
+        trashed: trashed((await body(request)).checkpoint_ids),
+        left: [],
+        purge_at: "2998-01-01T00:00:00Z",
+        freed: { bytes: 2 ** 30 },
+      },
+  });
+}
+
+it("counts what expires in every run of the project, the oldest as well", async () => {
+  serve(twoRuns(() => null));
+  open("");
+  await userEvent.click(await screen.findByRole("button", { name: "Expire 2 now" }));
+  expect(screen.getByRole("dialog")).toHaveTextContent("2 checkpoints of 2 runs go to the trash now.");
+  expect(screen.getByLabelText("Type 2 to go on")).toBeVisible();
+});
+
+it("offers no count while the plan of one run is not known", async () => {
+  serve({
+    ...twoRuns(() => null),
+    "POST /v1/projects/demo/runs/vit/retention/plan": () => problem(400, "invalid_request", "It is too long."),
+  });
+  open("");
+  expect(await screen.findByText(/What expires in the whole project is not known/)).toBeVisible();
+  expect(screen.getByRole("alert")).toHaveTextContent("It is too long.");
+  expect(screen.queryByRole("button", { name: /Expire/ })).toBeNull();
+});
+
+it("keeps what was done when a run fails, with its Undo, and does the rest again", async () => {
+  let isBroken = true;
+  const asked = serve({
+    ...twoRuns(() => (isBroken ? problem(503, "store_unavailable", "The store does not answer.") : null)),
+    "POST /v1/checkpoints/ck_3/undelete": () => ({}),
+    "POST /v1/checkpoints/vit_ck_3/undelete": () => ({}),
+  });
+  open("");
+  await userEvent.click(await screen.findByRole("button", { name: "Expire 2 now" }));
+  await userEvent.type(screen.getByLabelText("Type 2 to go on"), "2");
+  await userEvent.click(screen.getByRole("button", { name: "Expire 2" }));
+  expect(await screen.findByText("1 checkpoint went to the trash.")).toBeVisible();
+  expect(screen.getByText("vit, 1 checkpoint: The store does not answer.")).toBeVisible();
+  expect(screen.getByRole("button", { name: "Undo: take it back" })).toBeVisible();
+
+  isBroken = false;
+  await userEvent.click(screen.getByRole("button", { name: "Retry what failed" }));
+  expect(await screen.findByText("2 checkpoints went to the trash.")).toBeVisible();
+  expect(screen.queryByText(/The store does not answer/)).toBeNull();
+  expect(asked.filter((each) => each.url.includes("/llama/retention/apply"))).toHaveLength(1);
+  await userEvent.click(screen.getByRole("button", { name: "Undo: take all 2 back" }));
+  expect(await screen.findByText(/2 checkpoints are committed again/)).toBeVisible();
 });
 
 it("says what is wrong with a policy in the service's words, and applies nothing by it", async () => {
@@ -236,6 +351,7 @@ it("prunes what was chosen of what a filter found, after a dry run", async () =>
     answers({
       "POST /v1/projects/demo/runs/llama/retention/prune": async (request) => {
         const wanted = await body(request);
+        if (wanted.checkpoint_ids?.length === 1) await new Promise(() => undefined);
         const found = (wanted.checkpoint_ids as string[] | undefined) ?? ids(3);
         return {
           dry_run: wanted.dry_run,
@@ -253,8 +369,15 @@ it("prunes what was chosen of what a filter found, after a dry run", async () =>
   expect(await screen.findByText("pinned by ana: figure 3")).toBeVisible();
   expect(figure("Bytes freed")).toHaveTextContent("3.0 GiB");
 
-  const goes = screen.getByRole("grid", { name: "Checkpoints that would go" });
+  const goes = screen.getByRole("grid", { name: "Checkpoints that would expire" });
   await userEvent.click(within(goes).getAllByRole("checkbox", { name: "Select" })[0] as HTMLElement);
+  await waitFor(() => expect(figure("Bytes freed")).toHaveTextContent("2.0 GiB"));
+  // While one is being counted, what the two would free is not its figure.
+  const second = within(goes).getAllByRole("checkbox", { name: "Select" })[1] as HTMLElement;
+  await userEvent.click(second);
+  expect(figure("Bytes freed")).toHaveTextContent("…");
+  await waitFor(() => expect(figure("Cost a month, once it is freed")).toHaveTextContent("…"));
+  await userEvent.click(second);
   await waitFor(() => expect(figure("Bytes freed")).toHaveTextContent("2.0 GiB"));
   await userEvent.click(screen.getByRole("button", { name: "Move 2 to the trash" }));
   const dialog = screen.getByRole("dialog");

@@ -8,7 +8,7 @@ export interface Rule {
   example: string;
 }
 
-/** The newest one of each of the last n periods that have one, and how many of the newest stay. */
+/** The newest one of each of the last n periods that have one, and how many of the newest are kept. */
 export const COUNTS: readonly Rule[] = [
   { field: "keep_last", label: "Newest", example: "5" },
   { field: "keep_hourly", label: "Hours", example: "24" },

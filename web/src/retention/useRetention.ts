@@ -1,13 +1,11 @@
 import { keepPreviousData, queryOptions, useQuery as useQueryOf } from "@tanstack/react-query";
 import { useNavigate, useSearch } from "@tanstack/react-router";
-import { api, type Schemas, useQuery } from "@/api/client";
+import { useState } from "react";
+import { api, queryClient, type Schemas } from "@/api/client";
 import { isRetryable, ProblemError } from "@/api/problem";
 import { eachOf, planOf } from "./actions";
 import type { RetentionSearch } from "./route";
 import type { PolicyDocument } from "./rules";
-
-/** Runs of a project that are looked at together: a plan reads each checkpoint of a run. */
-export const MOST_RUNS = 200;
 
 export function useRetentionSearch(): RetentionSearch {
   return useSearch({ from: "/retention" });
@@ -17,11 +15,6 @@ export function useRetentionSearch(): RetentionSearch {
 export function useChangeSearch(): (change: RetentionSearch, how?: { replace?: boolean }) => void {
   const navigate = useNavigate({ from: "/retention" });
   return (change, how = {}) => void navigate({ search: (old) => ({ ...old, ...change }), resetScroll: false, ...how });
-}
-
-/** The newest runs of a project, for choosing and for adding up. */
-export function useRuns(project: string) {
-  return useQuery("get", "/v1/projects/{project}/runs", { params: { path: { project }, query: { limit: MOST_RUNS } } });
 }
 
 /** The policy that holds for a run, or the project's. null: there is none. */
@@ -50,21 +43,58 @@ export function policyQuery(project: string, run: string | undefined) {
   });
 }
 
-/** Plans of runs under a policy (null: the one in force). Of several runs only what would go is listed. */
-export function usePlans(
-  project: string,
-  runs: readonly string[],
-  policy: PolicyDocument | null,
-  show: "all" | "expire",
-) {
-  return useQueryOf({
-    queryKey: [
-      "post",
-      "/v1/projects/{project}/runs/{run}/retention/plan",
-      { params: { path: { project } }, body: { runs, policy, show } },
-    ],
-    queryFn: ({ signal }) => eachOf(runs, (run) => planOf(project, run, policy, show, signal)),
-    placeholderData: keepPreviousData,
-    retry: (failures, error) => failures < 2 && isRetryable(error),
+type Shown = Schemas["PlanRetention"]["show"];
+
+/** What a plan is asked by. `edition`: of the policy in force. No event tells that another one was put. */
+interface Asked {
+  project: string;
+  /** null: the policy in force. */
+  policy: PolicyDocument | null;
+  edition: string | undefined;
+}
+
+const PLAN = "/v1/projects/{project}/runs/{run}/retention/plan";
+const retry = (failures: number, error: Error) => failures < 2 && isRetryable(error);
+
+function planQuery({ project, policy, edition }: Asked, run: string, show: Shown) {
+  return queryOptions({
+    queryKey: ["post", PLAN, { params: { path: { project, run } }, body: { policy, show } }, edition],
+    queryFn: ({ signal }) => planOf(project, run, policy, show, signal),
+    retry,
   });
+}
+
+/** The plan of one run. */
+export function usePlan(asked: Asked, run: string) {
+  return useQueryOf({ ...planQuery(asked, run, "all"), placeholderData: keepPreviousData });
+}
+
+/** An event names its run: the plans of the others hold on. A service that says nothing is asked after so long. */
+const PLANS_HOLD_MS = 5 * 60_000;
+
+/** The plans of all these runs; of each only what expires is listed. All or none: one that cannot be made is the error,
+ * for a sum without it would be less than what expires. `planned`: how many are made so far. */
+export function usePlans(asked: Asked, runs: readonly string[]) {
+  const [planned, setPlanned] = useState(0);
+  const { project, policy, edition } = asked;
+  const plans = useQueryOf({
+    queryKey: ["post", PLAN, { params: { path: { project } }, body: { runs, policy } }, edition],
+    queryFn: async ({ signal }) => {
+      setPlanned(0);
+      const found = await eachOf(runs, (run) => planUnlessDeleted(asked, run), { signal, onDone: setPlanned });
+      return found.filter((plan) => plan !== null);
+    },
+    placeholderData: keepPreviousData,
+    retry,
+  });
+  return { plans, planned };
+}
+
+async function planUnlessDeleted(asked: Asked, run: string): Promise<Schemas["RetentionPlan"] | null> {
+  try {
+    return await queryClient.fetchQuery({ ...planQuery(asked, run, "expire"), staleTime: PLANS_HOLD_MS });
+  } catch (error) {
+    if (error instanceof ProblemError && error.problem.code === "run_not_found") return null;
+    throw error;
+  }
 }

@@ -2,14 +2,14 @@ import { Link } from "@tanstack/react-router";
 import { useMemo } from "react";
 import type { Pages, Schemas } from "@/api/client";
 import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
+import { CheckpointName } from "@/components/facts/CheckpointName";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState } from "@/components/states";
 import { Nothing, Time } from "@/components/values";
 import { formatSeconds } from "@/format/moments";
 import { formatCount } from "@/format/numbers";
-import { CheckpointLink } from "./CheckpointLink";
-import { endOf } from "./Timeline";
-import type { Lane } from "./timeline";
+import type { Lane } from "./timeline/lanes";
+import { endOf } from "./timeline/Timeline";
 
 interface AttemptsTableProps {
   pages: Pages<Schemas["AttemptView"]>;
@@ -114,9 +114,9 @@ const COLUMNS: Columns<Row> = [
 function ResumedFrom({ lane: { attempt, base, parent } }: { lane: Lane }) {
   if (attempt.resumed_from === null) return <Nothing why="nothing: it began anew" />;
   return (
-    <CheckpointLink id={attempt.resumed_from} step={base}>
+    <CheckpointName id={attempt.resumed_from}>
       {parent === null ? formatCount(base) : `${formatCount(base)} #${parent.attempt}`}
-    </CheckpointLink>
+    </CheckpointName>
   );
 }
 

@@ -1,11 +1,12 @@
 import { useNavigate, useSearch } from "@tanstack/react-router";
 import { type Schemas, usePages } from "@/api/client";
+import { Choice } from "@/components/choose/Choice";
 import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
+import { CheckpointName } from "@/components/facts/CheckpointName";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState } from "@/components/states";
 import { Bytes, Nothing, Time } from "@/components/values";
 import { formatCount } from "@/format/numbers";
-import { CheckpointLink } from "./CheckpointLink";
 import { CHECKPOINT_HEALTHS, CHECKPOINT_STATES, type CheckpointState, type Health } from "./route";
 
 type CheckpointView = Schemas["CheckpointView"];
@@ -16,7 +17,7 @@ const COLUMNS: Columns<CheckpointView> = [
     header: "Step",
     size: 90,
     meta: { align: "right" },
-    cell: ({ row: { original: each } }) => <CheckpointLink id={each.id} step={each.step} />,
+    cell: ({ row: { original: each } }) => <CheckpointName id={each.id}>{formatCount(each.step)}</CheckpointName>,
   }),
   column.accessor("attempt", {
     header: "Attempt",
@@ -113,11 +114,16 @@ export function CheckpointsList({ project, run }: { project: string; run: string
           filter({ label: String(new FormData(event.currentTarget).get("label") ?? "").trim() || undefined });
         }}
       >
-        <Choice name="State" value={state} of={CHECKPOINT_STATES} onChange={(chosen) => filter({ state: chosen })} />
         <Choice
-          name="Health"
+          label="State"
+          value={state}
+          offered={CHECKPOINT_STATES}
+          onChange={(chosen) => filter({ state: chosen })}
+        />
+        <Choice
+          label="Health"
           value={health}
-          of={CHECKPOINT_HEALTHS}
+          offered={CHECKPOINT_HEALTHS}
           onChange={(chosen) => filter({ health: chosen })}
         />
         <label>
@@ -161,26 +167,5 @@ export function CheckpointsList({ project, run }: { project: string; run: string
         }
       />
     </section>
-  );
-}
-
-interface ChoiceProps<Word extends string> {
-  name: string;
-  value: Word | undefined;
-  of: readonly Word[];
-  onChange: (chosen: Word | undefined) => void;
-}
-
-function Choice<Word extends string>({ name, value, of, onChange }: ChoiceProps<Word>) {
-  return (
-    <label>
-      {name}{" "}
-      <select value={value ?? ""} onChange={(event) => onChange(of.find((each) => each === event.target.value))}>
-        <option value="">all</option>
-        {of.map((each) => (
-          <option key={each}>{each}</option>
-        ))}
-      </select>
-    </label>
   );
 }

@@ -5,8 +5,8 @@ import { configQuery } from "@/api/config";
 import { ProblemError } from "@/api/problem";
 import { EmptyState, Reply } from "@/components/states";
 import { Nothing } from "@/components/values";
+import { asText, type Change, changesOf } from "@/format/changes";
 import { formatCount } from "@/format/numbers";
-import { asText, type Difference, environmentDifferences } from "./differences";
 import styles from "./RunScreen.module.css";
 
 interface CompareProps {
@@ -110,7 +110,7 @@ function EnvironmentDifferences({ project, run, before, after }: Pair) {
               <Differences
                 what="Environment"
                 none="Both ran in the same environment."
-                found={environmentDifferences(
+                found={changesOf(
                   { host: one.host, world_size: String(one.world_size), ...one.environment },
                   { host: other.host, world_size: String(other.world_size), ...other.environment },
                 )}
@@ -123,6 +123,9 @@ function EnvironmentDifferences({ project, run, before, after }: Pair) {
     </>
   );
 }
+
+/** `change`: as the service says it of a configuration: added, removed or changed. */
+type Difference = Partial<Change> & { path: string; change?: string };
 
 interface DifferencesProps {
   what: string;

@@ -1,9 +1,9 @@
 import { type Schemas, useQuery } from "@/api/client";
+import { Figure, Figures } from "@/components/facts/Figures";
 import { Reply } from "@/components/states";
 import { Nothing } from "@/components/values";
 import { formatSeconds } from "@/format/moments";
 import { formatCount, formatShare } from "@/format/numbers";
-import { Figure, Figures } from "./Figures";
 import styles from "./GoodputSection.module.css";
 import shared from "./RunScreen.module.css";
 import { useGoodput } from "./replies";

@@ -3,15 +3,15 @@ import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useCallback, useEffect, useMemo, useState } from "react";
 import type uPlot from "uplot";
 import { type Pages, queryOptions, type Schemas, usePages } from "@/api/client";
-import { Plot } from "@/components/Plot";
+import { Plot } from "@/components/plot/Plot";
 import { EmptyState, ErrorState, Loading, Reply } from "@/components/states";
 import { formatCount } from "@/format/numbers";
 import { AttemptsTable } from "./AttemptsTable";
 import styles from "./History.module.css";
 import { curveOf, metricNames } from "./metrics";
 import { useGoodput, useRestorePoint } from "./replies";
-import { type Inset, Legend, Timeline } from "./Timeline";
-import { findLineage, makeLanes, type Point, stepsOf } from "./timeline";
+import { findLineage, makeLanes, type Point, stepsOf } from "./timeline/lanes";
+import { type Inset, Legend, Timeline } from "./timeline/Timeline";
 
 type CheckpointView = Schemas["CheckpointView"];
 

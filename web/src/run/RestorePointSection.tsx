@@ -1,10 +1,10 @@
 import { CopyCommand } from "@/components/CopyCommand";
+import { CheckpointName } from "@/components/facts/CheckpointName";
+import { Figure, Figures } from "@/components/facts/Figures";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState, Reply } from "@/components/states";
 import { Age, Bytes } from "@/components/values";
 import { formatCount } from "@/format/numbers";
-import { CheckpointLink } from "./CheckpointLink";
-import { Figure, Figures } from "./Figures";
 import styles from "./RunScreen.module.css";
 import { useRestorePoint } from "./replies";
 
@@ -29,7 +29,7 @@ export function RestorePointSection({ project, run }: { project: string; run: st
               <>
                 <Figures>
                   <Figure name="Step">
-                    <CheckpointLink id={point.checkpoint_id} step={point.step} />
+                    <CheckpointName id={point.checkpoint_id}>{formatCount(point.step)}</CheckpointName>
                   </Figure>
                   <Figure name="Saved by">attempt #{point.attempt}</Figure>
                   <Figure name="Age">
@@ -66,7 +66,7 @@ export function RestorePointSection({ project, run }: { project: string; run: st
                     {skipped.map((each) => (
                       <tr key={each.checkpoint_id}>
                         <th scope="row">
-                          <CheckpointLink id={each.checkpoint_id} step={each.step} />
+                          <CheckpointName id={each.checkpoint_id}>{formatCount(each.step)}</CheckpointName>
                         </th>
                         <td>#{each.attempt}</td>
                         <td>

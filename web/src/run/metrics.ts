@@ -1,6 +1,6 @@
 import type { Schemas } from "@/api/client";
-import type { PlotSeries } from "@/components/Plot";
-import { byAttempt, isOnLineage, type Lineage } from "./timeline";
+import type { PlotSeries } from "@/components/plot/Plot";
+import { byAttempt, isOnLineage, type Lineage } from "./timeline/lanes";
 
 type CheckpointView = Schemas["CheckpointView"];
 

@@ -1,5 +1,6 @@
-import { useState } from "react";
-import { queryClient, type Schemas, usePages } from "@/api/client";
+import { useEffect, useState } from "react";
+import { type Schemas, usePages } from "@/api/client";
+import { useOnce } from "@/api/repeats";
 import { Can } from "@/components/Can";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
 import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
@@ -7,32 +8,38 @@ import { StateBadge } from "@/components/StateBadge";
 import { EmptyState } from "@/components/states";
 import { Nothing, Time } from "@/components/values";
 import { formatSeconds } from "@/format/moments";
+import { followed, isOver, refresh } from "@/live/refresh";
 import styles from "./Storage.module.css";
 
-interface StartProps {
+const LIST = "/v1/operations";
+
+interface StartProps<Of> {
   name: string;
-  run: string | undefined;
+  /** undefined: no run is chosen. */
+  of: Of | undefined;
   title: string;
   text: string;
-  start: (run: string) => Promise<unknown>;
+  /** `key`: for Idempotency-Key. */
+  start: (of: Of, key: string) => Promise<unknown>;
 }
 
-export function Start({ name, run, title, text, start }: StartProps) {
+export function Start<Of>({ name, of, title, text, start }: StartProps<Of>) {
   const [open, setOpen] = useState(false);
+  const begin = useOnce(start);
   return (
     <div className={styles.start}>
-      <Can scope="operate" reason={run === undefined ? "Choose a run at the top." : undefined}>
+      <Can scope="operate" reason={of === undefined ? "Choose a run at the top." : undefined}>
         <button type="button" onClick={() => setOpen(true)}>
           {name}
         </button>
       </Can>
-      {open && run !== undefined && (
+      {open && of !== undefined && (
         <ConfirmDialog
           title={title}
           action="Start"
           onConfirm={async () => {
-            await start(run);
-            void queryClient.invalidateQueries();
+            await begin(of);
+            void refresh(LIST);
           }}
           onClose={() => setOpen(false)}
         >
@@ -105,8 +112,24 @@ const DRILLS: Columns<Operation> = [
   ...OPERATIONS.slice(4),
 ];
 
-export function Operations({ project, kind, empty }: { project: string; kind: string; empty: string }) {
-  const pages = usePages("/v1/operations", { query: { project, kind, limit: 50 } });
+interface OperationsProps {
+  kind: string;
+  /** Without it those of the whole service. */
+  project?: string;
+  empty: string;
+  /** Whose reply is another when one has ended. */
+  changes?: string;
+}
+
+/** What was started by hand, followed until it ends. */
+export function Operations({ project, kind, empty, changes }: OperationsProps) {
+  const pages = usePages(LIST, { query: { project, kind, limit: 50 } }, { askedAgainAfter: followed });
+  const over = pages.items.filter(isOver).length;
+
+  useEffect(() => {
+    if (over > 0 && changes !== undefined) void refresh(changes);
+  }, [over, changes]);
+
   return (
     <DataTable
       label={`Operations: ${kind}`}

@@ -1,14 +1,11 @@
 import { QueryClientProvider } from "@tanstack/react-query";
 import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
-import { configure, render, screen, within } from "@testing-library/react";
+import { render, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { queryClient } from "@/api/client";
+import type { Session } from "@/api/session";
 import { makeRouter } from "@/app/routes";
-import { SESSION, serve } from "@/testing/page";
-
-// What is waited for comes at once; how long a busy machine takes says nothing about the page.
-configure({ asyncUtilTimeout: 10_000 });
-vi.setConfig({ testTimeout: 60_000 });
+import { problem, SESSION, serve } from "@/testing/page";
 
 const page = (...items: unknown[]) => ({ items, next_cursor: null });
 const STORE = {
@@ -35,21 +32,18 @@ const DRILL = {
   result: { seconds: 90, rpo_seconds: 3600 },
 };
 
-class SilentEventSource extends EventTarget {
-  static CLOSED = 2;
-  readyState = 0;
-  close() {}
-}
+const PROJECT = { id: "1", name: "demo", quota_bytes: 100, quota_used_bytes: 40, stored_bytes: 90, runs: 1 };
+type Answers = Parameters<typeof serve>[0];
 
-function open(search: string) {
-  vi.stubGlobal("EventSource", SilentEventSource);
+function open(search: string, answers: Answers = {}, session: Partial<Session> = {}) {
   queryClient.clear();
   const asked = serve({
-    "GET /v1/sessions/current": () => SESSION,
-    "GET /v1/projects": () => page({ id: "1", name: "demo", quota_bytes: 100, stored_bytes: 40, runs: 1 }),
+    "GET /v1/sessions/current": () => ({ ...SESSION, ...session }),
+    "GET /v1/projects": () => page(PROJECT),
+    "GET /v1/projects/demo": () => PROJECT,
     "GET /v1/projects/demo/runs": () => page({ id: "r1", project: "demo", name: "llama" }),
     "GET /v1/stores": () => page(STORE, { ...STORE, role: "second", problem: "The bucket does not answer." }),
-    "GET /v1/store-clocks": () => page(),
+    "GET /v1/store-clocks": () => page({ role: "primary", problem: null }),
     "GET /v1/controllers": () => page({ name: "scrub", due: 12, lag_seconds: 7200, paused_at: null, error: null }),
     "GET /v1/operations": (request) =>
       new URL(request.url).searchParams.get("kind") === "drill" ? page(DRILL) : page(),
@@ -61,6 +55,7 @@ function open(search: string) {
     "POST /v1/projects/demo/runs/llama/drills": () => DRILL,
     "GET /v1/sweeps": () => ({ stores: [], problems: [] }),
     "GET /v1/collections/plan": () => ({ at: "2026-01-01T00:00:00Z", stores: [] }),
+    ...answers,
   });
   const router = makeRouter();
   const history = createMemoryHistory({ initialEntries: [`/ui/storage${search}`] });
@@ -79,6 +74,7 @@ it("tells which store does not answer, how late the scrub is, and when the quota
   expect(within(stores).getByText("The bucket does not answer.")).toBeVisible();
   expect(within(stores).getByText("unavailable")).toBeVisible();
   expect(await screen.findByText("2 h")).toBeVisible();
+  // 60 of 100 bytes are left, and each second adds one: the bytes of other stores do not count.
   expect(await screen.findByText("1 min")).toBeVisible();
   expect(await screen.findByText("10 min")).toBeVisible();
 });
@@ -92,4 +88,68 @@ it("shows what drills took and how far they were behind, and starts one of the c
   await userEvent.click(screen.getByRole("button", { name: "Start" }));
   const started = asked.find((each) => each.url.endsWith("/drills"));
   expect(JSON.parse((await started?.clone().text()) ?? "")).toEqual({ selector: "latest", store: "primary" });
+});
+
+it("says that a forecast failed, and does not show it as none", async () => {
+  open("", {
+    "POST /v1/projects/demo/runs/llama/cost/forecast": () => problem(403, "forbidden", "Not for this token."),
+  });
+  const quota = await screen.findByRole("region", { name: "Quota" });
+  expect(await within(quota).findByText("There is no forecast now, because a call failed.")).toBeVisible();
+  expect(within(quota).getByRole("alert")).toHaveTextContent("Not for this token.");
+  expect(within(quota).queryByText(/Quota reached/)).not.toBeInTheDocument();
+});
+
+it("names the runs that are too new for a forecast", async () => {
+  open("", {
+    "POST /v1/projects/demo/runs/llama/cost/forecast": () => problem(422, "invalid_request", "It saved once."),
+  });
+  expect(await screen.findByText("Without 1 run that saved too few times to tell anything.")).toBeVisible();
+});
+
+it("makes no call that a project's token may not make, and says why", async () => {
+  const refused = () => problem(403, "forbidden", "For every project only.");
+  const asked = open(
+    "",
+    { "GET /v1/stores": refused, "GET /v1/controllers": refused, "GET /v1/sweeps": refused },
+    { project: "demo" },
+  );
+  for (const what of ["Stores", "The scrub of the service", "Orphans"]) {
+    expect(await screen.findByText(`${what}: not for this token`)).toBeVisible();
+  }
+  expect(await screen.findByText("1 min")).toBeVisible();
+  const paths = asked.map((each) => new URL(each.url).pathname);
+  for (const path of ["/v1/stores", "/v1/controllers", "/v1/sweeps"]) expect(paths).not.toContain(path);
+  expect(screen.getByRole("button", { name: "Look for orphans" })).toHaveAttribute("aria-disabled", "true");
+});
+
+it("starts a drill once, however often its reply is lost", async () => {
+  const keys: (string | null)[] = [];
+  open("?run=llama", {
+    "POST /v1/projects/demo/runs/llama/drills": (request) => {
+      keys.push(request.headers.get("Idempotency-Key"));
+      return keys.length === 1 ? problem(503, "busy", "Too many calls are under way.") : DRILL;
+    },
+  });
+  await userEvent.click(await screen.findByRole("button", { name: "Start a drill" }));
+  await userEvent.click(screen.getByRole("button", { name: "Start" }));
+  expect(await screen.findByText("Too many calls are under way.")).toBeVisible();
+  await userEvent.click(screen.getByRole("button", { name: "Start" }));
+  await waitFor(() => expect(screen.queryByRole("dialog")).not.toBeInTheDocument());
+  expect(keys[0]).toMatch(/^[0-9a-f]{32}$/);
+  expect(keys[1]).toBe(keys[0]);
+});
+
+it("follows a drill until it has ended", async () => {
+  let calls = 0;
+  open("?run=llama", {
+    "GET /v1/operations": (request) => {
+      if (new URL(request.url).searchParams.get("kind") !== "drill") return page();
+      calls += 1;
+      return page(calls < 3 ? { ...DRILL, state: "running", ended_at: null, result: null } : DRILL);
+    },
+  });
+  const drills = await screen.findByRole("grid", { name: "Operations: drill" });
+  expect(within(drills).getByText("running")).toBeVisible();
+  expect(await within(drills).findByText("done")).toBeVisible();
 });

@@ -13,21 +13,28 @@ export const SESSION: Session = {
   expires_at: "2999-01-01T00:00:00Z",
 };
 
-/** A component as it stands in the page, with somebody signed in. */
+/** A component as it stands in the page, with a session. */
 export function renderSignedIn(element: ReactElement, session: Partial<Session> = {}) {
   queryClient.clear();
-  const signedIn = { ...SESSION, ...session };
-  queryClient.setQueryData(sessionQuery.queryKey, signedIn);
-  return render(
+  queryClient.setQueryData(sessionQuery.queryKey, { ...SESSION, ...session });
+  return render(signedIn(element, session));
+}
+
+/** The same, to render it again. */
+export function signedIn(element: ReactElement, session: Partial<Session> = {}) {
+  return (
     <QueryClientProvider client={queryClient}>
-      <SessionContext value={signedIn}>
+      <SessionContext value={{ ...SESSION, ...session }}>
         <Hints>{element}</Hints>
       </SessionContext>
-    </QueryClientProvider>,
+    </QueryClientProvider>
   );
 }
 
 type Answer = (request: Request) => unknown | Response;
+
+/** An event stream on which nothing comes. */
+const silence: Answer = () => new Response(new ReadableStream());
 
 /** Answers the page's calls in place of a service: by "GET /v1/…", the query left out. Returns the requests. */
 export function serve(answers: Record<string, Answer>): Request[] {
@@ -37,7 +44,7 @@ export function serve(answers: Record<string, Answer>): Request[] {
       input instanceof Request ? input : new Request(new URL(String(input), window.location.origin), init);
     asked.push(request);
     const call = `${request.method} ${new URL(request.url).pathname}`;
-    const answer = answers[call];
+    const answer = answers[call] ?? (call === "GET /v1/events/stream" ? silence : undefined);
     if (answer === undefined) throw new Error(`The test answers no ${call}.`);
     const found = await answer(request);
     return found instanceof Response ? found : Response.json(found);

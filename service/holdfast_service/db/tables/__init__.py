@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import holdfast_service.db.tables.curves
 import holdfast_service.db.tables.events
 import holdfast_service.db.tables.operations
 import holdfast_service.db.tables.records
+import holdfast_service.db.tables.samples
 import holdfast_service.db.tables.sign_ins
 import holdfast_service.db.tables.tallies
 import holdfast_service.db.tables.webhooks  # noqa: F401  (all add their tables)

@@ -4,17 +4,18 @@ import { type FormEvent, type ReactNode, useState } from "react";
 import { type Schemas, useQuery } from "@/api/client";
 import { configQuery } from "@/api/config";
 import { Screen } from "@/app/Screen";
+import { CheckpointName } from "@/components/facts/CheckpointName";
+import { Section } from "@/components/facts/Facts";
 import { EmptyState, ErrorState, Loading, Reply } from "@/components/states";
 import { Bytes, Nothing, Time } from "@/components/values";
+import { type Change, changesOf } from "@/format/changes";
 import { formatBytes, formatCount } from "@/format/numbers";
 import { RunName } from "@/runs/RunName";
-import { CheckpointName } from "../CheckpointName";
 import styles from "../checkpoint.module.css";
-import { Section } from "../Facts";
 import { ById } from "../Lineage";
 import { formatMetric, numberOf } from "../metric";
 import { findCheckpoint, nameOf, readTarget } from "../selector";
-import { type Difference, differences, namesOf } from "./compare";
+import { namesOf } from "./compare";
 import { SameBytes } from "./SameBytes";
 
 type CheckpointView = Schemas["CheckpointView"];
@@ -332,7 +333,7 @@ function Configs({ one, other }: Pair) {
               <Differences
                 one={one}
                 other={other}
-                found={differences(before.config, after.config)}
+                found={changesOf(before.config, after.config)}
                 what="configurations"
               />
             )
@@ -346,7 +347,7 @@ function Configs({ one, other }: Pair) {
               <Differences
                 one={one}
                 other={other}
-                found={differences(before.environment, after.environment)}
+                found={changesOf(before.environment, after.environment)}
                 what="environments"
               />
               <p className="quiet">
@@ -391,7 +392,7 @@ function Both<Data>(props: {
 
 const MOST_DIFFERENCES = 200;
 
-function Differences(props: Pair & { found: Difference[]; what: string }) {
+function Differences(props: Pair & { found: Change[]; what: string }) {
   const { one, other, found, what } = props;
   if (found.length === 0) return <p className="quiet">The {what} are the same.</p>;
   return (

@@ -2,12 +2,12 @@ import { useQuery as useFound } from "@tanstack/react-query";
 import { useMemo, useState } from "react";
 import { api, type Schemas, useQuery } from "@/api/client";
 import { allRows, type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
+import { Section } from "@/components/facts/Facts";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState, ErrorState, Loading } from "@/components/states";
 import { Bytes, Nothing } from "@/components/values";
 import { formatCount } from "@/format/numbers";
 import styles from "../checkpoint.module.css";
-import { Section } from "../Facts";
 import { CannotRead, type Layout } from "../tensors/layout";
 import { useLayout } from "../tensors/TensorsPart";
 import {

@@ -3,34 +3,6 @@ import type { Layout, Tensor } from "../tensors/layout";
 
 type ShardView = Schemas["ShardView"];
 
-export interface Difference {
-  path: string;
-  /** undefined: it was not there. */
-  before: unknown;
-  after: unknown;
-}
-
-/** Value by value, by its path (`optimizer.betas[0]`), as the service compares the configurations of one run. */
-export function differences(before: unknown, after: unknown): Difference[] {
-  const then = leaves(before);
-  const now = leaves(after);
-  const paths = [...new Set([...then.keys(), ...now.keys()])].sort();
-  return paths
-    .map((path) => ({ path, before: then.get(path), after: now.get(path) }))
-    .filter((each) => JSON.stringify(each.before) !== JSON.stringify(each.after));
-}
-
-function leaves(value: unknown, path = "", found = new Map<string, unknown>()): Map<string, unknown> {
-  if (Array.isArray(value) && value.length > 0) {
-    value.forEach((item, index) => {
-      leaves(item, `${path}[${index}]`, found);
-    });
-  } else if (typeof value === "object" && value !== null && Object.keys(value).length > 0) {
-    for (const [key, item] of Object.entries(value)) leaves(item, path === "" ? key : `${path}.${key}`, found);
-  } else if (path !== "" && value !== undefined) found.set(path, value);
-  return found;
-}
-
 /** Of two sets of names: each once, in order. */
 export function namesOf(one: object, other: object): string[] {
   return [...new Set([...Object.keys(one), ...Object.keys(other)])].sort();

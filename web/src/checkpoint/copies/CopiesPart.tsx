@@ -3,16 +3,18 @@ import { useState } from "react";
 import { api, type Schemas, useQuery } from "@/api/client";
 import { Can } from "@/components/Can";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
+import { CheckpointName } from "@/components/facts/CheckpointName";
+import { Fact, Facts, Section } from "@/components/facts/Facts";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState, ErrorState, Reply } from "@/components/states";
 import { Bytes, Nothing, Time } from "@/components/values";
+import { newKey } from "@/format/keys";
 import { formatSeconds } from "@/format/moments";
 import { formatCount } from "@/format/numbers";
-import { CheckpointName } from "../CheckpointName";
-import { useChanged } from "../changes";
 import styles from "../checkpoint.module.css";
-import { Fact, Facts, Section } from "../Facts";
+import { useChanged } from "../edit/changes";
 import { type CopyGroup, readCopies } from "./copies";
+import { Drills } from "./Drills";
 
 type CheckpointView = Schemas["CheckpointView"];
 type Impact = Schemas["Impact"];
@@ -31,6 +33,7 @@ export function CopiesPart({ checkpoint }: { checkpoint: CheckpointView }) {
     <>
       <Where checkpoint={checkpoint} />
       <ByStore checkpoint={checkpoint} />
+      <Drills checkpoint={checkpoint} />
       <BadCopies checkpoint={checkpoint} />
       <Thaw checkpoint={checkpoint} />
     </>
@@ -98,7 +101,8 @@ function ByStore({ checkpoint }: { checkpoint: CheckpointView }) {
   const { id, project } = checkpoint;
   const [most, setMost] = useState(FIRST_CHUNKS);
   const changed = useChanged();
-  const [isAsking, setAsking] = useState(false);
+  // The Idempotency-Key of the scrub that is asked about.
+  const [asked, setAsked] = useState<string | null>(null);
   const [started, setStarted] = useState<string | null>(null);
   const manifest = useQuery("get", "/v1/checkpoints/{checkpoint_id}/manifest", {
     params: { path: { checkpoint_id: id } },
@@ -111,9 +115,9 @@ function ByStore({ checkpoint }: { checkpoint: CheckpointView }) {
     placeholderData: (before) => before,
   });
 
-  async function scrub() {
+  async function scrub(key: string) {
     const { data } = await api.POST("/v1/checkpoints/{checkpoint_id}/scrubs", {
-      params: { path: { checkpoint_id: id } },
+      params: { path: { checkpoint_id: id }, header: { "idempotency-key": key } },
       body: { mode: "read" },
     });
     setStarted(data?.id ?? null);
@@ -122,7 +126,7 @@ function ByStore({ checkpoint }: { checkpoint: CheckpointView }) {
 
   const aside = (
     <Can scope="operate">
-      <button type="button" onClick={() => setAsking(true)}>
+      <button type="button" onClick={() => setAsked(newKey())}>
         Read every copy again
       </button>
     </Can>
@@ -154,12 +158,12 @@ function ByStore({ checkpoint }: { checkpoint: CheckpointView }) {
           )}
         </Reply>
       )}
-      {isAsking && (
+      {asked !== null && (
         <ConfirmDialog
           title="Read every copy again"
           action="Start the scrub"
-          onConfirm={scrub}
-          onClose={() => setAsking(false)}
+          onConfirm={() => scrub(asked)}
+          onClose={() => setAsked(null)}
         >
           <p>
             The service reads <Bytes count={checkpoint.stored_bytes ?? checkpoint.chunk_bytes} /> of each store that has

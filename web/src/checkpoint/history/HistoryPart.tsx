@@ -1,10 +1,11 @@
 import { type Schemas, usePages } from "@/api/client";
+import { Changes } from "@/components/facts/Changes";
+import { Section } from "@/components/facts/Facts";
 import { EmptyState, ErrorState, Loading } from "@/components/states";
 import { Time } from "@/components/values";
 import styles from "../checkpoint.module.css";
-import { Section } from "../Facts";
 import { HealthBadge } from "../HealthBadge";
-import { changesOf, isOfHealth } from "./history";
+import { changedBy, isOfHealth } from "./history";
 
 type CheckpointView = Schemas["CheckpointView"];
 type AuditEvent = Schemas["AuditEventView"];
@@ -57,23 +58,14 @@ export function HistoryPart({ checkpoint }: { checkpoint: CheckpointView }) {
 }
 
 function Entry({ event }: { event: AuditEvent }) {
-  const changes = changesOf(event);
+  const changes = changedBy(event);
   return (
     <li>
       <Time at={event.at} /> <strong>{event.actor}</strong>
       {event.actor_kind === "controller" && <span className="quiet"> (controller)</span>}:{" "}
       {event.action.replace(".", " ").replaceAll("_", " ")}
       {event.reason && <>, because {event.reason}</>}
-      {changes.length > 0 && (
-        <ul className={styles.changes}>
-          {changes.map(({ field, before, after }) => (
-            <li key={field}>
-              {field.replaceAll("_", " ")}: <del>{before}</del> <span aria-hidden="true">→</span>
-              <span className="visually-hidden"> became </span> <ins>{after}</ins>
-            </li>
-          ))}
-        </ul>
-      )}
+      {changes.length > 0 && <Changes of={changes} />}
     </li>
   );
 }

@@ -3,12 +3,12 @@ import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useMemo } from "react";
 import { type Schemas, useQuery } from "@/api/client";
 import { allRows, type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
+import { Section } from "@/components/facts/Facts";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState, Reply } from "@/components/states";
 import { Bytes, Nothing } from "@/components/values";
 import { formatCount } from "@/format/numbers";
 import styles from "../checkpoint.module.css";
-import { Section } from "../Facts";
 import { boxesOf, CannotRead, fetchLayout, type Layout, placement, type Tensor } from "./layout";
 import { ShardMap } from "./ShardMap";
 

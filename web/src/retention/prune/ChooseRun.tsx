@@ -1,13 +1,14 @@
+import { useAllRuns } from "@/components/choose/allRuns";
 import { EmptyState, Reply } from "@/components/states";
-import { useChangeSearch, useRuns } from "../useRetention";
+import { useChangeSearch } from "../useRetention";
 
 /** For what the API does run by run. */
 export function ChooseRun({ project, why }: { project: string; why: string }) {
-  const runs = useRuns(project);
+  const runs = useAllRuns(project);
   const change = useChangeSearch();
   return (
     <Reply of={runs} what="the runs">
-      {({ items }) => (
+      {(items) => (
         <EmptyState title={items.length === 0 ? "No run is here yet" : "Choose a run"}>
           <p>
             {items.length === 0

@@ -1,18 +1,17 @@
-import { keepPreviousData } from "@tanstack/react-query";
 import { type FormEvent, useMemo, useState } from "react";
 import { type Schemas, useQuery } from "@/api/client";
 import { useSession } from "@/api/session";
 import { Can } from "@/components/Can";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
 import { allRows, type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
+import { Figure, Figures } from "@/components/facts/Figures";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState, Reply } from "@/components/states";
 import { Bytes } from "@/components/values";
-import { formatBytes, formatCount } from "@/format/numbers";
+import { formatBytes, formatCount, plural } from "@/format/numbers";
 import { type Outcome, type Prune, pruneShown } from "../actions";
 import { CostNow } from "../CostChange";
 import { Done } from "../Done";
-import { Figure, plural } from "../Figure";
 import { Reasons } from "../PlanTable";
 import styles from "../Retention.module.css";
 import { useChangeSearch, useRetentionSearch } from "../useRetention";
@@ -31,7 +30,7 @@ export function PruneTab({ project, run }: { project: string; run: string | unde
   if (run === undefined) return <ChooseRun project={project} why="Checkpoints are pruned run by run." />;
   return (
     <>
-      {outcome !== null && <Done outcome={outcome} onClose={() => setOutcome(null)} />}
+      {outcome !== null && <Done outcome={outcome} onChange={setOutcome} />}
       <FilterForm key={JSON.stringify(filter)} />
       {!scopes.includes("operate") ? (
         <EmptyState title="This token cannot prune">
@@ -140,7 +139,7 @@ function DryRun({ prune, onDone }: { prune: Prune; onDone: (outcome: Outcome) =>
             <p>Take a condition out, or choose another run.</p>
           </EmptyState>
         ) : (
-          <Choice prune={prune} pruned={pruned} onDone={onDone} />
+          <Found prune={prune} pruned={pruned} onDone={onDone} />
         )
       }
     </Reply>
@@ -148,7 +147,7 @@ function DryRun({ prune, onDone }: { prune: Prune; onDone: (outcome: Outcome) =>
 }
 
 const pruned = createColumnHelper<Schemas["PrunedCheckpoint"]>();
-const GOES: Columns<Schemas["PrunedCheckpoint"]> = [
+const EXPIRING: Columns<Schemas["PrunedCheckpoint"]> = [
   pruned.accessor("step", {
     header: "Step",
     size: 100,
@@ -170,7 +169,7 @@ const GOES: Columns<Schemas["PrunedCheckpoint"]> = [
 ];
 
 const left = createColumnHelper<Schemas["LeftCheckpoint"]>();
-const STAYS: Columns<Schemas["LeftCheckpoint"]> = [
+const KEPT: Columns<Schemas["LeftCheckpoint"]> = [
   left.accessor("step", {
     header: "Step",
     size: 90,
@@ -179,27 +178,27 @@ const STAYS: Columns<Schemas["LeftCheckpoint"]> = [
   }),
   left.accessor("attempt", { header: "Attempt", size: 80, meta: { align: "right", phone: false } }),
   left.accessor("reasons", {
-    header: "Why it stays",
+    header: "Why it is kept",
     size: 480,
     cell: ({ getValue }) => <Reasons reasons={getValue()} />,
   }),
 ];
 
-interface ChoiceProps {
+interface FoundProps {
   prune: Prune;
   pruned: Schemas["Pruned"];
   onDone: (outcome: Outcome) => void;
 }
 
-function Choice({ prune, pruned, onDone }: ChoiceProps) {
+function Found({ prune, pruned, onDone }: FoundProps) {
   // What matches later than the first look is not chosen unseen.
   const [chosen, setChosen] = useState<ReadonlySet<string>>(
     () => new Set(pruned.trashed.map((each) => each.checkpoint_id)),
   );
   const [asked, setAsked] = useState<readonly string[] | null>(null);
   const [reason, setReason] = useState("");
-  const goes = useMemo(() => allRows(pruned.trashed), [pruned.trashed]);
-  const stays = useMemo(() => allRows(pruned.left), [pruned.left]);
+  const expiring = useMemo(() => allRows(pruned.trashed), [pruned.trashed]);
+  const kept = useMemo(() => allRows(pruned.left), [pruned.left]);
   const ids = useMemo(
     () => pruned.trashed.map((each) => each.checkpoint_id).filter((id) => chosen.has(id)),
     [pruned.trashed, chosen],
@@ -208,9 +207,9 @@ function Choice({ prune, pruned, onDone }: ChoiceProps) {
 
   return (
     <>
-      <section aria-labelledby="goes">
-        <h2 id="goes">What would go</h2>
-        <dl className={styles.figures}>
+      <section aria-labelledby="expiring">
+        <h2 id="expiring">What would expire</h2>
+        <Figures>
           <Figure name="Chosen">
             {formatCount(ids.length)} of {formatCount(pruned.trashed.length)}
           </Figure>
@@ -224,8 +223,12 @@ function Choice({ prune, pruned, onDone }: ChoiceProps) {
             )}
             <small className="quiet">of all stores, without what other checkpoints need</small>
           </Figure>
-          <CostNow project={prune.project} run={prune.run} freedByStore={freed?.by_store ?? {}} />
-        </dl>
+          <CostNow
+            project={prune.project}
+            run={prune.run}
+            freedByStore={freed === undefined ? undefined : (freed.by_store ?? {})}
+          />
+        </Figures>
         <div className={styles.bar}>
           <Can scope="operate" reason={ids.length === 0 ? "Nothing is chosen." : undefined}>
             <button type="button" className="primary" onClick={() => setAsked(ids)}>
@@ -234,26 +237,26 @@ function Choice({ prune, pruned, onDone }: ChoiceProps) {
           </Can>
         </div>
         <DataTable
-          label="Checkpoints that would go"
-          columns={GOES}
-          pages={goes}
+          label="Checkpoints that would expire"
+          columns={EXPIRING}
+          pages={expiring}
           rowKey={(row) => row.checkpoint_id}
           selected={chosen}
           onSelect={setChosen}
           empty={
-            <EmptyState title="Nothing may go">
-              <p>All that matches must stay. The reasons are below.</p>
+            <EmptyState title="Nothing may expire">
+              <p>All that matches must be kept. The reasons are below.</p>
             </EmptyState>
           }
         />
       </section>
       {pruned.left.length > 0 && (
-        <section aria-labelledby="stays">
-          <h2 id="stays">What matches and stays</h2>
+        <section aria-labelledby="kept">
+          <h2 id="kept">What matches and is kept</h2>
           <DataTable
-            label="Checkpoints that stay"
-            columns={STAYS}
-            pages={stays}
+            label="Checkpoints that are kept"
+            columns={KEPT}
+            pages={kept}
             rowKey={(row) => row.checkpoint_id}
             empty={null}
           />
@@ -268,8 +271,9 @@ function Choice({ prune, pruned, onDone }: ChoiceProps) {
           onClose={() => setAsked(null)}
         >
           <p>
-            {plural(asked.length, "checkpoint")} of {prune.project}/{prune.run} go to the trash. They can be taken back
-            until they are purged{freed === undefined ? "." : `; then ${formatBytes(freed.bytes)} are freed.`}
+            {plural(asked.length, "checkpoint")} of {prune.project}/{prune.run} {asked.length === 1 ? "goes" : "go"} to
+            the trash. They can be taken back until they are purged
+            {freed === undefined ? "." : `; then ${formatBytes(freed.bytes)} are freed.`}
           </p>
           {prune.allOfRun && <p>Those that the run could be resumed from may be among them.</p>}
           <label className={styles.field}>
@@ -294,7 +298,8 @@ function useFreed(prune: Prune, pruned: Schemas["Pruned"], ids: readonly string[
       params: { path: { project, run } },
       body: { filter, all_of_run: allOfRun, dry_run: true, reason: "", checkpoint_ids: [...ids] },
     },
-    { enabled: isCounted, placeholderData: keepPreviousData },
+    // Of an earlier choice no figure is shown: it would be another sum.
+    { enabled: isCounted },
   );
   if (isAll) return pruned.freed;
   if (ids.length === 0) return { bytes: 0, by_store: {} };

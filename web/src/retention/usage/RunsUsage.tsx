@@ -2,12 +2,15 @@ import { useQuery as useQueryOf } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { useMemo } from "react";
 import { api, type Schemas, useQuery } from "@/api/client";
+import { useAllRuns } from "@/components/choose/allRuns";
 import { allRows, type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
 import { EmptyState, Reply } from "@/components/states";
 import { Bytes, Money, Nothing } from "@/components/values";
 import { formatCount } from "@/format/numbers";
 import { eachOf } from "../actions";
-import { MOST_RUNS, useRuns } from "../useRetention";
+
+/** Runs whose costs are counted, at most: that is a call for each. */
+const MOST_RUNS = 200;
 
 interface Row {
   run: Schemas["RunView"];
@@ -112,15 +115,16 @@ function Trashed({ project, run }: { project: string; run: string }) {
 
 /** The newest runs of a project with their costs, the one that costs most first. */
 export function RunsUsage({ project, of }: { project: string; of: "cost" | "trash" }) {
-  const runs = useRuns(project);
+  const runs = useAllRuns(project);
   return (
     <Reply of={runs} what="the runs">
-      {({ items, next_cursor }) => (
+      {(found) => (
         <>
-          <Costs project={project} runs={items} of={of} />
-          {next_cursor != null && (
+          <Costs project={project} runs={found.slice(0, MOST_RUNS)} of={of} />
+          {found.length > MOST_RUNS && (
             <p className="quiet">
-              These are the newest {MOST_RUNS} runs. Choose an older one above, or ask the API for it.
+              These are the newest {MOST_RUNS} of {formatCount(found.length)} runs. Choose an older one above to see its
+              costs.
             </p>
           )}
         </>

@@ -4,11 +4,10 @@ import { useMemo } from "react";
 import { api, type Schemas, useQuery } from "@/api/client";
 import { useSession } from "@/api/session";
 import { allRows, type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
+import { Figure, Figures } from "@/components/facts/Figures";
 import { Reply } from "@/components/states";
 import { Bytes, Money, Nothing, Time } from "@/components/values";
 import { eachOf } from "../actions";
-import { Figure } from "../Figure";
-import styles from "../Retention.module.css";
 import { RunsUsage } from "./RunsUsage";
 
 /** What a project or a run takes up and costs: by store, by run, and by project for those who see all. */
@@ -57,7 +56,7 @@ function Usage({ project, run }: { project: string; run: string | undefined }) {
     <Reply of={usage} what="usage and cost">
       {({ bytes, cost }) => (
         <>
-          <dl className={styles.figures}>
+          <Figures>
             <Figure name="Cost a month, as stored now">
               <Money amount={cost.per_month} currency={cost.currency} />
               <small className="quiet">prices as of {cost.as_of}</small>
@@ -93,7 +92,7 @@ function Usage({ project, run }: { project: string; run: string | undefined }) {
                 <small className="quiet">not in the cost: holdfast prices sets one</small>
               </Figure>
             )}
-          </dl>
+          </Figures>
           <ByStore lines={cost.lines} currency={cost.currency} />
           <p className="quiet">
             {bytes.counted_until != null ? (

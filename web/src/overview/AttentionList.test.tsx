@@ -1,0 +1,107 @@
+import { createMemoryHistory, createRootRoute, createRouter, RouterProvider } from "@tanstack/react-router";
+import { screen } from "@testing-library/react";
+import userEvent from "@testing-library/user-event";
+import type { Session } from "@/api/session";
+import { problem, renderSignedIn, serve } from "@/testing/page";
+import { AttentionList } from "./AttentionList";
+
+const page = (...items: unknown[]) => ({ items, next_cursor: null });
+const PROJECT = { name: "demo", quota_bytes: null, quota_used_bytes: 0, stored_bytes: 0 };
+const moment = new Date().toISOString();
+const run = (name: string, status: string) => ({
+  ...{ id: name, name, status, project: "demo", latest_attempt: 1, last_heard_at: moment, created_at: moment },
+  ...{ committed_checkpoints: 1, restore_point: { step: 1, committed_at: moment } },
+});
+const ALL_QUIET = {
+  "GET /v1/projects/demo": () => PROJECT,
+  "GET /v1/projects/demo/runs": () => page(),
+  "GET /v1/projects/demo/bad-copies": () => page(),
+  "GET /v1/events": () => page(),
+  "GET /v1/stores": () => page({ role: "primary", problem: null }),
+};
+
+/** Answers page after page: `cursor` is the number of the page. */
+function paged(...pages: unknown[][]) {
+  return (request: Request) => {
+    const at = Number(new URL(request.url).searchParams.get("cursor") ?? 0);
+    return { items: pages[at], next_cursor: at + 1 < pages.length ? String(at + 1) : null };
+  };
+}
+
+function show(answers: Parameters<typeof serve>[0], session: Partial<Session> = {}) {
+  const asked = serve({ ...ALL_QUIET, ...answers });
+  const rootRoute = createRootRoute({ component: () => <AttentionList project="demo" /> });
+  const router = createRouter({ routeTree: rootRoute, history: createMemoryHistory() });
+  renderSignedIn(<RouterProvider router={router as never} />, session);
+  return asked;
+}
+
+const has = (request: Request, name: string, value: string) =>
+  new URL(request.url).searchParams.getAll(name).includes(value);
+
+it("says that nothing needs attention when every list was read to its end", async () => {
+  show({});
+  expect(await screen.findByText("Nothing needs attention")).toBeVisible();
+  expect(screen.getByText(/and every store answers/)).toBeVisible();
+});
+
+it("finds a stalled run however many newer ones train", async () => {
+  const training = Array.from({ length: 100 }, (_, number) => run(`new-${number}`, "training"));
+  show({
+    "GET /v1/projects/demo/runs": (request) => {
+      if (!has(request, "status", "stalled")) return page(...training);
+      // As the service does it: one call for all statuses has the newest 100 alone.
+      return has(request, "status", "training") ? { items: training, next_cursor: "1" } : page(run("old", "stalled"));
+    },
+  });
+  expect(await screen.findByText("old")).toBeVisible();
+});
+
+it("reads a list to its end before it says that there is nothing", async () => {
+  const quiet = Array.from({ length: 100 }, (_, number) => run(`r${number}`, "training"));
+  const bare = { ...run("bare", "training"), restore_point: null };
+  show({
+    "GET /v1/projects/demo/runs": (request) =>
+      has(request, "status", "training") ? paged(quiet, quiet, [bare])(request) : page(),
+  });
+  expect(await screen.findByText("unprotected")).toBeVisible();
+  expect(screen.queryByText("Nothing needs attention")).not.toBeInTheDocument();
+});
+
+it("gives no all-clear for a list that is longer than what it reads by itself", async () => {
+  const many = Array.from({ length: 11 }, (_, at) =>
+    Array.from({ length: 100 }, (_, number) => run(`r${at}-${number}`, "training")),
+  );
+  show({
+    "GET /v1/projects/demo/runs": (request) => (has(request, "status", "training") ? paged(...many)(request) : page()),
+  });
+  await userEvent.click(await screen.findByRole("button", { name: "Read on" }));
+  expect(await screen.findByText("Nothing needs attention")).toBeVisible();
+});
+
+it("gives no all-clear when a call failed", async () => {
+  show({ "GET /v1/projects/demo/bad-copies": () => problem(403, "forbidden", "Not for this token.") });
+  expect(await screen.findByRole("alert")).toHaveTextContent("Not for this token.");
+  expect(screen.queryByText("Nothing needs attention")).not.toBeInTheDocument();
+});
+
+it("asks nothing about stores that a project's token may not see, and says nothing about them", async () => {
+  const asked = show({ "GET /v1/stores": () => problem(403, "forbidden", "No.") }, { project: "demo" });
+  expect(await screen.findByText("Nothing needs attention")).toBeVisible();
+  expect(screen.queryByText(/every store answers/)).not.toBeInTheDocument();
+  expect(asked.some((each) => each.url.includes("/v1/stores"))).toBe(false);
+});
+
+it("tells a corrupt checkpoint while it is corrupt, and not after its repair", async () => {
+  const event = (checkpoint_id: string, step: number) => ({
+    ...{ id: `1-${step}`, type: "checkpoint.corrupt", timestamp: moment },
+    data: { project: "demo", run: "bert", step, checkpoint_id },
+  });
+  show({
+    "GET /v1/events": (request) =>
+      has(request, "type", "checkpoint.corrupt") ? page(event("ck_bad", 40), event("ck_repaired", 30)) : page(),
+    "GET /v1/projects/demo/runs/bert/checkpoints": () => page({ id: "ck_bad", health: "corrupt" }),
+  });
+  expect(await screen.findByText("bert, step 40")).toBeVisible();
+  expect(screen.queryByText("bert, step 30")).not.toBeInTheDocument();
+});

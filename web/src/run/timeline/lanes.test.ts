@@ -1,0 +1,91 @@
+import { attempt, checkpoint } from "../examples";
+import { curveOf, metricNames } from "../metrics";
+import { findLineage, isOnLineage, makeLanes, marksOf, stepsOf, ticksOf } from "./lanes";
+
+// 1 ran to 300 and crashed; 2 went on from 200 to 500 and was rolled back; 3 went on from 350 and trains.
+const ATTEMPTS = [
+  attempt(3, { resumed_from: "ck-2-350", last_step: 400 }),
+  attempt(2, { resumed_from: "ck-1-200", last_step: 500, outcome: "fenced", rolled_back_at: "2026-01-01T02:00:00Z" }),
+  attempt(1, { last_step: 300, outcome: "failed" }),
+];
+const CHECKPOINTS = [
+  checkpoint(2, 500, { health: "diverged", metrics: { loss: { nonfinite: "nan" } } }),
+  checkpoint(3, 400, { metrics: { loss: { value: 1 }, accuracy: { value: 0.5 } } }),
+  checkpoint(2, 400, { metrics: { loss: { value: 2 } } }),
+  checkpoint(2, 350, { metrics: { loss: { value: 3 } } }),
+  checkpoint(1, 300, { state: "aborted", committed_at: null }),
+  checkpoint(1, 200, { metrics: { loss: { value: 4 } } }),
+];
+const POINTS = new Map(CHECKPOINTS.map((each) => [each.id, each]));
+const LINEAGE = findLineage(ATTEMPTS, POINTS);
+
+it("follows the lineage from the newest attempt back by what each resumed from", () => {
+  expect([...LINEAGE]).toEqual([
+    [3, null],
+    [2, 350],
+    [1, 200],
+  ]);
+  expect(CHECKPOINTS.filter((each) => isOnLineage(LINEAGE, each)).map((each) => each.id)).toEqual([
+    "ck-3-400",
+    "ck-2-350",
+    "ck-1-200",
+  ]);
+});
+
+it("leaves an attempt out that never ran, and ends at a checkpoint that is not known", () => {
+  const unheard = attempt(4, { last_step: null });
+  expect([...findLineage([unheard, ...ATTEMPTS], POINTS).keys()]).toEqual([3, 2, 1]);
+  expect([...findLineage(ATTEMPTS, new Map())]).toEqual([[3, null]]);
+});
+
+it("makes a lane of each attempt, with the steps that are kept and those that are lost", () => {
+  const lanes = makeLanes(ATTEMPTS, CHECKPOINTS, POINTS, new Map());
+  expect(lanes.map(({ attempt: { number }, base, keptTo, last }) => [number, base, keptTo, last])).toEqual([
+    [3, 350, 400, 400],
+    [2, 200, 350, 500],
+    [1, 0, 200, 300],
+  ]);
+  expect(lanes[1]?.checkpoints.map((each) => each.step)).toEqual([500, 400, 350]);
+});
+
+it("begins a lane where goodput says so, if the checkpoint is not known any more", () => {
+  const [lane] = makeLanes([attempt(9, { resumed_from: "gone", last_step: 90 })], [], new Map(), new Map([[9, 70]]));
+  expect([lane?.base, lane?.parent]).toEqual([70, null]);
+});
+
+it("shows the steps that were asked for, else all, and never an empty axis", () => {
+  const lanes = makeLanes(ATTEMPTS, CHECKPOINTS, POINTS, new Map());
+  expect(stepsOf(lanes)).toEqual([0, 500]);
+  expect(stepsOf(lanes, 100, 200)).toEqual([100, 200]);
+  expect(stepsOf([], undefined, undefined)).toEqual([0, 1]);
+  expect(stepsOf(lanes, 700)).toEqual([700, 701]);
+});
+
+it("draws one mark for checkpoints on the same spot, and the restore point by itself, over the others", () => {
+  const many = Array.from({ length: 10_000 }, (_, step) => checkpoint(1, step));
+  const marks = marksOf(many, 100, "ck-1-9999");
+  expect(marks).toHaveLength(101);
+  expect(marks.at(-1)).toMatchObject({ kind: "restore-point", from: 9999, to: 9999 });
+  expect(marks[0]).toMatchObject({ kind: "committed", from: 0, to: 99 });
+});
+
+it("tells what became of a checkpoint by its mark", () => {
+  const marks = marksOf([...CHECKPOINTS, checkpoint(3, 410, { state: "uploading" })], 1, undefined);
+  expect(new Set(marks.map((each) => each.kind))).toEqual(new Set(["aborted", "uploading", "committed", "unhealthy"]));
+  expect(marksOf([checkpoint(1, 1, { state: "trashed" })], 1, undefined)[0]?.kind).toBe("deleted");
+});
+
+it("rules an axis at round steps", () => {
+  expect(ticksOf([0, 500], 5)).toEqual([0, 100, 200, 300, 400, 500]);
+  expect(ticksOf([7, 9], 10)).toEqual([7, 8, 9]);
+});
+
+it("draws a metric along the lineage, and what an attempt lost as a line of its own", () => {
+  expect(metricNames(CHECKPOINTS)).toEqual(["loss", "accuracy"]);
+  const { x, series } = curveOf(CHECKPOINTS, "loss", LINEAGE);
+  expect(x).toEqual([200, 350, 400, 500]);
+  expect(series.map(({ label, values }) => [label, values])).toEqual([
+    ["loss", [4, 3, 1, undefined]],
+    ["loss, attempt 2, not on the lineage", [undefined, undefined, 2, null]],
+  ]);
+});
