@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from holdfast_protocol.runs import EditProject
 from holdfast_protocol.states import CheckpointState
 from tests.support.ports import free_ports
 from tests.support.processes import ServerProcess
-from tests.support.serve import without_holdfast_settings
+from tests.support.serve import ENTRY_POINT, without_holdfast_settings
 
 TOKEN = f"hold_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
 
@@ -37,10 +36,11 @@ class RestartableService:
 
     def start(self) -> None:
         self.process = ServerProcess(
-            [str(Path(sys.executable).with_name("holdfast")), "serve"],
+            [ENTRY_POINT, "serve"],
             log=self._folder / "service.log",
             ready=self._is_ready,
             env=without_holdfast_settings() | self._settings,
+            forked=True,
         )
 
     def kill9(self) -> None:

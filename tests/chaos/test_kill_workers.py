@@ -35,7 +35,7 @@ from tests.support.ports import free_ports
 from tests.support.postgres import PostgresServer
 from tests.support.processes import ServerProcess
 from tests.support.rank import Job, answer
-from tests.support.serve import HOLDFAST, without_holdfast_settings
+from tests.support.serve import ENTRY_POINT, without_holdfast_settings
 
 LEASE_SECONDS = 5
 WAIT_SECONDS = 120
@@ -87,17 +87,19 @@ class Cluster:
                 return False
 
         env = self._settings | {"HOLDFAST_PORT": str(port)}
-        process = ServerProcess([HOLDFAST, "serve"], log=self._folder / f"{port}.log", ready=is_ready, env=env)
+        log = self._folder / f"{port}.log"
+        process = ServerProcess([ENTRY_POINT, "serve"], log=log, ready=is_ready, env=env, forked=True)
         started.callback(process.stop)
         return url
 
     def _work(self, started: ExitStack, number: int) -> ServerProcess:
         log = self._folder / f"worker-{number}.log"
         process = ServerProcess(
-            [HOLDFAST, "workers", "run"],
+            [ENTRY_POINT, "workers", "run"],
             log=log,
             ready=lambda: log.exists() and "works as" in log.read_text(),
             env=self._settings,
+            forked=True,
         )
         started.callback(process.stop)
         return process

@@ -61,13 +61,14 @@ def left_behind(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("store", "database"), [("posix", "sqlite"), ("s3", "postgres"), ("azure", "postgres")])
 def test_the_demo_passes(folder: Path, store: str, database: str) -> None:
     if store == "azure" and not (shutil.which("node") and shutil.which("npm")):
         # As the fixture `azurite` does: pip cannot install Node.js, and no other part of Holdfast needs it.
         pytest.skip("Azurite needs Node.js, and this machine has none")
     demo = start(folder, "--store", store, "--database", database)
-    output, _ = demo.communicate(timeout=280)
+    output, _ = demo.communicate(timeout=800)
     *_, last = output.strip().splitlines()
     assert last.startswith("demo: PASS "), output
     assert demo.returncode == 0

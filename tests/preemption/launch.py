@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -13,12 +12,12 @@ from typing import Any
 
 from tests.preemption.job import train
 from tests.preemption.plan import Plan
+from tests.support.forked import fork_server
 from tests.support.ports import free_ports
 from tests.support.ranks import rank_environment
 
 WORLD_SIZE = 2
 START_SECONDS = 90
-_IMPORTED = ["torch", "torch.distributed", "torch.nn.parallel", "holdfast.checkpointer", "tests.preemption.job"]
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,7 @@ class Launched:
 def launch(run: str, plan: Plan, folder: Path, service: dict[str, str]) -> Launched:
     """Raises RuntimeError where the ranks do not get as far as their Checkpointer."""
     folder.mkdir(parents=True)
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(_IMPORTED)
+    server = fork_server()
     port = free_ports()
     ranks: list[Any] = []
     for rank in range(WORLD_SIZE):

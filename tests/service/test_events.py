@@ -383,7 +383,7 @@ def test_followers_learn_that_the_catalog_went_back(service: RunningService, cli
 class TestADatabaseThatDoesNotAnswer:
     @pytest.fixture
     def settings(self, settings: ServiceSettings) -> ServiceSettings:
-        # A second more than a busy machine lets a transaction of the service's start wait.
+        # Half a second, as the other tests have, is not enough for each transaction of a start on a busy machine.
         return settings.model_copy(update={"database_statement_seconds": 5})
 
     @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)  # SQLite's readers wait for nobody

@@ -10,9 +10,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tests.support.forked import ForkedProgram
+
 
 class ServerProcess:
-    """`ready` is asked every 20 ms until it is true; a process that ends before that raises with its last words."""
+    """`ready` is asked every 20 ms until it is true; a process that ends before that raises with its last words.
+
+    `forked`: the first word of the command is an entry point of Python, and the process is a ForkedProgram.
+    """
 
     def __init__(
         self,
@@ -24,20 +29,15 @@ class ServerProcess:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         start_seconds: float = 120,
+        forked: bool = False,
     ) -> None:
         self._log = log
-        as_user = {"user": user, "group": user, "extra_groups": []} if user else {}
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(  # type: ignore[call-overload]
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=cwd,
-                env=dict(env) if env is not None else None,
-                start_new_session=True,
-                **as_user,
-            )
+        self._process: subprocess.Popen[bytes] | ForkedProgram
+        if forked:
+            environment = os.environ if env is None else env
+            self._process = ForkedProgram(command[0], command[1:], environment=environment, folder=cwd, log=log)
+        else:
+            self._process = _started(command, log, cwd, env, user)
         try:
             self._wait_until(ready, start_seconds, command[0])
         except BaseException:
@@ -82,6 +82,7 @@ class ServerProcess:
         """SIGKILL to it and to what it started in its own process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()  # a fork that has just begun leads no group yet
         self._process.wait()
 
     def _wait_until(self, ready: Callable[[], bool], start_seconds: float, name: str) -> None:
@@ -92,3 +93,20 @@ class ServerProcess:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{name} was not ready after {start_seconds:.0f} s:\n{self.log_text[-4000:]}")
             time.sleep(0.02)
+
+
+def _started(
+    command: Sequence[str], log: Path, cwd: Path | None, env: Mapping[str, str] | None, user: str | None
+) -> subprocess.Popen[bytes]:
+    as_user = {"user": user, "group": user, "extra_groups": []} if user else {}
+    with log.open("ab") as output:
+        return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env=dict(env) if env is not None else None,
+            start_new_session=True,
+            **as_user,
+        )

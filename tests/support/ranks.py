@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.forked import ForkedProgram
 from tests.support.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -26,17 +25,15 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 @contextmanager
-def launched(module: str, *arguments: object, world_size: int = 1) -> Iterator[list[subprocess.Popen[str]]]:
+def launched(module: str, *arguments: object, world_size: int = 1) -> Iterator[list[ForkedProgram]]:
     """`python -m module arguments…` once for each rank, in rank order; who still runs at the end is killed."""
     port = free_ports()
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, arguments)],
-            env=os.environ | rank_environment(rank, world_size, port),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-            text=True,
+        ForkedProgram(
+            module,
+            [str(argument) for argument in arguments],
+            environment=os.environ | rank_environment(rank, world_size, port),
+            folder=ROOT,
         )
         for rank in range(world_size)
     ]
@@ -46,15 +43,13 @@ def launched(module: str, *arguments: object, world_size: int = 1) -> Iterator[l
         for process in ranks:
             process.kill()
             process.wait()
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                pipe.close()
+            process.stdin.close()
+            process.stdout.close()
 
 
-def read_until(process: subprocess.Popen[str], word: str) -> list[str]:
+def read_until(process: ForkedProgram, word: str) -> list[str]:
     """The lines that it says, up to the one that begins with this word."""
     lines: list[str] = []
-    assert process.stdout is not None
     for line in process.stdout:
         lines.append(line.strip())
         if line.startswith(word):

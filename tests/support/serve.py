@@ -27,6 +27,8 @@ from tests.support.store_servers import SERVERS, StoreServer
 
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
 """The command, as it is installed beside this interpreter."""
+ENTRY_POINT = "holdfast_client.cli.main:main"
+"""The same for a ForkedProgram."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,12 @@ def holdfast_serve(
     store: str = "posix",
     database: Literal["sqlite", "postgres"] = "sqlite",
     other_settings: Mapping[str, str] = MappingProxyType({}),
+    forked: bool = False,
 ) -> Iterator[ServedHoldfast]:
-    """A service that is ready, and the servers that it needs; `folder` must exist, `store` is one of STORES."""
+    """A service that is ready, and the servers that it needs; `folder` must exist, `store` is one of STORES.
+
+    `forked`: its process starts in a moment (tests/support/forked.py), and not as a user starts it.
+    """
     data, port = folder / "data", free_ports()
     settings = {**other_settings, "HOLDFAST_DATA_DIR": str(data), "HOLDFAST_PORT": str(port)}
     client = {"HOLDFAST_URL": f"http://127.0.0.1:{port}", "HOLDFAST_DATA_DIR": str(data)}
@@ -65,10 +71,11 @@ def holdfast_serve(
             token = f"hold_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
             settings["HOLDFAST_BOOTSTRAP_TOKEN"] = client["HOLDFAST_TOKEN"] = token
         process = ServerProcess(
-            [HOLDFAST, "serve"],
+            [ENTRY_POINT if forked else HOLDFAST, "serve"],
             log=folder / "service.log",
             ready=lambda: is_ready(client["HOLDFAST_URL"]),
             env=without_holdfast_settings() | settings,
+            forked=forked,
         )
         servers.callback(process.stop)
         yield ServedHoldfast(client["HOLDFAST_URL"], client, process, server)

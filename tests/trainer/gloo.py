@@ -6,26 +6,21 @@ has torch imported and has done nothing else, for importing it takes longer than
 
 import os
 import pickle
-import random
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-import numpy as np
 import torch
-import torch.multiprocessing as mp
+from tests.support.forked import fork_server, own_random_numbers
 from tests.support.ports import free_ports
 from tests.support.ranks import rank_environment
-
-_FORKED_WITH = ["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "holdfast.checkpointer"]
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 120.0) -> list[Any]:
     """Results in rank order. Raises AssertionError with every failed rank's traceback; no process outlives the call."""
-    server = mp.get_context("forkserver")
-    server.set_forkserver_preload(_FORKED_WITH)
+    server = fork_server()
     port = free_ports()
     ranks = []
     for rank in range(world_size):
@@ -83,9 +78,7 @@ def _rank_main(
     # What a new process would have of its own: the environment of now, and random numbers.
     os.environ.clear()
     os.environ.update(environment)
-    random.seed()
-    np.random.seed()
-    torch.seed()
+    own_random_numbers()
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", rank=rank, world_size=world_size)

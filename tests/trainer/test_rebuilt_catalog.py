@@ -15,7 +15,7 @@ import pytest
 from tests.support.ports import free_ports
 from tests.support.processes import ServerProcess
 from tests.support.seaweedfs import seaweedfs_server
-from tests.support.serve import HOLDFAST, is_ready, without_holdfast_settings
+from tests.support.serve import ENTRY_POINT, HOLDFAST, is_ready, without_holdfast_settings
 from tests.support.training import Job, values
 
 import holdfast
@@ -37,11 +37,12 @@ class Served:
     def start(self) -> ServerProcess:
         url = self.environment["HOLDFAST_URL"]
         return ServerProcess(
-            [HOLDFAST, "serve"],
+            [ENTRY_POINT, "serve"],
             log=self.folder / "service.log",
             ready=lambda: is_ready(url),
             env=without_holdfast_settings()
             | {name: value for name, value in self.environment.items() if name != "HOLDFAST_URL"},
+            forked=True,
         )
 
     def run(self, *command: str, code: int = 0) -> subprocess.CompletedProcess[str]:

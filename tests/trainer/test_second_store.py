@@ -16,7 +16,7 @@ import torch
 from tests.support.ports import free_ports
 from tests.support.processes import ServerProcess
 from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
-from tests.support.serve import HOLDFAST, is_ready, without_holdfast_settings
+from tests.support.serve import ENTRY_POINT, HOLDFAST, is_ready, without_holdfast_settings
 from tests.support.training import Job, values
 
 import holdfast
@@ -58,10 +58,11 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
         def serve() -> ServerProcess:
             return ServerProcess(
-                [HOLDFAST, "serve"],
+                [ENTRY_POINT, "serve"],
                 log=tmp_path / "service.log",
                 ready=lambda: is_ready(environment["HOLDFAST_URL"]),
                 env=without_holdfast_settings() | settings,
+                forked=True,
             )
 
         running = [serve()]
