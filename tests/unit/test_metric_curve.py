@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -44,6 +45,16 @@ def test_thinning_ends_for_more_attempts_than_points_may_stay() -> None:
     assert 4 <= len(kept) <= 64
     assert (kept[0].value, kept[-1].value) == (1.0, 899.0)
     assert len(thinned([Measured(attempt, 2**62, 0.0) for attempt in range(2**31 - 50, 2**31)], 4)) <= 4
+
+
+@pytest.mark.parametrize("most", [312, 500, 700])
+def test_many_short_attempts_leave_the_longest_one_its_shape(most: int) -> None:
+    """A job that crashed 180 times, and then ran."""
+    short = [Measured(attempt, attempt + step, 0.0) for attempt in range(1, 181) for step in range(5)]
+    long = [Measured(181, 181 + step, math.sin(step / 50)) for step in range(1000)]
+    kept = [point for point in thinned(short + long, most) if point.attempt == 181]
+    assert len(kept) >= 100
+    assert max(later.step - earlier.step for earlier, later in pairwise(kept)) <= 64
 
 
 def test_what_was_measured_is_told_until_it_was_answered() -> None:
