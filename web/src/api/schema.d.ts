@@ -4632,7 +4632,7 @@ export interface components {
             currency: string;
             /**
              * Goodput
-             * @description `productive_seconds / wall_seconds`; null: nothing ran, or no step's time was known. Over several items divide the sums.
+             * @description `productive_seconds / wall_seconds`; null: nothing ran, no step's time was known, or not all of a project's runs were sampled. Over several items divide the sums.
              */
             goodput: number | null;
             /**
@@ -4667,12 +4667,12 @@ export interface components {
             productive_seconds: number;
             /**
              * Restore Point Age Seconds
-             * @description The greatest age of a live run's restore point; of a day the greatest of its hours. null: no live run had one.
+             * @description The greatest age of a live run's restore point; of a day the greatest of its hours. null: no live run had one, or not all were sampled.
              */
             restore_point_age_seconds: number | null;
             /**
              * Runs Without Restore Point
-             * @description Those of them that had no restore point.
+             * @description Those of them that had no restore point; if not all were sampled, that had committed nothing.
              */
             runs_without_restore_point: number;
             /**
@@ -5407,7 +5407,7 @@ export interface components {
             committed_checkpoints: number;
             /**
              * Goodput
-             * @description `productive_seconds / wall_seconds`; null: nothing ran, or no step's time was known. Over several items divide the sums.
+             * @description `productive_seconds / wall_seconds`; null: nothing ran, no step's time was known, or not all of a project's runs were sampled. Over several items divide the sums.
              */
             goodput: number | null;
             /**
