@@ -16,6 +16,7 @@ from holdfast_protocol.runs import MOST_CURVES, MOST_POINTS_TOLD
 from holdfast_protocol.states import Scope
 from holdfast_service.curves.points import MOST_POINTS, THINNED_AT_ONCE
 from holdfast_service.db.tables.curves import Curve, CurvePoint
+from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.service.test_statements_of_a_save import statements_of
@@ -283,10 +284,26 @@ def test_people_tag_a_run_note_on_it_and_find_it(service: RunningService, runs: 
         for tag in ("a", "b", "c")
     }
     assert {tag: sorted(names) for tag, names in listed.items()} == {"a": ["one", "two"], "b": ["one"], "c": []}
+    back = tags_of(one.http, one.base, {"tags": [], "note": ""}, edited["etag"])
+    assert back["etag"] == seen["etag"], "it follows from what it is of, as after a rebuild"
+    edited = tags_of(one.http, one.base, {"tags": ["a", "b"], "note": "first"}, back["etag"])
     cleared = tags_of(one.http, one.base, {"note": ""}, edited["etag"])
     assert (cleared["tags"], cleared["note"]) == (["a", "b"], "")
     one.heartbeat(1)  # a job's own calls change no version
     assert answer(one.http.get(one.base))["etag"] == cleared["etag"]
+
+
+def test_the_audit_log_keeps_how_long_a_note_is_and_not_the_note(service: RunningService, runs: list[Job]) -> None:
+    tags_of(runs[0].http, runs[0].base, {"tags": ["a"], "note": "my secret"}, "*")
+    tags_of(runs[0].http, runs[0].base, {"note": "my SECRET"}, "*")
+    with service.context.database.read() as session:
+        events = session.execute(
+            select(AuditEvent.before, AuditEvent.after).where(AuditEvent.action == "run.edit").order_by(AuditEvent.id)
+        ).all()
+    assert [tuple(event) for event in events] == [
+        ({"tags": [], "note_characters": 0}, {"tags": ["a"], "note_characters": 9}),
+        ({"note_characters": 9}, {"note_characters": 9}),
+    ]
 
 
 def test_only_an_operator_edits_a_run(service: RunningService, runs: list[Job]) -> None:

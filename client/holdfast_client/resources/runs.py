@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from holdfast_client.errors import SessionNotFound
 from holdfast_client.resources.base import PLANS_SECONDS, Resource, all_items, if_match, made_once, once
 from holdfast_client.transport import Params, Transport, path
 from holdfast_protocol.base import Page
@@ -157,9 +158,15 @@ class Sessions(Resource):
     def all(self) -> Iterator[OpenSession]:
         return all_items(lambda cursor: self.list(cursor=cursor))
 
-    def revoke(self, session_id: str) -> OpenSession:
-        """Ends it at once. Raises NotFound if it is not open."""
-        return self.transport.call("DELETE", path("sessions", session_id), OpenSession)
+    def revoke(self, session_id: str) -> OpenSession | None:
+        """Ends it at once. None: an earlier try of this call has ended it, and its reply was lost. Raises
+        SessionNotFound if it is not open."""
+        try:
+            return self.transport.call("DELETE", path("sessions", session_id), OpenSession)
+        except SessionNotFound as gone:
+            if gone.earlier_try_ambiguous:
+                return None
+            raise
 
 
 def _delete(transport: Transport, route: str, reason: str, dry_run: bool, etag: str | None) -> Deletion:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -97,9 +99,8 @@ def edit_run(
         if request.note is not None:
             after["note"] = request.note
         if before != after:  # else an earlier try has done it, and its reply was lost
-            refuse_unless_seen("the run", f'"{found.edits}"', if_match)
+            refuse_unless_seen("the run", _etag(found), if_match)
             found.tags, found.note = after.values()
-            found.edits += 1
             changed = [field for field in after if after[field] != before[field]]
             record_event(
                 session,
@@ -107,12 +108,26 @@ def edit_run(
                 "run.edit",
                 project_id=owner.id,
                 run_id=found.id,
-                before={field: before[field] for field in changed},
-                after={field: after[field] for field in changed},
+                before=_told({field: before[field] for field in changed}),
+                after=_told({field: after[field] for field in changed}),
             )
             subject_changed(session, RecordKind.RUN, found.id, owner.id)
             session.flush()
         return _run_views(session, owner, [found])[0]
+
+
+def _etag(run: Run) -> str:
+    """It follows from what an edit can change, so a rebuilt catalog has the same."""
+    said = json.dumps([run.tags, run.note]).encode()
+    return f'"{hashlib.sha256(said).hexdigest()[:32]}"'
+
+
+def _told(edited: dict[str, Any]) -> dict[str, Any]:
+    """For the audit log, which keeps for ever what it is told: how long the note is, and not the note."""
+    return {
+        **{field: value for field, value in edited.items() if field != "note"},
+        **({"note_characters": len(edited["note"])} if "note" in edited else {}),
+    }
 
 
 def _newest() -> ColumnElement[bool]:
@@ -161,7 +176,7 @@ def _run_views(session: Session, project: Project, runs: Sequence[Run]) -> list[
                 restore_point=points.get(run.id),
                 tags=list(run.tags),
                 note=run.note,
-                etag=f'"{run.edits}"',
+                etag=_etag(run),
             )
         )
     return views

@@ -124,10 +124,9 @@ class Run(Deletable, Table):
     name: Mapped[str] = mapped_column(Text)
     latest_attempt: Mapped[int] = mapped_column(Integer, default=0)
     created_at: Mapped[datetime] = mapped_column(Moment)
-    # By people, and how often they have edited it: the ETag. Not `version`: queries say that of a joined checkpoint.
+    # By people. The ETag is a hash of both.
     tags: Mapped[list[str]] = mapped_column(Document, default=list, server_default="[]")
     note: Mapped[str] = mapped_column(Text, default="", server_default="")
-    edits: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     __table_args__ = (UniqueConstraint("project_id", "name"),)
 
 
