@@ -167,16 +167,20 @@ def test_a_run_that_was_opened_after_the_hour_has_no_sample_of_it(service: Runni
     assert [each["live_runs"] for each in samples(service, "demo")] == [1]
 
 
-def test_a_pass_reads_stores_once_and_no_sweeps_for_however_many_projects(
+def test_a_pass_reads_no_more_for_many_projects_than_for_one_and_no_sweeps(
     service: RunningService, clock: Clock
 ) -> None:
-    for name in ("a", "b", "c"):
-        trained(service, f"{name}/gpt")
-    let_the_hour_end(service, clock)
-    with statements_of(service.context.database) as statements:
-        assert reconcile(service.context).done == 3
-    assert sum("FROM stores" in statement for statement in statements) == 1
-    assert not any("FROM store_maintenance" in statement for statement in statements)
+    asked = []
+    for names in (["a"], ["b", "c", "d", "e"]):
+        for name in names:
+            service.make_project(name)
+        let_the_hour_end(service, clock)
+        with statements_of(service.context.database) as statements:
+            reconcile(service.context)
+        assert not any("FROM store_maintenance" in statement for statement in statements)
+        asked.append(sum(statement.startswith("SELECT") for statement in statements))
+    assert len(samples(service, "e")) == 1
+    assert asked[1] == asked[0]
 
 
 def test_nothing_that_ran_has_no_goodput_and_no_age(service: RunningService, clock: Clock) -> None:
