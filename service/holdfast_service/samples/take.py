@@ -163,11 +163,14 @@ def _seen_before(session: Session, run_ids: Collection[str], hour: datetime) -> 
             RunSampleRow.run_id.in_(run_ids),
             RunSampleRow.hour >= hour - 24 * HOUR,
             RunSampleRow.taken_at <= hour + HOUR / 2,
-            RunSampleRow.attempt_productive_seconds.is_not(None),
         )
         .order_by(RunSampleRow.hour)
     )
-    return {run_id: SeenAttempt(number, at, productive) for run_id, number, at, productive in rows}
+    return {
+        run_id: SeenAttempt(number, at, productive)
+        for run_id, number, at, productive in rows
+        if number is not None and productive is not None
+    }
 
 
 def _sample_runs(
