@@ -93,7 +93,7 @@ it("tells a live run whose restore point is old, and not one that has finished",
 
 it("gives a new run time for its first checkpoint", () => {
   const nothing = { restore_point: null, committed_checkpoints: 0 };
-  expect(states({ runs: [run({ ...nothing, created_at: before(0.5) })] })).toEqual([]);
+  expect(states({ runs: [run({ ...nothing, created_at: before(1.5) })] })).toEqual([]);
   expect(states({ runs: [run({ ...nothing, created_at: before(2) })] })).toEqual(["unprotected"]);
 });
 

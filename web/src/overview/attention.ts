@@ -35,9 +35,8 @@ export interface Facts {
 
 /** What is older is in the list of runs and of events alone. */
 export const RECENT_SECONDS = 7 * 86_400;
-/** A live run that has nothing newer to go back to loses so much. */
-const RESTORE_POINT_LATE_SECONDS = 4 * 3600;
-const FIRST_CHECKPOINT_LATE_SECONDS = 3600;
+/** A live run that has nothing newer to go back to loses so much. The alert HoldfastNoRestorePoint has the same number. */
+const RESTORE_POINT_LATE_SECONDS = 7200;
 
 /** What needs attention, the most urgent first: lost data, stores, runs that go nowhere, runs without protection, quota.
  * `now`: milliseconds since 1970. */
@@ -182,7 +181,7 @@ function whyUnprotected(run: Schemas["RunView"], now: number): string | null {
     return `None of its ${plural(run.committed_checkpoints, "committed checkpoint")} can be restored now.`;
   }
   const age = secondsSince(run.created_at, now);
-  if (age < FIRST_CHECKPOINT_LATE_SECONDS) return null;
+  if (age < RESTORE_POINT_LATE_SECONDS) return null;
   return `It has committed nothing in the ${formatSeconds(age)} since it was made.`;
 }
 
