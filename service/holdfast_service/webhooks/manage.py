@@ -24,6 +24,7 @@ from holdfast_service.db.tables.webhooks import TO_DELIVER, Webhook, WebhookDeli
 from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import project_named, refuse_if_deleted
 from holdfast_service.webhooks.call import new_secret, shown
+from holdfast_service.webhooks.formats import with_ends
 from holdfast_service.webhooks.outbox import delivery_row
 from holdfast_service.webhooks.target import RefusedTargetError, parsed
 
@@ -112,7 +113,8 @@ def create_webhook(
     context: ServiceContext, caller: Principal, project_name: str, request: CreateWebhook, key: str | None = None
 ) -> WebhookCreated:
     """Makes a webhook. Its secret is shown once; it is kept as it is and signs each call of the standard format. Its
-    name is resolved when it is called, each time: only its form is judged here. `key`: the client's Idempotency-Key.
+    name is resolved when it is called, each time: only its form is judged here. For a receiver that keeps alerts open
+    the events that end them are added. `key`: the client's Idempotency-Key.
     Raises `invalid_request`, `already_made` and `idempotency_key_reused`."""
     try:
         parsed(request.url, context.settings.webhook_hosts)
@@ -138,7 +140,7 @@ def create_webhook(
             project_id=project.id,
             url=request.url,
             secret=secret,
-            events=sorted({event.value for event in request.events}),
+            events=sorted(event.value for event in with_ends(request.format, request.events)),
             format=request.format.value,
             created_at=database_now(session),
             created_by=caller.name,

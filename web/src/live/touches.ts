@@ -9,6 +9,7 @@ type EventData = Schemas["EventData"];
 const TOUCHED: Record<EventType, readonly string[]> = {
   "attempt.failed": ["runs", "attempts", "goodput", "advice"],
   "attempt.lost": ["runs", "attempts", "goodput", "advice"],
+  "attempt.revived": ["runs", "attempts", "goodput", "advice"],
   "attempt.preempted": ["runs", "attempts", "goodput", "advice"],
   "attempt.finished": ["runs", "attempts", "goodput", "advice"],
   "run.stalled": ["runs", "attempts"],

@@ -239,7 +239,7 @@ describe("webhooks", () => {
     const made = await sent("POST /v1/projects/demo/webhooks");
     expect(made?.body).toEqual({
       ...{ url: "https://alerts.example/holdfast", format: "standard" },
-      events: expect.arrayContaining(["attempt.failed", "attempt.lost"]),
+      events: expect.arrayContaining(["attempt.failed", "attempt.lost", "run.goes_on", "store.available"]),
     });
     expect(made?.request.headers.get("Idempotency-Key")).toMatch(/^[0-9a-f]{32}$/);
     await userEvent.click(screen.getByRole("button", { name: "I have copied it" }));

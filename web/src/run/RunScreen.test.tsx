@@ -23,7 +23,10 @@ const CHECKPOINTS = [
   checkpoint(1, 100, { metrics: { loss: { value: 2.5 } } }),
 ];
 const ATTEMPTS = [
-  attempt(2, { resumed_from: "ck-1-100", last_step: 300, environment: { cuda: "12.6" } }),
+  attempt(2, {
+    ...{ resumed_from: "ck-1-100", last_step: 300, environment: { cuda: "12.6" } },
+    skipped: [{ checkpoint_id: "ck-1-150", step: 150, attempt: 1, reason: "aborted", detail: "Not all ranks sealed." }],
+  }),
   attempt(1, {
     last_step: 150,
     outcome: "failed",
@@ -138,6 +141,7 @@ it("draws the attempts, and says the same in a table", async () => {
   expect(cells(second).slice(0, 5)).toEqual(["#2", "open", "100 #1", "300", "0"]);
   expect(cells(first).slice(0, 5)).toEqual(["#1", "failed", expect.stringContaining("began anew"), "150", "50"]);
   expect(first).toHaveTextContent("rank 3: ECC error");
+  expect(within(table).getByText("150 aborted")).toHaveAttribute("title", "Not all ranks sealed.");
   const drawing = screen.getByTestId("timeline");
   expect(drawing).toHaveTextContent("Attempt 1: failed at step 150. ECC error");
   expect(drawing).toHaveTextContent("Attempt 2 resumed from step 100");

@@ -172,6 +172,8 @@ class Attempt(Table):
     outcome_detail: Mapped[str | None] = mapped_column(Text)
     resumed_from_id: Mapped[str | None] = mapped_column(Text)  # a checkpoint; no key, for checkpoints refer to attempts
     offered_id: Mapped[str | None] = mapped_column(Text)  # the restore point that its opening was told
+    # The newer checkpoints that were skipped for it, the newest first. Deferred: each call of a rank reads its attempt.
+    skipped: Mapped[list[dict[str, Any]] | None] = mapped_column(Document, deferred=True)
     rolled_back_at: Mapped[datetime | None] = mapped_column(Moment)  # its own job left it, to go back; it did not fail
     # First commit or explicit rollback: from here on this attempt's line is the run's line (rule
     # latest-follows-lineage).
