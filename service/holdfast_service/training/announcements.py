@@ -87,6 +87,8 @@ def announce_restore(
 def end_stalls(session: Session, attempt_ids: Collection[int]) -> None:
     """The attempts have ended, and so has the stall of those that stood still: no later pass would tell so. Behind the
     statement that has ended them."""
+    if not attempt_ids:
+        return
     stalled = session.execute(
         select(Attempt, Run.project_id)
         .join(Run, Run.id == Attempt.run_id)
