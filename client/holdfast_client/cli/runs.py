@@ -182,7 +182,7 @@ def list_attempts(run: RunArgument, *, limit: LimitOption = None, json: JsonOpti
         show_json(found)
         return
     show_table(
-        [">attempt", "last heard (UTC)", ">step", "outcome", "host", "why", "skipped when it began"],
+        [">attempt", "last heard (UTC)", ">step", "outcome", "host", "why", "skipped"],
         (
             (
                 str(attempt.number),
