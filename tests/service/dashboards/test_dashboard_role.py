@@ -579,7 +579,7 @@ def test_grafanas_panels_find_something_for_the_role(service: RunningService, na
             found = connection.execute(whole.replace("${project:regex}", chosen))  # type: ignore[call-overload]
             assert [column.name for column in found.description or ()] == ["time", "metric", "value"]
             rows = found.fetchall()
-            assert any(value is not None and math.isfinite(value) for _, _, value in rows), chosen
+            assert any(isinstance(value, float) and math.isfinite(value) for _, _, value in rows), chosen
             assert {metric for _, metric, _ in rows} == {"random-1"}
             assert {type(moment) for moment, _, _ in rows} == {datetime}
         other = connection.execute(whole.replace("${project:regex}", "other"))  # type: ignore[call-overload]
