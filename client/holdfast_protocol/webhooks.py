@@ -6,11 +6,13 @@
 `DELETE /v1/webhooks/{id}`                                                -> WebhookView
 `POST   /v1/webhooks/{id}/test`                                           -> DeliveryView
 `GET    /v1/webhooks/{id}/deliveries`                                     -> Page[DeliveryView]
+`GET    /v1/webhooks/{id}/deliveries/{delivery_id}`                       -> DeliveryView
+`POST   /v1/webhooks/{id}/deliveries/{delivery_id}/redeliver`             -> DeliveryView
 
 A call is a POST by the Standard Webhooks specification (1.0.0): `webhook-id` is the same in each retry,
 `webhook-timestamp`, and `webhook-signature`: `v1,` and the Base64 of HMAC-SHA256 over `id.timestamp.body`, by the
 secret that was shown once. The body is an Event, or what the webhook's `format` makes of it. Answer 2xx once it is
-kept; 410 ends this call.
+kept; 410 ends this call. A call that is redelivered comes again with the same `webhook-id`.
 """
 
 from __future__ import annotations

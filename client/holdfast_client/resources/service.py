@@ -319,3 +319,11 @@ class Webhooks(Resource):
 
     def all_deliveries(self, webhook_id: str) -> Iterator[DeliveryView]:
         return all_items(lambda cursor: self.deliveries(webhook_id, cursor=cursor))
+
+    def delivery(self, webhook_id: str, delivery_id: str) -> DeliveryView:
+        return self.transport.call("GET", path("webhooks", webhook_id, "deliveries", delivery_id), DeliveryView)
+
+    def redeliver(self, webhook_id: str, delivery_id: str) -> DeliveryView:
+        """Has a call made again soon, with the same `webhook-id`; `delivery` tells its result."""
+        route = path("webhooks", webhook_id, "deliveries", delivery_id, "redeliver")
+        return self.transport.call("POST", route, DeliveryView, headers=once())

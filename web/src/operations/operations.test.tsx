@@ -246,6 +246,18 @@ describe("webhooks", () => {
     expect(screen.queryByText("whsec_once")).not.toBeInTheDocument();
   });
 
+  it("sends a call that was given up again, with a key", async () => {
+    const again = "POST /v1/webhooks/wh_1/deliveries/msg_1/redeliver";
+    const { sent } = open("/ui/operations/webhooks?webhook=wh_1", {
+      ...answers,
+      "GET /v1/webhooks/wh_1/deliveries": () => page({ ...DELIVERY, next_try_at: null, given_up_at: AT }),
+      [again]: () => ({ ...DELIVERY, tries: 0 }),
+    });
+    await userEvent.click(await screen.findByRole("button", { name: "Send attempt.lost msg_1 again" }));
+    expect(await screen.findByText(/msg_1 is sent again/)).toBeVisible();
+    expect((await sent(again))?.request.headers.get("Idempotency-Key")).toMatch(/^[0-9a-f]{32}$/);
+  });
+
   it("deletes one when that is confirmed", async () => {
     const { sent } = open("/ui/operations/webhooks", answers);
     await userEvent.click(await screen.findByRole("button", { name: `Delete ${WEBHOOK.url}` }));
