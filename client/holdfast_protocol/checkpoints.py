@@ -8,6 +8,7 @@
 `POST /v1/checkpoints/{id}/abort`                      AbortCheckpoint -> CheckpointView
 `GET  /v1/checkpoints/{id}?wait=30`                                    -> CheckpointView
 `GET  /v1/projects/{project}/runs/{run}/checkpoints`   filters         -> Page[CheckpointView]
+`GET  /v1/projects/{project}/checkpoints`, `/v1/checkpoints`  filters  -> Page[CheckpointView]
 `GET  /v1/checkpoints/{id}/manifest`                                   -> Manifest
 `GET  /v1/checkpoints/{id}/shards/{rank}`                              -> ShardChunks
 `PATCH /v1/checkpoints/{id}`  (If-Match)               EditCheckpoint  -> CheckpointView

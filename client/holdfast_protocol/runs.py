@@ -4,6 +4,7 @@
 `PUT /v1/projects/{project}`  (If-Match, if it changes something)  EditProject -> ProjectView
 `GET /v1/projects/{project}`                        -> ProjectView
 `GET /v1/projects/{project}/runs?status=&tag=`      -> Page[RunView]
+`GET /v1/runs?status=&tag=`                         -> Page[RunView]   of all projects that the token sees
 `PUT /v1/projects/{project}/runs/{run}`             -> RunView      (makes it; an existing one is fine)
 `GET /v1/projects/{project}/runs/{run}`             -> RunView
 `PATCH /v1/projects/{project}/runs/{run}`           (If-Match)  EditRun -> RunView

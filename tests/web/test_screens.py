@@ -234,7 +234,7 @@ def test_a_checkpoint_goes_to_the_trash_by_its_count_and_comes_back(
     expect(page.get_by_role("heading", name="In the trash")).to_be_visible()
     assert state_of(service, catalog.deletable) == "trashed"
     page.goto(f"{service.url}/ui/retention?project=demo&view=trash&run=bert")
-    page.get_by_role("button", name="Take step 10 of attempt 1 back").click()
+    page.get_by_role("button", name="Take step 10 of attempt 1 of bert back").click()
     expect(page.get_by_text("Nothing of this run is in the trash")).to_be_visible()
     assert state_of(service, catalog.deletable) == "committed"
 
@@ -248,7 +248,8 @@ def state_of(service: RunningService, checkpoint_id: str) -> str:
     [
         ("checkpoints/{deletable}", "See what would go"),
         ("checkpoints/{deletable}", "Pin"),
-        ("retention?view=trash&run=gpt", "Take step 400 of attempt 1 back"),
+        ("retention?view=trash&run=gpt", "Take step 400 of attempt 1 of gpt back"),
+        ("retention?view=trash", "Take step 400 of attempt 1 of gpt back"),
         ("storage", "Look for orphans"),
     ],
 )

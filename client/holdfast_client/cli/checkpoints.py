@@ -11,9 +11,9 @@ from holdfast_client.cli.arguments import (
     DeletedOption,
     JsonOption,
     LimitOption,
+    OnlyTarget,
     ReasonOption,
     SelectorArgument,
-    TargetArgument,
     connect,
     first,
     read_duration,
@@ -42,7 +42,7 @@ checkpoints = noun("checkpoints")
 
 @checkpoints.command("list")
 def list_checkpoints(
-    target: TargetArgument,
+    target: OnlyTarget = None,
     *,
     state: Annotated[CheckpointState | None, typer.Option(help="Only in this state.")] = None,
     health: Annotated[Health | None, typer.Option(help="Only of this health.")] = None,
@@ -53,29 +53,24 @@ def list_checkpoints(
     limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the checkpoints of a run or project, newest step first."""
+    """List checkpoints, those of one run together, newest step first."""
     if deleted and state is not None:
         raise typer.BadParameter("--deleted is --state trashed: give one of them.")
     state = CheckpointState.TRASHED if deleted else state
-    project, run = read_target(target)
+    project, run = (None, None) if target is None else read_target(target)
     with connect() as client:
-        runs = iter([run]) if run is not None else (one.name for one in client.runs.all(project))
         found = first(
-            (
-                one
-                for name in runs
-                for one in client.checkpoints.all(
-                    project, name, state=state, health=health, min_step=min_step, max_step=max_step, label=label
-                )
+            client.checkpoints.all(
+                project, run, state=state, health=health, min_step=min_step, max_step=max_step, label=label
             ),
             limit,
         )
     if json:
         show_json(found)
     elif state is CheckpointState.TRASHED:
-        _show_trashed(target, found)
+        _show_trashed(target or "this service", found)
     else:
-        _show_list(target, found)
+        _show_list(target or "this service", found)
 
 
 def _show_list(target: str, found: list[CheckpointView]) -> None:

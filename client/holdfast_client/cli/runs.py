@@ -52,7 +52,9 @@ attempts = noun("attempts")
 def list_runs(
     project: OnlyProject = None,
     *,
-    status: Annotated[RunStatus | None, typer.Option(help="Only runs with this status.")] = None,
+    status: Annotated[
+        list[RunStatus] | None, typer.Option(help="Only runs with this status; several times: with one of them.")
+    ] = None,
     tag: Annotated[str | None, typer.Option(help="Only runs with this tag.")] = None,
     deleted: DeletedOption = False,
     limit: LimitOption = None,
@@ -64,10 +66,7 @@ def list_runs(
     attempt began no later: the newer checkpoints that could not be restored then.
     """
     with connect() as client:
-        projects = iter([project]) if project is not None else (one.name for one in client.projects.all())
-        found = first(
-            (run for name in projects for run in client.runs.all(name, status=status, tag=tag, deleted=deleted)), limit
-        )
+        found = first(client.runs.all(project, status=status or None, tag=tag, deleted=deleted), limit)
     if json:
         show_json(found)
         return
@@ -88,7 +87,7 @@ def list_runs(
             )
             for run in found
         ),
-        nothing=f"No run is {status.value}. `holdfast runs list` shows how all of them fare."
+        nothing=f"No run is {' or '.join(status)}. `holdfast runs list` shows how all of them fare."
         if status
         else f"No run has the tag {tag}. `holdfast runs edit PROJECT/RUN --tag {tag}` gives it to one."
         if tag

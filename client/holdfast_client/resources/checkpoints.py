@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from holdfast_client.resources.base import Resource, all_items, if_match
 from holdfast_client.transport import path
@@ -81,11 +81,11 @@ class Checkpoints(Resource):
 
     def list(
         self,
-        project: str,
-        run: str,
+        project: str | None = None,
+        run: str | None = None,
         *,
-        state: CheckpointState | None = None,
-        health: Health | None = None,
+        state: CheckpointState | Sequence[CheckpointState] | None = None,
+        health: Health | Sequence[Health] | None = None,
         min_step: int | None = None,
         max_step: int | None = None,
         label: str | None = None,
@@ -93,10 +93,15 @@ class Checkpoints(Resource):
         cursor: str | None = None,
         limit: int | None = None,
     ) -> Page[CheckpointView]:
-        """One page of a run's checkpoints, the largest step first. `min_step` and `max_step` are inclusive."""
+        """One page of a run's checkpoints, the largest step first. Without `run` those of all runs of the project,
+        without `project` those of all projects that the token sees: run by run, in no order of the runs. `min_step` and
+        `max_step` are inclusive."""
+        if run is not None and project is None:
+            raise ValueError("A run is named with its project: list(project, run).")
+        of_run = () if run is None else ("runs", run)
         return self.transport.call(
             "GET",
-            path("projects", project, "runs", run, "checkpoints"),
+            path(*(() if project is None else ("projects", project)), *of_run, "checkpoints"),
             Page[CheckpointView],
             params={
                 "state": state,
@@ -112,11 +117,11 @@ class Checkpoints(Resource):
 
     def all(
         self,
-        project: str,
-        run: str,
+        project: str | None = None,
+        run: str | None = None,
         *,
-        state: CheckpointState | None = None,
-        health: Health | None = None,
+        state: CheckpointState | Sequence[CheckpointState] | None = None,
+        health: Health | Sequence[Health] | None = None,
         min_step: int | None = None,
         max_step: int | None = None,
         label: str | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from holdfast_client.errors import SessionNotFound
 from holdfast_client.resources.base import PLANS_SECONDS, Resource, all_items, if_match, made_once, once
@@ -52,24 +52,30 @@ class Runs(Resource):
 
     def list(
         self,
-        project: str,
+        project: str | None = None,
         *,
-        status: RunStatus | None = None,
+        status: RunStatus | Sequence[RunStatus] | None = None,
         tag: str | None = None,
         deleted: bool = False,
         cursor: str | None = None,
         limit: int | None = None,
     ) -> Page[RunView]:
-        """`tag`: only those that have it. `deleted`: only those in the trash."""
+        """One page, the newest first. `project` None: of all projects that the token sees. `status`: only these; `tag`:
+        only those that have it. `deleted`: only those in the trash."""
         return self.transport.call(
             "GET",
-            path("projects", project, "runs"),
+            path("runs") if project is None else path("projects", project, "runs"),
             Page[RunView],
             params={"status": status, "tag": tag, "deleted": deleted or None, "cursor": cursor, "limit": limit},
         )
 
     def all(
-        self, project: str, *, status: RunStatus | None = None, tag: str | None = None, deleted: bool = False
+        self,
+        project: str | None = None,
+        *,
+        status: RunStatus | Sequence[RunStatus] | None = None,
+        tag: str | None = None,
+        deleted: bool = False,
     ) -> Iterator[RunView]:
         return all_items(lambda cursor: self.list(project, status=status, tag=tag, deleted=deleted, cursor=cursor))
 

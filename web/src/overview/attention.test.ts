@@ -3,7 +3,7 @@ import { type Facts, findAttention } from "./attention";
 
 const NOW = Date.parse("2026-05-01T12:00:00Z");
 const NONE: Facts = {
-  ...{ runs: [], badCopies: [], hasAllBadCopies: true, badCheckpoints: [], storeEvents: [], stores: [] },
+  ...{ runs: [], badCopies: [], hasAllBadCopies: true, badCheckpoints: [], badEvents: [], storeEvents: [], stores: [] },
   project: undefined,
 };
 const before = (hours: number) => new Date(NOW - hours * 3_600_000).toISOString();
@@ -30,6 +30,8 @@ function point(committed_at: string): Schemas["RestorePoint"] {
   return { checkpoint_id: "ck", step: 30, attempt: 1, world_size: 1, digest: "d", logical_bytes: 0, committed_at };
 }
 
+const checkpoint = (id: string, health: string) =>
+  ({ id, health, project: "p", run: "a", step: 4, health_reason: null }) as Schemas["CheckpointView"];
 const event = (type: string, data: object, timestamp = before(1)) =>
   ({ id: `1-${type}-${timestamp}`, type, timestamp, data }) as Schemas["EventView"];
 const states = (facts: Partial<Facts>) => findAttention({ ...NONE, ...facts }, NOW).map((each) => each.state);
@@ -47,7 +49,8 @@ it("puts lost data first, then stores, crash loops, stopped runs, runs without p
     ],
     badCopies: [{ lost: true, checkpoints: 4, bad_at: before(2) } as Schemas["BadCopy"]],
     storeEvents: [event("store.unavailable", { store: "second" })],
-    badCheckpoints: [event("checkpoint.quarantined", { run: "a", step: 4 })],
+    badCheckpoints: [checkpoint("ck", "quarantined")],
+    badEvents: [event("checkpoint.quarantined", { checkpoint_id: "ck" })],
     project: { name: "p", quota_bytes: 100, quota_used_bytes: 90 } as Schemas["ProjectView"],
   });
   expect(found).toEqual(["corrupt", "unavailable", "quarantined", "stalled", "failed", "unprotected", "quota near"]);
@@ -76,10 +79,29 @@ it("counts chunks, and beside them the copies that are bad", () => {
   expect(detail(false)).toMatch(/^At least 2 chunks/);
 });
 
-it("tells a checkpoint once, however often it was marked", () => {
-  const data = { run: "a", step: 4, checkpoint_id: "ck" };
-  const badCheckpoints = [event("checkpoint.corrupt", data), event("checkpoint.corrupt", data, before(3))];
-  expect(states({ badCheckpoints })).toEqual(["corrupt"]);
+it("tells a corrupt checkpoint once and for as long as it is corrupt, a quarantined one while it is news", () => {
+  const about = (type: string, checkpoint_id: string, hours: number) => event(type, { checkpoint_id }, before(hours));
+  const found = findAttention(
+    {
+      ...NONE,
+      badCheckpoints: [
+        checkpoint("old", "corrupt"),
+        checkpoint("new", "corrupt"),
+        checkpoint("quarantined long ago", "quarantined"),
+      ],
+      badEvents: [
+        about("checkpoint.corrupt", "new", 1),
+        about("checkpoint.corrupt", "new", 3),
+        about("checkpoint.corrupt", "repaired", 4),
+        about("checkpoint.quarantined", "quarantined long ago", 24 * 8),
+      ],
+    },
+    NOW,
+  );
+  expect(found.map((each) => [each.key, each.since])).toEqual([
+    ["checkpoint new", before(1)],
+    ["checkpoint old", null],
+  ]);
 });
 
 it("tells a live run whose restore point is old, and not one that has finished", () => {

@@ -13,7 +13,7 @@ export interface Attention {
   /** What it is about. */
   subject: string;
   /** The run that it is about, if it is one. */
-  run: string | null;
+  of: { project: string; run: string } | null;
   detail: string;
   /** Since when, if that is known. */
   since: string | null;
@@ -25,8 +25,10 @@ export interface Facts {
   badCopies: readonly Schemas["BadCopy"][];
   /** The list was read to its end. */
   hasAllBadCopies: boolean;
-  /** That a checkpoint was quarantined or found corrupt, where it still is; the newest first. */
-  badCheckpoints: readonly Schemas["EventView"][];
+  /** Committed ones that are corrupt or quarantined. */
+  badCheckpoints: readonly Schemas["CheckpointView"][];
+  /** That a checkpoint was quarantined or found corrupt, the newest first. */
+  badEvents: readonly Schemas["EventView"][];
   /** That a store was unavailable or available again, the newest first. */
   storeEvents: readonly Schemas["EventView"][];
   stores: readonly Schemas["StoreView"][];
@@ -44,7 +46,7 @@ export function findAttention(facts: Facts, now: number): Attention[] {
   return [
     ...lostChunks(facts.badCopies, facts.hasAllBadCopies),
     ...stores(facts.stores, facts.storeEvents),
-    ...badCheckpoints(facts.badCheckpoints),
+    ...badCheckpoints(facts.badCheckpoints, facts.badEvents, now),
     ...stopped(facts.runs, now),
     ...unprotected(facts.runs, now),
     ...quota(facts.project),
@@ -67,7 +69,7 @@ function lostChunks(copies: Facts["badCopies"], isWhole: boolean): Attention[] {
       state: "corrupt",
       tone: "bad",
       subject: "Lost chunks",
-      run: null,
+      of: null,
       detail,
       since: since.sort()[0] ?? null,
     },
@@ -88,7 +90,7 @@ function stores(found: Facts["stores"], events: Facts["storeEvents"]): Attention
         state: "unavailable",
         tone: "bad",
         subject: `Store: ${role}`,
-        run: null,
+        of: null,
         detail: event.data.reason ?? "A process of the service cannot use it.",
         since: event.timestamp,
       }),
@@ -101,7 +103,7 @@ function stores(found: Facts["stores"], events: Facts["storeEvents"]): Attention
           state: "problem",
           tone: "bad",
           subject: `Store: ${store.role}`,
-          run: null,
+          of: null,
           detail: store.problem ?? "",
           since: null,
         }),
@@ -109,21 +111,27 @@ function stores(found: Facts["stores"], events: Facts["storeEvents"]): Attention
   ];
 }
 
-function badCheckpoints(events: Facts["badCheckpoints"]): Attention[] {
+/** What is corrupt needs a person until it is repaired or deleted. What is quarantined is dealt with: it is told for as
+ * long as it is news. */
+function badCheckpoints(found: Facts["badCheckpoints"], events: Facts["badEvents"], now: number): Attention[] {
   const newest = new Map<string, Schemas["EventView"]>();
   for (const event of events) {
-    const key = event.data.checkpoint_id ?? event.id;
+    const key = `${event.data.checkpoint_id} ${event.type}`;
     if (!newest.has(key)) newest.set(key, event);
   }
-  return [...newest.values()].map((event) => ({
-    key: event.id,
-    state: event.type.replace("checkpoint.", ""),
-    tone: "bad" as const,
-    subject: `${event.data.run ?? "?"}, step ${event.data.step ?? "?"}`,
-    run: event.data.run ?? null,
-    detail: event.data.reason ?? "",
-    since: event.timestamp,
-  }));
+  return found
+    .map((each) => ({ each, event: newest.get(`${each.id} checkpoint.${each.health}`) }))
+    .filter(({ each, event }) => each.health === "corrupt" || (event !== undefined && isRecent(event.timestamp, now)))
+    .map(({ each, event }) => ({
+      key: `checkpoint ${each.id}`,
+      state: each.health,
+      tone: "bad" as const,
+      subject: `${each.run}, step ${each.step}`,
+      of: { project: each.project, run: each.run },
+      detail: each.health_reason ?? event?.data.reason ?? "",
+      since: event?.timestamp ?? null,
+    }))
+    .sort((one, other) => (other.since ?? "").localeCompare(one.since ?? ""));
 }
 
 const STOPPED = ["stalled", "lost", "failed"];
@@ -138,7 +146,7 @@ function stopped(runs: Facts["runs"], now: number): Attention[] {
       state: run.status ?? "",
       tone: "bad" as const,
       subject: run.name,
-      run: run.name,
+      of: { project: run.project, run: run.name },
       detail:
         run.status_detail ??
         `Its newest attempt is ${run.latest_attempt}; its last step ${run.last_step ?? "is unknown"}.`,
@@ -162,7 +170,7 @@ function unprotected(runs: Facts["runs"], now: number): Attention[] {
         state: "unprotected",
         tone: "warn",
         subject: run.name,
-        run: run.name,
+        of: { project: run.project, run: run.name },
         detail,
         since,
       },
@@ -199,7 +207,7 @@ function quota(project: Facts["project"]): Attention[] {
       state: over ? "quota reached" : "quota near",
       tone: over ? "bad" : "warn",
       subject: `Project ${project.name}`,
-      run: null,
+      of: null,
       detail,
       since: null,
     },

@@ -423,6 +423,26 @@ it("takes checkpoints back from the trash, and says why one stays there", async 
   expect(screen.getByRole("alert")).toHaveTextContent("Its purge has begun.");
 });
 
+it("has the trash of all runs in one list", async () => {
+  const trashed = (run: string) => ({
+    ...{ id: `ck_${run}`, project: "demo", run, step: 10, attempt: 1, state: "trashed", trashed_by: "person" },
+    ...{ purge_at: new Date(Date.now() + 7_200_000).toISOString(), trash_reason: null, logical_bytes: 100 },
+  });
+  const asked = serve(
+    answers({
+      "GET /v1/projects/demo/checkpoints": () => page(trashed("llama"), trashed("vit")),
+      "GET /v1/projects/demo/runs": () => page(),
+      "POST /v1/checkpoints/ck_vit/undelete": () => ({}),
+    }),
+  );
+  open("?view=trash");
+  const table = await screen.findByRole("grid", { name: "Checkpoints in the trash" });
+  expect(within(table).getAllByRole("link").map((each) => each.textContent)).toEqual(["llama", "vit"]);
+  await userEvent.click(screen.getByRole("button", { name: "Take step 10 of attempt 1 of vit back" }));
+  await waitFor(() => expect(asked.some((each) => each.url.endsWith("ck_vit/undelete"))).toBe(true));
+  expect(asked.some((each) => /\/(usage|cost)/.test(new URL(each.url).pathname))).toBe(false);
+});
+
 it("lists the runs of a project by what they cost", async () => {
   const other = { ...RUN, id: "r2", name: "vit" };
   serve(

@@ -127,7 +127,10 @@ class Run(Deletable, Table):
     # By people. The ETag is a hash of both.
     tags: Mapped[list[str]] = mapped_column(Document, default=list, server_default="[]")
     note: Mapped[str] = mapped_column(Text, default="", server_default="")
-    __table_args__ = (UniqueConstraint("project_id", "name"),)
+    __table_args__ = (
+        UniqueConstraint("project_id", "name"),
+        Index("ix_runs_created_at", "created_at", "id"),  # the list of all projects' runs
+    )
 
 
 # Living attempts, and fenced ones that may have been dead before: few of all. A query that says exactly this can use
