@@ -14,7 +14,7 @@ from holdfast_protocol.states import Scope
 from holdfast_protocol.stores import FindingKind
 from tests.support.rank import Job, Refused, answer, digest_of
 from tests.support.rebuilt import check_all, rebuilt_service, record_all
-from tests.support.retention import plan, put_policy
+from tests.support.retention import plan, prune, put_policy
 from tests.support.service import RunningService
 
 
@@ -148,6 +148,9 @@ def test_checkpoints_of_all_runs_are_one_list(job: Job, service: RunningService)
     )
     own_list = pages(http, f"{job.base}/checkpoints", state="committed")
     assert [each for each in pages(http, route, state="committed") if each["run"] == "gpt"] == own_list
+    prune(service, checkpoint_ids=[own_list[-1]["id"]], dry_run=False)
+    assert named(http, route, state=["trashed", "deleting"]) == [("demo/gpt", 100)]
+    assert named(http, "/v1/checkpoints", state="trashed", health="diverged") == []
     assert named(http, route, label="milestone", max_step=300) == [("demo/gpt", 300)]
     own = service.http(token=service.token(Scope.READ, project="other"))
     assert named(own, "/v1/checkpoints", state="committed") == [("other/vit", 400), ("other/vit", 100)]

@@ -72,6 +72,8 @@ class SeededCatalog:
         for level, kept_last in (("demo", 5), ("demo/runs/gpt", 3)):
             policy = {"document": {"keep_last": kept_last}}
             answer(http.put(f"/v1/projects/{level}/policies/retention", json=policy))
+        objectives = {"document": {"rpo_seconds": 3600, "rto_seconds": 900}}
+        answer(http.put("/v1/projects/demo/policies/objectives", json=objectives))
 
     def _save_bert(self, service: RunningService) -> None:
         http = service.http()

@@ -12,7 +12,7 @@ from playwright.sync_api import BrowserContext, Locator, Page, Response, expect
 from holdfast_protocol.states import Scope
 from holdfast_service.background.registry import OPERATION_KINDS
 from holdfast_service.operations.controller import reconcile
-from tests.support.rank import answer
+from tests.support.rank import Job, answer
 from tests.support.service import RunningService
 from tests.web.axe import grave_violations
 from tests.web.seeded_catalog import SeededCatalog, trains
@@ -42,6 +42,7 @@ SCREENS = [
     ("retention?view=trash&run=gpt", "Retention and cost", "of a branch that was left"),
     ("retention?view=usage", "Retention and cost", "By run, the dearest first"),
     ("storage?run=bert", "Storage", "Tiers of bert"),
+    ("storage", "Storage", "Restored within (RTO)"),
     ("operations", "Controllers", "collect"),
     ("operations/long", "Long operations", "sweep"),
     ("operations/events", "Events", "checkpoint.committed"),
@@ -202,6 +203,28 @@ def test_an_older_checkpoint_is_proven_by_a_drill_of_it(
     expect(drills).to_contain_text("behind step 2, the newest (RPO)")
     proven = answer(service.http().get("/v1/operations", params={"kind": "drill"}))["items"]
     assert [each["result"]["checkpoint_id"] for each in proven] == [catalog.whole_before]
+
+
+def test_a_call_of_a_webhook_is_sent_again(screen: Callable[..., Page], service: RunningService) -> None:
+    http = service.http()
+    (hook,) = answer(http.get("/v1/projects/demo/webhooks"))["items"]
+    call = answer(http.post(f"/v1/webhooks/{hook['id']}/test"))
+    page = screen(f"operations/webhooks?webhook={hook['id']}")
+    page.get_by_role("button", name=f"Send webhook.test {call['id']} again").click()
+    expect(page.get_by_text(f"{call['id']} is sent again")).to_be_visible()
+    newest = answer(http.get("/v1/audit-events", params={"limit": 1}))["items"][0]
+    assert (newest["action"], newest["after"]["delivery"]) == ("webhook.redeliver", call["id"])
+
+
+def test_the_overview_tells_of_other_projects(screen: Callable[..., Page], service: RunningService) -> None:
+    Job(service.http(), "zeta/vit", create=True).end("failed", detail="out of memory")
+    page = screen("")
+    other = page.get_by_role("region", name="In other projects")
+    expect(other).to_contain_text("out of memory")
+    settled(page)
+    assert not grave_violations(page)
+    other.get_by_role("link", name="zeta/vit").click()
+    expect(heading(page, "vit")).to_be_visible()
 
 
 def tab_to(page: Page, wanted: Locator) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, select, tuple_
+from sqlalchemy import ColumnElement, select, text, tuple_
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page
@@ -20,7 +20,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.copies.stored_bytes import stored_bytes_of_checkpoint
 from holdfast_service.db.dialect import holds_text
 from holdfast_service.db.pages import cut_page, decode_cursor
-from holdfast_service.db.tables.core import Checkpoint, Project, Run
+from holdfast_service.db.tables.core import IN_TRASH, UNWELL, Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError, refuse_unless_seen
 from holdfast_service.lineage.best_and_proven import unproven_among
 from holdfast_service.lineage.restore_choice import choose_restore_point, line_of_run, point_of
@@ -88,8 +88,9 @@ def list_across_runs(
     limit: int,
 ) -> Page[CheckpointView]:
     """Of all runs of a project; `project` None: of every project that the caller may see. Those of one run stand
-    together, the largest step first: an index has them in this order. The runs are in the order of their ids; those in
-    the trash are there as well. Raises `forbidden` and `project_not_found`."""
+    together, the largest step first: an index has them in this order, and one has the few that are not well or in the
+    trash alone. The runs are in the order of their ids; those in the trash are there as well. Raises `forbidden` and
+    `project_not_found`."""
     key = (Checkpoint.run_id, Checkpoint.step, Checkpoint.id)
     query = (
         select(Checkpoint, Project.name, Run.name)
@@ -106,6 +107,10 @@ def list_across_runs(
         elif caller.project_id is not None:
             query = query.where(Run.project_id == caller.project_id)
         query = query.where(Run.purged_at.is_(None), *_conditions(session, wanted))
+        if wanted.healths and Health.OK not in wanted.healths:
+            query = query.where(text(f"checkpoints.{UNWELL}"))
+        if wanted.states and set(wanted.states) <= {CheckpointState.TRASHED, CheckpointState.DELETING}:
+            query = query.where(text(f"checkpoints.{IN_TRASH}"))
         rows, next_cursor = cut_page(
             _CURSOR_ACROSS,
             session.execute(query).tuples().all(),

@@ -204,6 +204,11 @@ TO_COOL = "tier_wanted IS NOT NULL AND state = 'committed'"
 THAWED = "thawed_until IS NOT NULL"
 
 
+# What people look for over all runs: few of all. A query that says exactly this can use the partial index.
+UNWELL = "health <> 'ok'"
+IN_TRASH = "state IN ('trashed', 'deleting')"
+
+
 class Checkpoint(Table):
     __tablename__ = "checkpoints"
     id: Mapped[str] = mapped_column(Text, primary_key=True)
@@ -282,6 +287,8 @@ class Checkpoint(Table):
             unique=True,
         ),
         Index("ix_checkpoints_run_id_step", "run_id", "step", "id"),
+        partial_index("ix_checkpoints_unwell", "run_id", "step", "id", where=UNWELL),
+        partial_index("ix_checkpoints_in_trash", "run_id", "step", "id", where=IN_TRASH),
         partial_index("ix_checkpoints_corrupt", "id", where="health = 'corrupt'"),
         partial_index("ix_checkpoints_uploading_deadline", "deadline_at", where="state = 'uploading'"),
         partial_index("ix_checkpoints_trashed_purge", "purge_at", where="state = 'trashed'"),
