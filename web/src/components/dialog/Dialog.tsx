@@ -9,11 +9,13 @@ interface DialogProps {
   onClose: () => void;
   /** Nothing but what stands in it closes it. */
   keeps?: boolean;
+  /** For what has tables. */
+  wide?: boolean;
 }
 
 /** The browser's own dialog: it keeps the focus inside, makes the rest inert and gives the focus back. Rendered while it
  * is open. */
-export function Dialog({ title, children, onClose, keeps = false }: DialogProps) {
+export function Dialog({ title, children, onClose, keeps = false, wide = false }: DialogProps) {
   const [dialog, setDialog] = useState<HTMLDialogElement | null>(null);
   const isOut = useRef(false);
   const id = useId();
@@ -43,7 +45,7 @@ export function Dialog({ title, children, onClose, keeps = false }: DialogProps)
   return (
     <dialog
       ref={setDialog}
-      className={styles.dialog}
+      className={wide ? `${styles.dialog} ${styles.wide}` : styles.dialog}
       aria-labelledby={id}
       onCancel={(event) => {
         event.preventDefault();

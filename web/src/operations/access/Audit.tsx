@@ -2,14 +2,17 @@ import { useNavigate, useSearch } from "@tanstack/react-router";
 import { type Schemas, usePages } from "@/api/client";
 import { Allowed } from "@/app/Allowed";
 import { useProject } from "@/app/project";
+import { Choice } from "@/components/choose/Choice";
 import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
+import { Fact, Facts } from "@/components/facts/Facts";
 import { EmptyState } from "@/components/states";
 import { Age, Nothing, Time } from "@/components/values";
+import { changesOf } from "@/format/changes";
 import { formatCount } from "@/format/numbers";
 import { RunName } from "@/runs/RunName";
-import { changesOf, formatValue, summaryOf } from "../changes";
+import { formatValue, sameOf, summaryOf } from "../changes";
 import styles from "../Operations.module.css";
-import { Choice, Details, Everywhere, Fact, Facts, TextFilter } from "../parts";
+import { Details, Everywhere, TextFilter } from "../parts";
 import type { ActorKind, AuditSearch } from "../route";
 
 type AuditEventView = Schemas["AuditEventView"];
@@ -119,6 +122,7 @@ function AuditList() {
         />
         <TextFilter label="Who" value={actor} onChange={(value) => set({ actor: value })} />
         <Choice
+          className={styles.filter}
           label="Person or controller"
           value={actor_kind}
           offered={ACTOR_KINDS}
@@ -165,7 +169,8 @@ function AuditList() {
 }
 
 function OneEvent({ of }: { of: AuditEventView }) {
-  const changes = changesOf(of.before, of.after);
+  const changes = changesOf(of.before ?? {}, of.after ?? {}, { lists: true });
+  const same = sameOf(of.before, of.after);
   return (
     <>
       <Facts>
@@ -191,7 +196,7 @@ function OneEvent({ of }: { of: AuditEventView }) {
         </Fact>
         <Fact name="Reason">{of.reason || <Nothing why="none given" />}</Fact>
       </Facts>
-      {changes.length > 0 && (
+      {changes.length + same.length > 0 && (
         <section className={styles.changes}>
           <h3>What changed</h3>
           <table>
@@ -203,9 +208,9 @@ function OneEvent({ of }: { of: AuditEventView }) {
               </tr>
             </thead>
             <tbody>
-              {changes.map(({ field, before, after, differs }) => (
-                <tr key={field} className={differs ? undefined : "quiet"}>
-                  <th scope="row">{field.replaceAll("_", " ")}</th>
+              {[...changes, ...same].map(({ path, before, after }, index) => (
+                <tr key={path} className={index < changes.length ? undefined : "quiet"}>
+                  <th scope="row">{path.replaceAll("_", " ")}</th>
                   <td>{formatValue(before)}</td>
                   <td>{formatValue(after)}</td>
                 </tr>
