@@ -1,4 +1,3 @@
-import type { UseQueryResult } from "@tanstack/react-query";
 import { type Schemas, useQuery } from "@/api/client";
 import { useSession } from "@/api/session";
 import { useWhole, type Whole } from "@/api/whole";
@@ -106,7 +105,14 @@ export function useFactsElsewhere(project: string): Known {
 
 type Reading = Pick<Known, "isReading" | "isWhole" | "failed" | "readOn">;
 
-function readingOf(lists: readonly Whole<unknown>[], singles: readonly UseQueryResult<unknown, unknown>[] = []): Reading {
+interface Single {
+  data: unknown;
+  error: unknown;
+  isLoading: boolean;
+  refetch: () => Promise<unknown>;
+}
+
+function readingOf(lists: readonly Whole<unknown>[], singles: readonly Single[] = []): Reading {
   const failed =
     lists.find((each) => each.error) ??
     singles.filter((each) => each.error).map(({ error, refetch }) => ({ error, retry: () => void refetch() }))[0];

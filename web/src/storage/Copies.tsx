@@ -76,11 +76,7 @@ const COPIES: Columns<Schemas["RunCopies"]> = [
     id: "state",
     header: "State",
     size: 110,
-    cell: ({ row: { original } }) => (
-      <StateBadge
-        {...stateOf(original)}
-      />
-    ),
+    cell: ({ row: { original } }) => <StateBadge {...stateOf(original)} />,
   }),
   copies.accessor("lag_seconds", {
     header: "Behind by",

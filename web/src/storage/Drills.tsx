@@ -50,7 +50,7 @@ export function Drills({ project, run }: { project: string; run: string | undefi
 }
 
 /** Of the policy of objectives. */
-interface Document {
+interface ObjectivesDocument {
   rpo_seconds?: number;
   rto_seconds?: number;
 }
@@ -71,8 +71,8 @@ function Objectives({ project, run }: { project: string; run: string | undefined
     { enabled: run !== undefined },
   );
   const found = run === undefined ? ofProject : ofRun;
-  const isNone = found.error instanceof ProblemError && found.error.problem.code === "policy_not_found";
-  if (isNone)
+  const error: unknown = found.error;
+  if (error instanceof ProblemError && error.problem.code === "policy_not_found")
     return (
       <div className="quiet">
         There is no objective to compare with. Write <code>{'{"rpo_seconds": 3600, "rto_seconds": 900}'}</code> to a
@@ -83,8 +83,8 @@ function Objectives({ project, run }: { project: string; run: string | undefined
         />
       </div>
     );
-  if (found.error) return <ErrorState error={found.error} onRetry={() => void found.refetch()} />;
-  const { rpo_seconds, rto_seconds } = (found.data?.document ?? {}) as Document;
+  if (error) return <ErrorState error={error} onRetry={() => void found.refetch()} />;
+  const { rpo_seconds, rto_seconds } = (found.data?.document ?? {}) as ObjectivesDocument;
   return (
     <Figures>
       <Figure name="May be behind by (RPO)">{rpo_seconds == null ? "no objective" : formatSeconds(rpo_seconds)}</Figure>
