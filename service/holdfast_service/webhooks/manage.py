@@ -231,6 +231,7 @@ def redeliver(
                 before={"tries": row.tries, "status": row.last_status, "error": row.last_error},
                 after={"webhook": hook.id, "delivery": called, "host": host_of(hook.url)},
             )
+            lease.end_locked(row)  # of a process that has died at it, or answers too late
             row.tries, row.next_try_at = 0, now
             row.delivered_at = row.given_up_at = row.last_status = row.last_error = None
             session.flush()
