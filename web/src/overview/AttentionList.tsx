@@ -31,8 +31,8 @@ export function AttentionElsewhere({ project }: { project: string }) {
   return (
     <Found known={known} now={now} namesProject>
       <p className="quiet">
-        In no other project is a run stalled, lost or without a restore point, or a checkpoint corrupt. Choose one at the
-        top for its copies, its quota and its trends.
+        In no other project is a run stalled, lost or without a restore point, or a checkpoint corrupt. Choose one at
+        the top for its copies, its quota and its trends.
       </p>
     </Found>
   );
