@@ -116,6 +116,9 @@ def job(http: httpx.Client) -> Job:
         ({"label": "mile"}, []),
         ({"attempt": 1, "state": "committed", "health": "ok"}, [300, 100]),
         ({"attempt": 2}, []),
+        ({"committed_since": "2000-01-01T00:00:00Z"}, [400, 300, 100]),
+        ({"committed_since": "2999-01-01T00:00:00Z"}, []),
+        ({"committed_before": "2000-01-01T00:00:00Z"}, []),
     ],
 )
 def test_checkpoints_are_filtered(job: Job, filters: dict[str, Any], steps: list[int]) -> None:
@@ -157,6 +160,13 @@ def test_checkpoints_of_all_runs_are_one_list(job: Job, service: RunningService)
     assert own.get(route).status_code == 403
     assert http.get("/v1/projects/none/checkpoints").json()["code"] == "project_not_found"
     assert http.get(route, params={"cursor": "WyJydW5zIiwxLDJd"}).json()["code"] == "invalid_request"
+
+
+def test_checkpoints_are_filtered_by_when_they_were_committed(job: Job) -> None:
+    path = f"{job.base}/checkpoints"
+    middle = next(each["committed_at"] for each in pages(job.http, path) if each["step"] == 300)
+    assert [each["step"] for each in pages(job.http, path, committed_since=middle)] == [400, 300]
+    assert [each["step"] for each in pages(job.http, path, committed_before=middle)] == [100]
 
 
 def test_a_cursor_holds_its_place_while_others_write(job: Job) -> None:

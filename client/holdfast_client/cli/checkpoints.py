@@ -14,9 +14,11 @@ from holdfast_client.cli.arguments import (
     OnlyTarget,
     ReasonOption,
     SelectorArgument,
+    SinceOption,
     connect,
     first,
     read_duration,
+    read_past,
     read_target,
     select,
 )
@@ -48,6 +50,8 @@ def list_checkpoints(
     health: Annotated[Health | None, typer.Option(help="Only of this health.")] = None,
     min_step: Annotated[int | None, typer.Option(min=0, help="From this step on.")] = None,
     max_step: Annotated[int | None, typer.Option(min=0, help="Up to this step.")] = None,
+    since: SinceOption = None,
+    before: Annotated[str | None, typer.Option(help="Committed before then, likewise.")] = None,
     label: Annotated[str | None, typer.Option(help="Only with this label.")] = None,
     deleted: DeletedOption = False,
     limit: LimitOption = None,
@@ -58,10 +62,19 @@ def list_checkpoints(
         raise typer.BadParameter("--deleted is --state trashed: give one of them.")
     state = CheckpointState.TRASHED if deleted else state
     project, run = (None, None) if target is None else read_target(target)
+    begins, ends = read_past(since), read_past(before)
     with connect() as client:
         found = first(
             client.checkpoints.all(
-                project, run, state=state, health=health, min_step=min_step, max_step=max_step, label=label
+                project,
+                run,
+                state=state,
+                health=health,
+                min_step=min_step,
+                max_step=max_step,
+                committed_since=begins,
+                committed_before=ends,
+                label=label,
             ),
             limit,
         )

@@ -49,7 +49,9 @@ _REMEMBERED = 5000
 
 ActorOption = Annotated[str | None, typer.Option(help="Only by this token's name or controller.")]
 PeopleOption = Annotated[bool, typer.Option("--people", help="Only changes by people, not by controllers.")]
-ActionOption = Annotated[str | None, typer.Option(help="Only actions with this prefix: hold., checkpoint.trash.")]
+ActionOption = Annotated[
+    list[str] | None, typer.Option(help="Only actions with this prefix: hold., checkpoint.trash; or several times.")
+]
 _ReadPage = Callable[[str | None], Page[AuditEventView]]
 
 
@@ -109,7 +111,7 @@ def _pages(
     *,
     actor: str | None,
     people: bool,
-    action: str | None,
+    action: list[str] | None,
     since: str | None,
     until: str | None,
     limit: int,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 from holdfast_client.resources.base import Resource, all_items, if_match
 from holdfast_client.transport import path
@@ -88,14 +89,16 @@ class Checkpoints(Resource):
         health: Health | Sequence[Health] | None = None,
         min_step: int | None = None,
         max_step: int | None = None,
+        committed_since: datetime | None = None,
+        committed_before: datetime | None = None,
         label: str | None = None,
         attempt: int | None = None,
         cursor: str | None = None,
         limit: int | None = None,
     ) -> Page[CheckpointView]:
         """One page of a run's checkpoints, the largest step first. Without `run` those of all runs of the project,
-        without `project` those of all projects that the token sees: run by run, in no order of the runs. `min_step` and
-        `max_step` are inclusive."""
+        without `project` those of all projects that the token sees: run by run, in no order of the runs. `min_step`,
+        `max_step` and `committed_since` are inclusive, `committed_before` is not."""
         if run is not None and project is None:
             raise ValueError("A run is named with its project: list(project, run).")
         of_run = () if run is None else ("runs", run)
@@ -108,6 +111,8 @@ class Checkpoints(Resource):
                 "health": health,
                 "min_step": min_step,
                 "max_step": max_step,
+                "committed_since": None if committed_since is None else committed_since.isoformat(),
+                "committed_before": None if committed_before is None else committed_before.isoformat(),
                 "label": label,
                 "attempt": attempt,
                 "cursor": cursor,
@@ -124,6 +129,8 @@ class Checkpoints(Resource):
         health: Health | Sequence[Health] | None = None,
         min_step: int | None = None,
         max_step: int | None = None,
+        committed_since: datetime | None = None,
+        committed_before: datetime | None = None,
         label: str | None = None,
         attempt: int | None = None,
     ) -> Iterator[CheckpointView]:
@@ -136,6 +143,8 @@ class Checkpoints(Resource):
                 health=health,
                 min_step=min_step,
                 max_step=max_step,
+                committed_since=committed_since,
+                committed_before=committed_before,
                 label=label,
                 attempt=attempt,
                 cursor=cursor,

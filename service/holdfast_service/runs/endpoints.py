@@ -30,6 +30,7 @@ from holdfast_service.web.parameters import (
     Cursor,
     IfMatch,
     Limit,
+    Moment,
     Operator,
     Reader,
     Trainer,
@@ -150,11 +151,20 @@ def _filter(
     health: Annotated[list[Health] | None, Query(description="One or several.")] = None,
     min_step: Annotated[Step | None, Query()] = None,
     max_step: Annotated[Step | None, Query()] = None,
+    committed_since: Annotated[Moment | None, Query(description="From this moment on.")] = None,
+    committed_before: Annotated[Moment | None, Query(description="Before this moment.")] = None,
     label: Annotated[Label | None, Query()] = None,
     attempt: Annotated[int | None, Query(ge=1)] = None,
 ) -> CheckpointFilter:
     return CheckpointFilter(
-        states=state or (), healths=health or (), min_step=min_step, max_step=max_step, label=label, attempt=attempt
+        states=state or (),
+        healths=health or (),
+        min_step=min_step,
+        max_step=max_step,
+        committed_since=committed_since,
+        committed_before=committed_before,
+        label=label,
+        attempt=attempt,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, select, text, tuple_
@@ -39,12 +40,15 @@ _CURSOR = "checkpoints"
 
 @dataclass(frozen=True)
 class CheckpointFilter:
-    """Empty or None: all of them. `min_step` and `max_step` are within the range."""
+    """Empty or None: all of them. `min_step`, `max_step` and `committed_since` are within the range, `committed_before`
+    is not; with one of the last two, what was never committed is left out."""
 
     states: Sequence[CheckpointState] = ()
     healths: Sequence[Health] = ()
     min_step: int | None = None
     max_step: int | None = None
+    committed_since: datetime | None = None
+    committed_before: datetime | None = None
     label: str | None = None
     attempt: int | None = None
 
@@ -144,6 +148,10 @@ def _conditions(session: Session, wanted: CheckpointFilter) -> list[ColumnElemen
         conditions.append(Checkpoint.step >= wanted.min_step)
     if wanted.max_step is not None:
         conditions.append(Checkpoint.step <= wanted.max_step)
+    if wanted.committed_since is not None:
+        conditions.append(Checkpoint.committed_at >= wanted.committed_since)
+    if wanted.committed_before is not None:
+        conditions.append(Checkpoint.committed_at < wanted.committed_before)
     if wanted.attempt is not None:
         conditions.append(Checkpoint.attempt_number == wanted.attempt)
     if wanted.label is not None:
