@@ -104,7 +104,7 @@ it("tells a corrupt checkpoint while it is corrupt, and not after its repair", a
     "GET /v1/projects/demo/checkpoints": () =>
       page({ id: "ck_bad", health: "corrupt", health_reason: null, project: "demo", run: "bert", step: 40 }),
   });
-  expect(await screen.findByText("bert, step 40")).toBeVisible();
+  expect(await screen.findByRole("link", { name: "bert, step 40" })).toHaveAttribute("href", "/checkpoints/ck_bad");
   expect(screen.queryByText("bert, step 30")).not.toBeInTheDocument();
   const list = asked.find((each) => each.url.includes("/checkpoints"));
   expect(list && has(list, "health", "corrupt") && has(list, "state", "committed")).toBe(true);

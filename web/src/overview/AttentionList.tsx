@@ -1,11 +1,13 @@
+import { Link } from "@tanstack/react-router";
 import type { ReactNode } from "react";
+import { CheckpointName } from "@/components/facts/CheckpointName";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState, ErrorState, Loading } from "@/components/states";
 import { useNow } from "@/components/useNow";
 import { Age } from "@/components/values";
 import { RunName } from "@/runs/RunName";
 import styles from "./AttentionList.module.css";
-import { type Attention, findAttention } from "./attention";
+import { type Attention, findAttention, type Place } from "./attention";
 import { type Known, useFacts, useFactsElsewhere } from "./useFacts";
 
 /** What needs attention in a project, and in the whole service if the token sees all of it. */
@@ -13,7 +15,7 @@ export function AttentionList({ project }: { project: string }) {
   const now = useNow();
   const known = useFacts(project, now);
   return (
-    <Found known={known} now={now}>
+    <Found project={project} known={known} now={now}>
       <EmptyState title="Nothing needs attention">
         <p>
           No run is stalled, lost or without a restore point, no checkpoint is corrupt, and no chunk is lost
@@ -29,7 +31,7 @@ export function AttentionElsewhere({ project }: { project: string }) {
   const now = useNow();
   const known = useFactsElsewhere(project);
   return (
-    <Found known={known} now={now} namesProject>
+    <Found project={project} known={known} now={now} namesProject>
       <p className="quiet">
         In no other project is a run stalled, lost or without a restore point, or a checkpoint corrupt. Choose one at
         the top for its copies, its quota and its trends.
@@ -39,6 +41,7 @@ export function AttentionElsewhere({ project }: { project: string }) {
 }
 
 interface FoundProps {
+  project: string;
   known: Known;
   now: number;
   namesProject?: boolean;
@@ -46,7 +49,7 @@ interface FoundProps {
   children: ReactNode;
 }
 
-function Found({ known, now, namesProject = false, children }: FoundProps) {
+function Found({ project, known, now, namesProject = false, children }: FoundProps) {
   const { facts, isReading, isWhole, failed, readOn } = known;
   const found = findAttention(facts, now);
   return (
@@ -55,7 +58,7 @@ function Found({ known, now, namesProject = false, children }: FoundProps) {
       {found.length > 0 && (
         <ul className={styles.list}>
           {found.map((each) => (
-            <Item key={each.key} attention={each} namesProject={namesProject} />
+            <Item key={each.key} project={project} attention={each} namesProject={namesProject} />
           ))}
         </ul>
       )}
@@ -77,19 +80,16 @@ function Found({ known, now, namesProject = false, children }: FoundProps) {
   );
 }
 
-function Item({ attention, namesProject }: { attention: Attention; namesProject: boolean }) {
-  const { state, tone, subject, of, detail, since } = attention;
+function Item({ project, attention, namesProject }: { project: string; attention: Attention; namesProject: boolean }) {
+  const { state, tone, to, detail, since } = attention;
+  const whose = attention.project ?? project;
   return (
     <li className={styles.item}>
       <StateBadge state={state} tone={tone} />
       <span className={styles.subject}>
-        {of === null ? (
-          subject
-        ) : (
-          <RunName project={of.project} run={of.run}>
-            {namesProject ? `${of.project}/${subject}` : subject}
-          </RunName>
-        )}
+        <Subject project={whose} to={to}>
+          {namesProject ? `${whose}/${attention.subject}` : attention.subject}
+        </Subject>
       </span>
       <span className={styles.detail}>{detail}</span>
       {since !== null && (
@@ -99,4 +99,30 @@ function Item({ attention, namesProject }: { attention: Attention; namesProject:
       )}
     </li>
   );
+}
+
+/** As a link to the screen where something can be done. */
+function Subject({ project, to, children }: { project: string; to: Place; children: string }) {
+  switch (to.screen) {
+    case "run":
+      return (
+        <RunName project={project} run={to.run}>
+          {children}
+        </RunName>
+      );
+    case "checkpoint":
+      return <CheckpointName id={to.id}>{children}</CheckpointName>;
+    case "storage":
+      return (
+        <Link to="/storage" search={{ project }}>
+          {children}
+        </Link>
+      );
+    case "usage":
+      return (
+        <Link to="/retention" search={{ project, view: "usage" }}>
+          {children}
+        </Link>
+      );
+  }
 }

@@ -12,12 +12,19 @@ export interface Attention {
   tone: "bad" | "warn";
   /** What it is about. */
   subject: string;
-  /** The run that it is about, if it is one. */
-  of: { project: string; run: string } | null;
+  /** Whose it is, if it is a run's or a checkpoint's. */
+  project: string | null;
+  /** The screen where something can be done about it. */
+  to: Place;
   detail: string;
   /** Since when, if that is known. */
   since: string | null;
 }
+
+export type Place =
+  | { screen: "run"; run: string }
+  | { screen: "checkpoint"; id: string }
+  | { screen: "storage" | "usage" };
 
 export interface Facts {
   /** Stalled, lost and failed ones, and those that train. */
@@ -69,7 +76,8 @@ function lostChunks(copies: Facts["badCopies"], isWhole: boolean): Attention[] {
       state: "corrupt",
       tone: "bad",
       subject: "Lost chunks",
-      of: null,
+      project: null,
+      to: { screen: "storage" },
       detail,
       since: since.sort()[0] ?? null,
     },
@@ -90,7 +98,8 @@ function stores(found: Facts["stores"], events: Facts["storeEvents"]): Attention
         state: "unavailable",
         tone: "bad",
         subject: `Store: ${role}`,
-        of: null,
+        project: null,
+        to: { screen: "storage" },
         detail: event.data.reason ?? "A process of the service cannot use it.",
         since: event.timestamp,
       }),
@@ -103,7 +112,8 @@ function stores(found: Facts["stores"], events: Facts["storeEvents"]): Attention
           state: "problem",
           tone: "bad",
           subject: `Store: ${store.role}`,
-          of: null,
+          project: null,
+          to: { screen: "storage" },
           detail: store.problem ?? "",
           since: null,
         }),
@@ -122,17 +132,26 @@ function badCheckpoints(found: Facts["badCheckpoints"], events: Facts["badEvents
   return found
     .map((each) => ({ each, event: newest.get(`${each.id} checkpoint.${each.health}`) }))
     .filter(({ each, event }) => each.health === "corrupt" || (event !== undefined && isRecent(event.timestamp, now)))
-    .map(({ each, event }) => ({
-      key: `checkpoint ${each.id}`,
-      state: each.health,
-      tone: "bad" as const,
-      subject: `${each.run}, step ${each.step}`,
-      of: { project: each.project, run: each.run },
-      detail: each.health_reason ?? event?.data.reason ?? "",
-      since: event?.timestamp ?? null,
-    }))
+    .map(({ each, event }) => {
+      const detail = each.health_reason ?? event?.data.reason ?? "";
+      const loops = each.health === "quarantined" && CRASH_LOOP.test(detail);
+      return {
+        key: `checkpoint ${each.id}`,
+        state: loops ? "crash loop" : each.health,
+        tone: "bad" as const,
+        subject: `${each.run}, step ${each.step}`,
+        project: each.project,
+        // Of a crash loop the run: its attempts tell why.
+        to: loops ? { screen: "run" as const, run: each.run } : { screen: "checkpoint" as const, id: each.id },
+        detail,
+        since: event?.timestamp ?? null,
+      };
+    })
     .sort((one, other) => (other.since ?? "").localeCompare(one.since ?? ""));
 }
+
+/** In the words with which the service puts a checkpoint in quarantine after a crash loop. */
+const CRASH_LOOP = /^Attempts .+ crashed from step \d+/;
 
 const STOPPED = ["stalled", "lost", "failed"];
 
@@ -146,7 +165,8 @@ function stopped(runs: Facts["runs"], now: number): Attention[] {
       state: run.status ?? "",
       tone: "bad" as const,
       subject: run.name,
-      of: { project: run.project, run: run.name },
+      project: run.project,
+      to: { screen: "run" as const, run: run.name },
       detail:
         run.status_detail ??
         `Its newest attempt is ${run.latest_attempt}; its last step ${run.last_step ?? "is unknown"}.`,
@@ -170,7 +190,8 @@ function unprotected(runs: Facts["runs"], now: number): Attention[] {
         state: "unprotected",
         tone: "warn",
         subject: run.name,
-        of: { project: run.project, run: run.name },
+        project: run.project,
+        to: { screen: "run" as const, run: run.name },
         detail,
         since,
       },
@@ -207,7 +228,8 @@ function quota(project: Facts["project"]): Attention[] {
       state: over ? "quota reached" : "quota near",
       tone: over ? "bad" : "warn",
       subject: `Project ${project.name}`,
-      of: null,
+      project: null,
+      to: { screen: "usage" },
       detail,
       since: null,
     },
