@@ -34,7 +34,7 @@ const COLUMNS: Columns<Row> = [
       return (
         <Link
           to="."
-          search={(old) => ({ ...old, before: number > 1 ? number - 1 : undefined, after: number })}
+          search={(old) => ({ ...old, before: undefined, after: number })}
           hash="differences"
           title="Compare it with the attempt before"
         >

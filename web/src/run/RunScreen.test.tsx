@@ -65,9 +65,11 @@ const ANSWERS = {
   [`GET ${RUN}/attempts/1`]: () => ATTEMPTS[1],
   [`GET ${RUN}/attempts/2`]: () => ATTEMPTS[0],
   [`GET ${RUN}/attempts/2/config`]: (request: Request) => {
-    expect(new URL(request.url).searchParams.get("against")).toBe("1");
+    // Without a choice the service takes the newest one before that gave a configuration.
+    const against = Number(new URL(request.url).searchParams.get("against") ?? 1);
     const differences = [{ path: "optimizer.lr", before: 0.1, after: 0.01, change: "changed" }];
-    return { attempt: 2, config: {}, compared_with: 1, differences, differences_left_out: 0 };
+    const config = { optimizer: { lr: 0.01 } };
+    return { attempt: 2, config, compared_with: against, differences, differences_left_out: 0 };
   },
   [`GET ${RUN}/checkpoints`]: (request: Request) => {
     const health = new URL(request.url).searchParams.get("health");
@@ -158,13 +160,43 @@ it("gives the values of the metric as a table", async () => {
 });
 
 it("compares two attempts, which stand in the address", async () => {
-  serve(ANSWERS);
+  const asked = serve(ANSWERS);
+  const against = () =>
+    asked.filter(({ url }) => url.includes("/config")).map(({ url }) => new URL(url).searchParams.get("against"));
   const router = open("/ui/runs/llama?project=demo");
   const section = await screen.findByRole("region", { name: "Differences between attempts" });
   expect(await within(section).findByRole("row", { name: "optimizer.lr 0.1 0.01" })).toBeInTheDocument();
   expect(await within(section).findByRole("row", { name: "cuda 12.4 12.6" })).toBeInTheDocument();
   await userEvent.click(within(section).getByRole("button", { name: "Compare" }));
   expect(router.state.location.search).toMatchObject({ before: 1, after: 2 });
+  await vi.waitFor(() => expect(against()).toEqual([null, "1"]));
+  expect(await within(section).findByText(/"lr": 0.01/)).toBeInTheDocument();
+});
+
+it("shows the whole configuration of the only attempt", async () => {
+  serve({
+    ...ANSWERS,
+    [`GET ${RUN}`]: () => ({ ...ANSWERS[`GET ${RUN}`](), latest_attempt: 1 }),
+    [`GET ${RUN}/attempts/1/config`]: () => ({
+      ...{ attempt: 1, config: { seed: 7 }, compared_with: null, differences: [], differences_left_out: 0 },
+    }),
+  });
+  open("/ui/runs/llama?project=demo");
+  expect(await screen.findByText(/"seed": 7/)).toBeInTheDocument();
+  expect(screen.getByText("There is one attempt")).toBeVisible();
+});
+
+it("finds the best checkpoint of a time", async () => {
+  const asked = serve(ANSWERS);
+  const router = open("/ui/runs/llama?project=demo&since=2026-01-01T00:00:00Z");
+  const section = await screen.findByRole("region", { name: "Checkpoints" });
+  const least = await within(section).findByText(/^Least loss/);
+  expect(least).toHaveTextContent("Least loss: 1.5 at step 200 #2; greatest: 2.5 at step 100 #1");
+  expect(within(section).getByRole("columnheader", { name: "loss" })).toBeVisible();
+  const given = asked.map(({ url }) => new URL(url).searchParams);
+  expect(given.some((each) => each.get("committed_since") === "2026-01-01T00:00:00Z")).toBe(true);
+  await userEvent.click(within(section).getByRole("button", { name: "Show all" }));
+  expect(router.state.location.searchStr).not.toContain("since");
 });
 
 it("says where the time went and how often to save, and keeps the rest when one of them fails", async () => {
