@@ -376,6 +376,13 @@ it("says who changed what, by filters in the address", async () => {
   );
   expect(router.state.location.search).toMatchObject({ actor: "ana", action: "checkpoint." });
   expect(screen.getByText("state: committed → trashed")).toBeVisible();
+  await userEvent.click(screen.getByLabelText("Deletions only"));
+  await waitFor(() =>
+    expect(queries("/v1/audit-events").at(-1)?.getAll("action")).toEqual(
+      expect.arrayContaining(["checkpoint.trash", "checkpoint.expire", "run.delete", "project.delete"]),
+    ),
+  );
+  expect(router.state.location.searchStr).not.toContain("action");
 });
 
 it("shows the processes, and which is silent", async () => {

@@ -1,3 +1,4 @@
+import { Link } from "@tanstack/react-router";
 import { useMemo, useState } from "react";
 import { type Pages, type Schemas, usePages, useQuery } from "@/api/client";
 import { failureOf } from "@/api/problem";
@@ -71,7 +72,17 @@ const COLUMNS: Columns<CheckpointView> = [
     header: "By",
     size: 100,
     meta: { phone: false },
-    cell: ({ getValue }) => BY[getValue() ?? ""] ?? getValue() ?? <Nothing />,
+    cell: ({ getValue, row }) => (
+      <Link
+        to="/checkpoints/$id"
+        params={{ id: row.original.id }}
+        search={{ part: "history" }}
+        title="Who, when and why"
+        aria-label={`Who moved step ${row.original.step} of attempt ${row.original.attempt} to the trash`}
+      >
+        {BY[getValue() ?? ""] ?? getValue() ?? "unknown"}
+      </Link>
+    ),
   }),
   column.accessor("trash_reason", {
     header: "Why",

@@ -99,18 +99,19 @@ function AuditList() {
   const search = useSearch({ from: "/operations/audit" });
   const navigate = useNavigate({ from: "/operations/audit" });
   const project = useProject();
-  const { actor, actor_kind, action, run, checkpoint, since, until, everywhere, event } = search;
+  const { actor, actor_kind, action, deletions, run, checkpoint, since, until, everywhere, event } = search;
   const set = (changed: AuditSearch) => void navigate({ search: (old) => ({ ...old, ...changed }) });
   const pages = usePages("/v1/audit-events", {
     query: {
       // A run is named with its project.
       ...(everywhere ? {} : { project, run }),
-      ...{ actor, actor_kind, action, checkpoint, since, until },
+      ...{ actor, actor_kind, checkpoint, since, until },
+      action: deletions ? DELETIONS : action === undefined ? undefined : [action],
       limit: 100,
     },
   });
   const shown = pages.items.find((each) => each.id === event);
-  const filters = [actor, actor_kind, action, run, checkpoint, since, until];
+  const filters = [actor, actor_kind, action, deletions, run, checkpoint, since, until];
 
   return (
     <>
@@ -130,10 +131,18 @@ function AuditList() {
         />
         <TextFilter
           label="Action begins with"
-          value={action}
+          value={deletions ? undefined : action}
           known={KNOWN}
-          onChange={(value) => set({ action: value })}
+          onChange={(value) => set({ action: value, deletions: undefined })}
         />
+        <label>
+          <input
+            type="checkbox"
+            checked={deletions ?? false}
+            onChange={(change) => set({ action: undefined, deletions: change.target.checked || undefined })}
+          />{" "}
+          Deletions only
+        </label>
         {!everywhere && <TextFilter label="Run" value={run} onChange={(value) => set({ run: value })} />}
         <TextFilter label="Checkpoint, by its id" value={checkpoint} onChange={(value) => set({ checkpoint: value })} />
         <Moment label="From" value={since} onChange={(value) => set({ since: value })} />
