@@ -357,7 +357,7 @@ it("prunes what was chosen of what a filter found, after a dry run", async () =>
           dry_run: wanted.dry_run,
           trashed: trashed(found),
           left: wanted.dry_run ? [kept] : [],
-          purge_at: wanted.dry_run ? null : "2999-01-01T00:00:00Z",
+          purge_at: "2999-01-01T00:00:00Z",
           freed: { bytes: found.length * 2 ** 30, by_store: { "posix:///s": found.length * 2 ** 30 } },
         };
       },
@@ -381,6 +381,7 @@ it("prunes what was chosen of what a filter found, after a dry run", async () =>
   await waitFor(() => expect(figure("Bytes freed")).toHaveTextContent("2.0 GiB"));
   await userEvent.click(screen.getByRole("button", { name: "Move 2 to the trash" }));
   const dialog = screen.getByRole("dialog");
+  expect(dialog).toHaveTextContent(/They can be taken back until .+2999.*; then the next collection frees 2.0 GiB/);
   await userEvent.type(within(dialog).getByLabelText(/^Why/), "spikes");
   await userEvent.type(within(dialog).getByLabelText("Type 2 to go on"), "2");
   await userEvent.click(within(dialog).getByRole("button", { name: "Move 2 to the trash" }));

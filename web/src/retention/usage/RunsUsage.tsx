@@ -73,6 +73,21 @@ const COLUMNS: Columns<Row> = [
       </Link>
     ),
   }),
+  column.display({
+    id: "prune",
+    header: "",
+    size: 80,
+    cell: ({ row }) => (
+      <Link
+        from="/retention"
+        to="/retention"
+        search={(old) => ({ ...old, view: "prune", run: row.original.run.name, filter: undefined })}
+        aria-label={`Prune ${row.original.run.name}`}
+      >
+        Prune
+      </Link>
+    ),
+  }),
 ];
 
 /** Of the rows in sight alone: a run's usage is counted anew with each call. */
