@@ -54,6 +54,7 @@ def filled(service: RunningService) -> RunningService:
     for run in ("demo/gpt", "hidden/secret-run"):
         job = Job(service.http(), run, create=True)
         job.save(100)
+        job.heartbeat(100, metrics={"loss": [[100, 1.0]]})
         sample_now(service)
         job.end("finished")
     service.http().get("/v1/events").raise_for_status()  # numbers them
@@ -120,7 +121,7 @@ def test_a_role_of_one_project_sees_no_row_of_another(filled: RunningService, na
         )
         told: list[str] = []
         connection.add_notice_handler(lambda notice: told.append(notice.message_primary or ""))
-        for subject in ("projects", "runs", "checkpoints", "restore_points", "usage_by_day", "events"):
+        for subject in ("projects", "runs", "checkpoints", "restore_points", "usage_by_day", "events", "curve_points"):
             connection.execute(f"SELECT * FROM dashboard_v1_{subject} WHERE pg_temp.told(project)")
         assert set(told) == {"demo"}
         # Its own tables, which stand before the catalog's in the order of names.
@@ -549,7 +550,7 @@ def test_the_guides_queries_find_something_for_the_role(service: RunningService,
         fill(session, runs=40, seed=5)
     sample_now(service)
     put_role(service.context.database, name, projects=["random-1"])
-    assert len(QUERIES) == 6
+    assert len(QUERIES) == 7
     with logged_in(service, name) as connection:
         for query in QUERIES:
             found = connection.execute(query)
