@@ -347,3 +347,52 @@ def test_a_commit_is_seen_without_a_reload(
     catalog.job.save(420)
     expect(live.get_by_role("gridcell", name="420", exact=True).last).to_be_visible()
     assert page.evaluate("() => window.stays")
+
+
+def test_the_curve_stands_over_the_attempts_on_the_same_steps_and_is_a_link(screen: Callable[..., Page]) -> None:
+    page = screen("runs/gpt?from=100&to=400")
+    settled(page)
+    expect(page.get_by_text("Not finite: nan at step 350.")).to_be_visible()
+    assert edges(page.locator(".u-over")) == pytest.approx(edges_of_ticks(page), abs=1)
+    curve = page.get_by_role("figure", name="loss over steps")
+    curve.get_by_text("loss over steps as a table").click()
+    for row in ("200 0.5 0.5", "210 0.28571 –", "300 0.2 0.25", "350 – –"):
+        expect(curve.get_by_role("row", name=row, exact=True)).to_be_visible()
+    page.get_by_role("link", name="All steps").click()
+    expect(curve.get_by_role("row", name="10 10 –", exact=True)).to_be_visible()
+    expect(page.get_by_text("greatest 10 at step 10.")).to_be_visible()  # and not 10^6, which is on no lineage
+    page.get_by_label("Metric", exact=True).select_option("lr")
+    expect(page).to_have_url(re.compile("metric=lr"))
+    page.reload()
+    expect(page.get_by_role("figure", name="lr over steps")).to_be_visible()
+
+
+def edges(element: Locator) -> list[float]:
+    """Left and right, in px."""
+    box = element.bounding_box()
+    assert box is not None
+    return [box["x"], box["x"] + box["width"]]
+
+
+def edges_of_ticks(page: Page) -> list[float]:
+    """Of the first and the last line of the timeline's axis, which are at the ends of its range."""
+    ticks = page.get_by_test_id("timeline").locator("> g:not([data-attempt]) > line")
+    found = ticks.evaluate_all("lines => lines.map(line => line.getBoundingClientRect().x)")
+    return [min(found), max(found)]
+
+
+def test_a_heartbeats_points_and_steps_come_without_a_reload(
+    sign_in_as: Callable[[str], Page], service: RunningService, catalog: SeededCatalog
+) -> None:
+    page = sign_in_as(service.token())
+    page.clock.install()
+    page.goto(f"{service.url}/ui/runs/gpt?project=demo&metric=lr")
+    settled(page)
+    curve = page.get_by_role("figure", name="lr over steps")
+    curve.get_by_text("lr over steps as a table").click()
+    expect(curve.get_by_role("row", name="360 0.0004", exact=True)).to_be_visible()
+    trains(catalog.job, 480, lr=[[480, 0.0003]])
+    page.clock.fast_forward(31_000)
+    expect(curve.get_by_role("row", name="480 0.0003", exact=True)).to_be_visible()
+    lane = page.get_by_test_id("timeline").locator("[data-attempt='2']")
+    expect(lane.get_by_text("Steps 201 to 480 are on the lineage")).to_be_attached()

@@ -35,6 +35,20 @@ const ATTEMPTS = [
     environment: { cuda: "12.4" },
   }),
 ];
+/** What the service says of these metrics: values by step. */
+const measured = (curves: Record<string, Record<number, number | "nan">>) => ({
+  attempt: null,
+  segments: [{ attempt: 2, max_step: null }],
+  names: Object.keys(curves),
+  metrics: Object.entries(curves).map(([name, values]) => ({
+    name,
+    points: Object.entries(values).map(([step, value]) => ({
+      step: Number(step),
+      attempt: 2,
+      ...(value === "nan" ? { value: null, nonfinite: value } : { value, nonfinite: null }),
+    })),
+  })),
+});
 const SPENT = {
   wall_seconds: 100,
   productive_seconds: 80,
@@ -75,6 +89,7 @@ const ANSWERS = {
     const health = new URL(request.url).searchParams.get("health");
     return page(...CHECKPOINTS.filter((each) => health === null || each.health === health));
   },
+  [`GET ${RUN}/metrics-history`]: () => measured({}),
   [`GET ${RUN}/goodput`]: () => ({
     ...SPENT,
     goodput: 0.8,
@@ -157,6 +172,55 @@ it("gives the values of the metric as a table", async () => {
   const curve = await screen.findByRole("figure", { name: "loss over steps" });
   await userEvent.click(within(curve).getByText("loss over steps as a table"));
   expect(within(curve).getByRole("row", { name: "200 1.5" })).toBeInTheDocument();
+});
+
+it("draws what the jobs measured at each step, with the checkpoints on it", async () => {
+  const curves = { loss: { 199: 1.6, 200: 1.5, 201: 9, 202: "nan" as const } };
+  const asked = serve({ ...ANSWERS, [`GET ${RUN}/metrics-history`]: () => measured(curves) });
+  open("/ui/runs/llama?project=demo&from=150&to=300");
+  const curve = await screen.findByRole("figure", { name: "loss over steps" });
+  await userEvent.click(within(curve).getByText("loss over steps as a table"));
+  expect(await within(curve).findByRole("row", { name: "Step loss loss of checkpoints" })).toBeInTheDocument();
+  expect(within(curve).getByRole("row", { name: "200 1.5 1.5" })).toBeInTheDocument();
+  expect(within(curve).getByRole("row", { name: "202 – –" })).toBeInTheDocument();
+  expect(screen.getByText("Least 1.5 at step 200, greatest 9 at step 201. Not finite: nan at step 202.")).toBeVisible();
+  const queries = asked.map((each) => new URL(each.url)).filter((each) => each.pathname.endsWith("metrics-history"));
+  expect(queries.map((each) => each.search)).toEqual(["?name=loss&from_step=150&to_step=300&points=1000"]);
+});
+
+it("shows another metric by the address, and asks for that one alone", async () => {
+  const curves = { grad_norm: { 1: 4.5 }, loss: { 1: 2.5 } };
+  const named = (request: Request) => new URL(request.url).searchParams.getAll("name");
+  const asked = serve({
+    ...ANSWERS,
+    [`GET ${RUN}/metrics-history`]: (request) => {
+      const whole = measured(curves);
+      return { ...whole, metrics: whole.metrics.filter(({ name }) => named(request).includes(name)) };
+    },
+  });
+  const router = open("/ui/runs/llama?project=demo");
+  await screen.findByRole("figure", { name: "loss over steps" });
+  await userEvent.selectOptions(screen.getByLabelText("Metric"), "grad_norm");
+  const curve = await screen.findByRole("figure", { name: "grad_norm over steps" });
+  expect(await within(curve).findByText("4.5")).toBeInTheDocument();
+  expect(router.state.location.search).toMatchObject({ metric: "grad_norm" });
+  const histories = asked.filter((each) => new URL(each.url).pathname.endsWith("metrics-history"));
+  expect(histories.map(named)).toEqual([["loss"], ["grad_norm"]]);
+});
+
+it("says what went wrong with the curve, and draws what checkpoints carry", async () => {
+  serve({ ...ANSWERS, [`GET ${RUN}/metrics-history`]: () => problem(500, "internal", "The catalog did not answer.") });
+  open("/ui/runs/llama?project=demo");
+  expect(await screen.findByRole("figure", { name: "loss over steps" })).toBeInTheDocument();
+  const section = screen.getByRole("region", { name: "Attempts over steps" });
+  expect(await within(section).findByRole("alert")).toHaveTextContent("The catalog did not answer.");
+});
+
+it("says how to give metrics where there are none", async () => {
+  serve({ ...ANSWERS, [`GET ${RUN}/checkpoints`]: () => page(checkpoint(1, 100)) });
+  open("/ui/runs/llama?project=demo");
+  expect(await screen.findByText(/No metric of this run is known/)).toHaveTextContent("ckpt.step(step, state, metrics=…)");
+  expect(screen.queryByLabelText("Metric")).toBeNull();
 });
 
 it("compares two attempts, which stand in the address", async () => {
