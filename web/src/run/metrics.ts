@@ -37,8 +37,8 @@ export function curveOf(
   points?: readonly Value[],
 ): Curve {
   const carrying = checkpoints.filter((each) => each.committed_at !== null && each.metrics[metric] !== undefined);
-  const valueOf = ({ step, metrics }: CheckpointView): Value => ({ step, value: null, ...metrics[metric] });
-  const kept = carrying.filter((each) => isOnLineage(lineage, each)).map(valueOf);
+  const carried = ({ step, metrics }: CheckpointView): Value => ({ step, value: null, ...metrics[metric] });
+  const kept = carrying.filter((each) => isOnLineage(lineage, each)).map(carried);
   const drawn: (Omit<PlotSeries, "values"> & { of: readonly Value[] })[] = [];
   if (points === undefined) {
     drawn.push({ label: metric, of: kept });
@@ -46,7 +46,7 @@ export function curveOf(
     const branches = [...lost.keys()].sort((a, b) => b - a).slice(0, MOST_BRANCHES);
     for (const [index, attempt] of branches.entries()) {
       const label = `${metric}, attempt ${attempt}, not on the lineage`;
-      drawn.push({ label, of: (lost.get(attempt) ?? []).map(valueOf), color: BRANCH_COLORS[index] as string });
+      drawn.push({ label, of: (lost.get(attempt) ?? []).map(carried), color: BRANCH_COLORS[index] as string });
     }
   } else {
     drawn.push({ label: metric, of: points }, { label: `${metric} of checkpoints`, of: kept, dots: true });

@@ -91,7 +91,12 @@ it("draws a metric along the lineage, and what an attempt lost as a line of its 
 });
 
 it("draws what was measured as a line, the checkpoints on it as dots, and no abandoned attempt", () => {
-  expect(metricNames(CHECKPOINTS, ["grad_norm", "train_loss"])).toEqual(["loss", "train_loss", "accuracy", "grad_norm"]);
+  expect(metricNames(CHECKPOINTS, ["grad_norm", "train_loss"])).toEqual([
+    "loss",
+    "train_loss",
+    "accuracy",
+    "grad_norm",
+  ]);
   const points = [
     { step: 300, value: 3.5 },
     { step: 350, value: 3 },
@@ -105,9 +110,7 @@ it("draws what was measured as a line, the checkpoints on it as dots, and no aba
     ["loss", [undefined, 3.5, 3, null, null, undefined, 1], undefined],
     ["loss of checkpoints", [4, undefined, 3, undefined, undefined, 1, undefined], true],
   ]);
-  expect(words).toBe(
-    "Least 1 at step 1,400, greatest 3.5 at step 300. Not finite: inf at step 351, nan at step 352.",
-  );
+  expect(words).toBe("Least 1 at step 1,400, greatest 3.5 at step 300. Not finite: inf at step 351, nan at step 352.");
   expect(curveOf([], "loss", LINEAGE, [])).toEqual({ x: [], series: [], words: "" });
 });
 
