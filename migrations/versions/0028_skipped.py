@@ -9,7 +9,7 @@ from alembic import op
 from holdfast_service.db.dialect import Document
 
 revision = "0028"
-down_revision = "0024"
+down_revision = "0027"
 branch_labels = None
 depends_on = None
 
