@@ -201,7 +201,7 @@ it("shows another metric by the address, and asks for that one alone", async () 
     },
   });
   const router = open("/ui/runs/llama?project=demo");
-  await screen.findByRole("figure", { name: "loss over steps" });
+  await screen.findByRole("option", { name: "grad_norm" });
   await userEvent.selectOptions(screen.getByLabelText("Metric"), "grad_norm");
   const curve = await screen.findByRole("figure", { name: "grad_norm over steps" });
   expect(await within(curve).findByText("4.5")).toBeInTheDocument();
