@@ -64,11 +64,15 @@ it("leads to the screen where something can be done about it", () => {
       badCopies: [{ lost: true, checkpoints: 4 } as Schemas["BadCopy"]],
       stores: [{ role: "second", problem: "Access is denied." } as Schemas["StoreView"]],
       badCheckpoints: [
-        event("checkpoint.corrupt", { run: "a", step: 4, checkpoint_id: "ck_4" }),
-        event("checkpoint.quarantined", {
-          ...{ run: "a", step: 3, checkpoint_id: "ck_3" },
-          reason: "Attempts 2, 3, 4 crashed from step 3 without progress",
-        }),
+        checkpoint("ck_4", "corrupt"),
+        {
+          ...checkpoint("ck_3", "quarantined"),
+          health_reason: "Attempts 2, 3, 4 crashed from step 3 without progress",
+        },
+      ],
+      badEvents: [
+        event("checkpoint.corrupt", { checkpoint_id: "ck_4" }),
+        event("checkpoint.quarantined", { checkpoint_id: "ck_3" }, before(2)),
       ],
       project: { name: "p", quota_bytes: 100, quota_used_bytes: 90 } as Schemas["ProjectView"],
     },

@@ -442,7 +442,7 @@ it("has the trash of all runs in one list", async () => {
     within(table)
       .getAllByRole("link")
       .map((each) => each.textContent),
-  ).toEqual(["llama", "vit"]);
+  ).toEqual(["llama", "a person", "vit", "a person"]);
   await userEvent.click(screen.getByRole("button", { name: "Take step 10 of attempt 1 of vit back" }));
   await waitFor(() => expect(asked.some((each) => each.url.endsWith("ck_vit/undelete"))).toBe(true));
   expect(asked.some((each) => /\/(usage|cost)/.test(new URL(each.url).pathname))).toBe(false);

@@ -115,7 +115,8 @@ it("compares drills and the second store with the objectives", async () => {
         : page(),
   });
   const region = await screen.findByRole("region", { name: "Drills" });
-  expect(await within(region).findByText("met")).toBeVisible();
+  // The objectives come after the drills, and draw their table anew.
+  await waitFor(() => expect(within(region).getByText("met")).toBeVisible());
   expect(within(region).getByText("missed")).toBeVisible();
   expect(within(region).getByText("2 min")).toBeVisible();
   const copies = await screen.findByRole("grid", { name: "Copies in the second store" });
