@@ -151,9 +151,10 @@ def test_checkpoints_of_all_runs_are_one_list(job: Job, service: RunningService)
     )
     own_list = pages(http, f"{job.base}/checkpoints", state="committed")
     assert [each for each in pages(http, route, state="committed") if each["run"] == "gpt"] == own_list
-    prune(service, checkpoint_ids=[own_list[-1]["id"]], dry_run=False)
-    assert named(http, route, state=["trashed", "deleting"]) == [("demo/gpt", 100)]
-    assert named(http, "/v1/checkpoints", state="trashed", health="diverged") == []
+    prune(service, checkpoint_ids=[own_list[0]["id"]], dry_run=False)
+    assert named(http, route, state=["trashed", "deleting"]) == [("demo/gpt", 400)]
+    assert named(http, "/v1/checkpoints", state="trashed", health="diverged") == [("demo/gpt", 400)]
+    assert named(http, "/v1/checkpoints", state="trashed", health="corrupt") == []
     assert named(http, route, label="milestone", max_step=300) == [("demo/gpt", 300)]
     own = service.http(token=service.token(Scope.READ, project="other"))
     assert named(own, "/v1/checkpoints", state="committed") == [("other/vit", 400), ("other/vit", 100)]

@@ -117,7 +117,7 @@ def list_across_runs(
             query = query.where(text(f"checkpoints.{IN_TRASH}"))
         rows, next_cursor = cut_page(
             _CURSOR_ACROSS,
-            session.execute(query).tuples().all(),
+            session.execute(query).all(),
             limit,
             lambda row: (row[0].run_id, row[0].step, row[0].id),
         )

@@ -142,7 +142,7 @@ def _run_views(session: Session, runs: Sequence[Run]) -> list[RunView]:
     """The same few statements for however many runs, and whatever they have."""
     ids = [run.id for run in runs]
     owners = {run.project_id for run in runs}
-    names = dict(session.execute(select(Project.id, Project.name).where(Project.id.in_(owners))).tuples())
+    names = dict(session.execute(select(Project.id, Project.name).where(Project.id.in_(owners))).all())
     sums = sums_of_runs(session, owners, ids)
     newest_step = (
         select(Checkpoint.step)
