@@ -32,6 +32,10 @@ const DRILL = {
   result: { seconds: 90, rpo_seconds: 3600 },
 };
 
+const COPIES = {
+  ...{ run: "llama", store: "second", policy: true, waiting: 2 },
+  ...{ lag_seconds: 600, lag_steps: 20, lag_bytes: 5 },
+};
 const PROJECT = { id: "1", name: "demo", quota_bytes: 100, quota_used_bytes: 40, stored_bytes: 90, runs: 1 };
 type Answers = Parameters<typeof serve>[0];
 
@@ -48,8 +52,7 @@ function open(search: string, answers: Answers = {}, session: Partial<Session> =
     "GET /v1/operations": (request) =>
       new URL(request.url).searchParams.get("kind") === "drill" ? page(DRILL) : page(),
     "GET /v1/projects/demo/bad-copies": () => page(),
-    "GET /v1/projects/demo/copies": () =>
-      page({ run: "llama", store: "second", policy: true, waiting: 2, lag_seconds: 600, lag_steps: 20, lag_bytes: 5 }),
+    "GET /v1/projects/demo/copies": () => page(COPIES),
     "GET /v1/projects/demo/policies/objectives": () => problem(404, "policy_not_found", "There is none."),
     "GET /v1/projects/demo/runs/llama/policies/objectives": () => problem(404, "policy_not_found", "There is none."),
     "GET /v1/projects/demo/runs/llama/tiers/plan": () => ({ rows: [], policy_level: null }),
@@ -107,8 +110,7 @@ it("compares drills and the second store with the objectives", async () => {
     "GET /v1/projects/demo/runs/llama/policies/objectives": () => ({
       document: { rpo_seconds: 300, rto_seconds: 120 },
     }),
-    "GET /v1/projects/demo/copies": () =>
-      page({ run: "llama", store: "second", policy: true, waiting: 2, lag_seconds: 600, rpo_objective_seconds: 300 }),
+    "GET /v1/projects/demo/copies": () => page({ ...COPIES, rpo_objective_seconds: 300 }),
     "GET /v1/operations": (request) =>
       new URL(request.url).searchParams.get("kind") === "drill"
         ? page({ ...DRILL, result: { ...DRILL.result, rto_objective_seconds: 120, rpo_objective_seconds: 300 } })
