@@ -64,7 +64,7 @@ def test_a_mistyped_policy_is_refused_with_what_was_meant() -> None:
 
 
 def test_objectives_say_something() -> None:
-    with pytest.raises(PolicyError, match="give rpo_seconds, rto_seconds or both"):
+    with pytest.raises(PolicyError, match="Give rpo_seconds, rto_seconds or both"):
         read_policy(PolicyKind.OBJECTIVES, {})
     with pytest.raises(PolicyError, match="rto_seconds"):
         read_policy(PolicyKind.OBJECTIVES, {"rto_seconds": 0})
