@@ -130,7 +130,7 @@ interface DetailsProps {
   onClose: () => void;
   /** What the closing button says. */
   close?: string;
-  /** Escape does not close it: what it shows is not shown again. */
+  /** No key closes it: what it shows is not shown again. */
   keeps?: boolean;
 }
 

@@ -9,9 +9,12 @@ interface DialogProps {
   onClose: () => void;
   /** Nothing but what stands in it closes it. */
   keeps?: boolean;
-  /** For what has tables. */
+  /** For more than a few words. */
   wide?: boolean;
 }
+
+/** Those that are open, the uppermost last: a key is for that one alone. */
+const open: HTMLDialogElement[] = [];
 
 /** The browser's own dialog: it keeps the focus inside, makes the rest inert and gives the focus back. Rendered while it
  * is open. */
@@ -22,11 +25,14 @@ export function Dialog({ title, children, onClose, keeps = false, wide = false }
 
   // Closed before React takes it out: an effect after the layout would come too late to give the focus back.
   useLayoutEffect(() => {
+    if (dialog === null) return;
     isOut.current = false;
-    dialog?.showModal();
+    dialog.showModal();
+    open.push(dialog);
     return () => {
       isOut.current = true;
-      dialog?.close();
+      dialog.close();
+      open.splice(open.indexOf(dialog), 1);
     };
   }, [dialog]);
 
@@ -34,13 +40,13 @@ export function Dialog({ title, children, onClose, keeps = false, wide = false }
   // the page's own. It is the document's, for a busy dialog may have no element that has the focus.
   useEffect(() => {
     function onKeyDown(event: KeyboardEvent) {
-      if (event.key !== "Escape" || event.defaultPrevented) return;
+      if (event.key !== "Escape" || event.defaultPrevented || open.at(-1) !== dialog) return;
       event.preventDefault();
       if (!keeps) onClose();
     }
     document.addEventListener("keydown", onKeyDown);
     return () => document.removeEventListener("keydown", onKeyDown);
-  }, [keeps, onClose]);
+  }, [dialog, keeps, onClose]);
 
   return (
     <dialog
