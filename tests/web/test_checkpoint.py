@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable
 
 import pytest
+from playwright.sync_api import Locator, Page, expect
+
 from holdfast_protocol.states import Scope
 from holdfast_service.background.registry import OPERATION_KINDS
 from holdfast_service.operations.controller import reconcile
-from playwright.sync_api import Locator, Page, expect
 from tests.support.rank import answer
 from tests.support.service import RunningService
 from tests.web.screens import audited, command, figure, heading, part, row, settled, state_of

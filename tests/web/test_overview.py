@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable
 
 import pytest
+from playwright.sync_api import Page, expect
+from sqlalchemy import update
+
 from holdfast_protocol.events import EventType
 from holdfast_protocol.states import StoreRole
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Attempt
 from holdfast_service.events.announce import announce
-from playwright.sync_api import Page, expect
-from sqlalchemy import update
 from tests.support.rank import Job, answer, digest_of
 from tests.support.rot import attached, flip, key_of
 from tests.support.service import RunningService

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
+
 from tests.support.rank import Job
 from tests.support.service import RunningService
 from tests.web.screens import heading, part, row, settled
