@@ -126,7 +126,6 @@ def test_the_trash_leads_to_who_put_a_checkpoint_there(walk: Walk) -> None:
     page = walk.page
     walk.screen("Retention and cost")
     walk.click(page.get_by_role("link", name="Trash", exact=True))
-    walk.click(page.get_by_role("link", name="The trash of gpt"))
     walk.click(page.get_by_role("link", name="Who moved step 400 of attempt 1 to the trash"))
     changes = page.get_by_role("region", name="Who changed what")
     expect(changes).to_contain_text("checkpoint trash, because of a branch that was left")

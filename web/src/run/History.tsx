@@ -51,6 +51,12 @@ export function History({ project, run }: { project: string; run: string }) {
   );
   const steps = useMemo(() => stepsOf(lanes, from, to), [lanes, from, to]);
   const [inset, setInset] = useState<Inset | null>(null);
+  // A plot tells its place at each drawing: what is as before makes nothing be drawn anew.
+  const onInset = useCallback(
+    (told: Inset | null) =>
+      setInset((known) => (known?.left === told?.left && known?.width === told?.width ? known : told)),
+    [],
+  );
 
   if (attempts.isPending) return <Loading what="the attempts" />;
   if (attempts.error && attempts.items.length === 0) {
@@ -79,7 +85,7 @@ export function History({ project, run }: { project: string; run: string }) {
             resumedFrom={resumedFrom}
             steps={steps}
             askedAgainAfter={whileLive(attempts.items)}
-            onInset={setInset}
+            onInset={onInset}
           />
           <Timeline
             lanes={lanes}
