@@ -353,6 +353,7 @@ def test_the_curve_stands_over_the_attempts_on_the_same_steps_and_is_a_link(scre
     page = screen("runs/gpt?from=100&to=400")
     settled(page)
     expect(page.get_by_text("Not finite: nan at step 350.")).to_be_visible()
+    expect(page.locator(".u-over")).to_be_visible()
     assert edges(page.locator(".u-over")) == pytest.approx(edges_of_ticks(page), abs=1)
     curve = page.get_by_role("figure", name="loss over steps")
     curve.get_by_text("loss over steps as a table").click()
@@ -361,7 +362,8 @@ def test_the_curve_stands_over_the_attempts_on_the_same_steps_and_is_a_link(scre
     page.get_by_role("link", name="All steps").click()
     expect(curve.get_by_role("row", name="10 10 –", exact=True)).to_be_visible()
     expect(page.get_by_text("greatest 10 at step 10.")).to_be_visible()  # and not 10^6, which is on no lineage
-    page.get_by_label("Metric", exact=True).select_option("lr")
+    # The words of its options belong to its name, for the label is around it.
+    page.get_by_role("combobox", name=re.compile("^Metric")).first.select_option("lr")
     expect(page).to_have_url(re.compile("metric=lr"))
     page.reload()
     expect(page.get_by_role("figure", name="lr over steps")).to_be_visible()
