@@ -102,6 +102,6 @@ it("tells a corrupt checkpoint while it is corrupt, and not after its repair", a
       has(request, "type", "checkpoint.corrupt") ? page(event("ck_bad", 40), event("ck_repaired", 30)) : page(),
     "GET /v1/projects/demo/runs/bert/checkpoints": () => page({ id: "ck_bad", health: "corrupt" }),
   });
-  expect(await screen.findByText("bert, step 40")).toBeVisible();
+  expect(await screen.findByRole("link", { name: "bert, step 40" })).toHaveAttribute("href", "/checkpoints/ck_bad");
   expect(screen.queryByText("bert, step 30")).not.toBeInTheDocument();
 });

@@ -1,10 +1,12 @@
+import { Link } from "@tanstack/react-router";
+import { CheckpointName } from "@/components/facts/CheckpointName";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState, ErrorState, Loading } from "@/components/states";
 import { useNow } from "@/components/useNow";
 import { Age } from "@/components/values";
 import { RunName } from "@/runs/RunName";
 import styles from "./AttentionList.module.css";
-import { type Attention, findAttention } from "./attention";
+import { type Attention, findAttention, type Place } from "./attention";
 import { useFacts } from "./useFacts";
 
 /** What needs attention in a project, and in the whole service if the token sees all of it. */
@@ -49,18 +51,14 @@ export function AttentionList({ project }: { project: string }) {
 }
 
 function Item({ project, attention }: { project: string; attention: Attention }) {
-  const { state, tone, subject, run, detail, since } = attention;
+  const { state, tone, subject, to, detail, since } = attention;
   return (
     <li className={styles.item}>
       <StateBadge state={state} tone={tone} />
       <span className={styles.subject}>
-        {run === null ? (
-          subject
-        ) : (
-          <RunName project={project} run={run}>
-            {subject}
-          </RunName>
-        )}
+        <Subject project={project} to={to}>
+          {subject}
+        </Subject>
       </span>
       <span className={styles.detail}>{detail}</span>
       {since !== null && (
@@ -70,4 +68,36 @@ function Item({ project, attention }: { project: string; attention: Attention })
       )}
     </li>
   );
+}
+
+/** As a link to the screen where something can be done. */
+function Subject({ project, to, children }: { project: string; to: Place; children: string }) {
+  switch (to.screen) {
+    case "run":
+      return (
+        <RunName project={project} run={to.run}>
+          {children}
+        </RunName>
+      );
+    case "checkpoint":
+      return <CheckpointName id={to.id}>{children}</CheckpointName>;
+    case "checkpoints":
+      return (
+        <Link to="/checkpoints" search={{ project }}>
+          {children}
+        </Link>
+      );
+    case "storage":
+      return (
+        <Link to="/storage" search={{ project }}>
+          {children}
+        </Link>
+      );
+    case "usage":
+      return (
+        <Link to="/retention" search={{ project, view: "usage" }}>
+          {children}
+        </Link>
+      );
+  }
 }

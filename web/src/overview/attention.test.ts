@@ -53,6 +53,34 @@ it("puts lost data first, then stores, crash loops, stopped runs, runs without p
   expect(found).toEqual(["corrupt", "unavailable", "quarantined", "stalled", "failed", "unprotected", "quota near"]);
 });
 
+it("leads to the screen where something can be done about it", () => {
+  const found = findAttention(
+    {
+      ...NONE,
+      runs: [run({ name: "b", status: "stalled" })],
+      badCopies: [{ lost: true, checkpoints: 4 } as Schemas["BadCopy"]],
+      stores: [{ role: "second", problem: "Access is denied." } as Schemas["StoreView"]],
+      badCheckpoints: [
+        event("checkpoint.corrupt", { run: "a", step: 4, checkpoint_id: "ck_4" }),
+        event("checkpoint.quarantined", {
+          ...{ run: "a", step: 3, checkpoint_id: "ck_3" },
+          reason: "Attempts 2, 3, 4 crashed from step 3 without progress",
+        }),
+      ],
+      project: { name: "p", quota_bytes: 100, quota_used_bytes: 90 } as Schemas["ProjectView"],
+    },
+    NOW,
+  );
+  expect(found.map((each) => [each.state, each.to])).toEqual([
+    ["corrupt", { screen: "storage" }],
+    ["problem", { screen: "storage" }],
+    ["corrupt", { screen: "checkpoint", id: "ck_4" }],
+    ["crash loop", { screen: "run", run: "a" }],
+    ["stalled", { screen: "run", run: "b" }],
+    ["quota near", { screen: "usage" }],
+  ]);
+});
+
 it("leaves a store alone that is back", () => {
   const events = [
     event("store.available", { store: "second" }),

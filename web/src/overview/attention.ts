@@ -12,12 +12,17 @@ export interface Attention {
   tone: "bad" | "warn";
   /** What it is about. */
   subject: string;
-  /** The run that it is about, if it is one. */
-  run: string | null;
+  /** The screen where something can be done about it. */
+  to: Place;
   detail: string;
   /** Since when, if that is known. */
   since: string | null;
 }
+
+export type Place =
+  | { screen: "run"; run: string }
+  | { screen: "checkpoint"; id: string }
+  | { screen: "checkpoints" | "storage" | "usage" };
 
 export interface Facts {
   /** Stalled, lost and failed ones, and those that train. */
@@ -68,7 +73,7 @@ function lostChunks(copies: Facts["badCopies"], isWhole: boolean): Attention[] {
       state: "corrupt",
       tone: "bad",
       subject: "Lost chunks",
-      run: null,
+      to: { screen: "storage" },
       detail,
       since: since.sort()[0] ?? null,
     },
@@ -89,7 +94,7 @@ function stores(found: Facts["stores"], events: Facts["storeEvents"]): Attention
         state: "unavailable",
         tone: "bad",
         subject: `Store: ${role}`,
-        run: null,
+        to: { screen: "storage" },
         detail: event.data.reason ?? "A process of the service cannot use it.",
         since: event.timestamp,
       }),
@@ -102,7 +107,7 @@ function stores(found: Facts["stores"], events: Facts["storeEvents"]): Attention
           state: "problem",
           tone: "bad",
           subject: `Store: ${store.role}`,
-          run: null,
+          to: { screen: "storage" },
           detail: store.problem ?? "",
           since: null,
         }),
@@ -118,13 +123,25 @@ function badCheckpoints(events: Facts["badCheckpoints"]): Attention[] {
   }
   return [...newest.values()].map((event) => ({
     key: event.id,
-    state: event.type.replace("checkpoint.", ""),
+    state: isCrashLoop(event) ? "crash loop" : event.type.replace("checkpoint.", ""),
     tone: "bad" as const,
     subject: `${event.data.run ?? "?"}, step ${event.data.step ?? "?"}`,
-    run: event.data.run ?? null,
+    to: placeOf(event),
     detail: event.data.reason ?? "",
     since: event.timestamp,
   }));
+}
+
+/** In the words with which the service puts a checkpoint in quarantine after a crash loop. */
+function isCrashLoop({ type, data }: Schemas["EventView"]): boolean {
+  return type === "checkpoint.quarantined" && /^Attempts .+ crashed from step \d+/.test(data.reason ?? "");
+}
+
+/** Of a crash loop the run: its attempts tell why. Else the checkpoint itself. */
+function placeOf(event: Schemas["EventView"]): Place {
+  const { run, checkpoint_id: id } = event.data;
+  if (run != null && (id == null || isCrashLoop(event))) return { screen: "run", run };
+  return id == null ? { screen: "checkpoints" } : { screen: "checkpoint", id };
 }
 
 const STOPPED = ["stalled", "lost", "failed"];
@@ -139,7 +156,7 @@ function stopped(runs: Facts["runs"], now: number): Attention[] {
       state: run.status ?? "",
       tone: "bad" as const,
       subject: run.name,
-      run: run.name,
+      to: { screen: "run" as const, run: run.name },
       detail:
         run.status_detail ??
         `Its newest attempt is ${run.latest_attempt}; its last step ${run.last_step ?? "is unknown"}.`,
@@ -163,7 +180,7 @@ function unprotected(runs: Facts["runs"], now: number): Attention[] {
         state: "unprotected",
         tone: "warn",
         subject: run.name,
-        run: run.name,
+        to: { screen: "run", run: run.name },
         detail,
         since,
       },
@@ -200,7 +217,7 @@ function quota(project: Facts["project"]): Attention[] {
       state: over ? "quota reached" : "quota near",
       tone: over ? "bad" : "warn",
       subject: `Project ${project.name}`,
-      run: null,
+      to: { screen: "usage" },
       detail,
       since: null,
     },
