@@ -12,6 +12,7 @@ from sqlalchemy import insert, select
 
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
+from holdfast_protocol.index_documents import Layout, Piece, SavedAs, Segment, ShardIndex, ShardLayout, TensorEntry
 from holdfast_protocol.states import StoreRole
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Project
@@ -36,6 +37,7 @@ class SeededCatalog:
     deletable: str
     whole: str
     whole_before: str
+    cut: str
 
     def fill(self, service: RunningService) -> None:
         http = service.http()
@@ -125,3 +127,28 @@ def trains(job: Job, step: int) -> None:
         progress_age_seconds=0.0,
         steps_per_second=2.0,
     )
+
+
+def save_cut_tensor(service: RunningService) -> str:
+    """The id of a checkpoint of two ranks: each has half of the rows of model/weight, and rank 0 the whole of
+    model/bias."""
+    job = Job(service.http(), "demo/cut", world_size=2)
+    half, bias = bytes(range(64)), bytes(16)
+    pieces = [Piece("model/weight", (4 * rank, 0), (4, 4), (Segment(0, 0, 64),)) for rank in range(2)]
+    tied = Piece("model/bias", (0,), (4,), (Segment(1, 0, 16),))
+    layout = Layout(
+        world_size=2,
+        tensors={
+            "model/weight": TensorEntry("model", "float32", (8, 4), replicated=False),
+            "model/bias": TensorEntry("model", "float32", (4,), replicated=True),
+        },
+        shards=(ShardLayout((64, 16), (pieces[0], tied)), ShardLayout((64,), (pieces[1],))),
+    )
+    save = job.begin(1)
+    saved_as = SavedAs(job.run, step=1, world_size=2)
+    for rank, data in enumerate(([half, bias], [half[::-1]])):
+        index = ShardIndex(saved_as, rank=rank, layout_digest=layout.digest).encode()
+        chunks = [*data, *([layout.encode()] if rank == 0 else []), index]
+        ordinals = {"shard": len(chunks) - 1} | ({"layout": len(chunks) - 2} if rank == 0 else {})
+        save.write(rank, chunks, index=ordinals)
+    return save.id
