@@ -11,6 +11,8 @@ import yaml
 
 FOLDER = Path(__file__).resolve().parents[1] / "deploy" / "grafana"
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_CATALOG_TYPE = "grafana-postgresql-datasource"
+_CATALOG = {"type": _CATALOG_TYPE, "uid": "${catalog}"}
 _WIDTH = 24
 _HEIGHTS = {"stat": 4, "timeseries": 8, "table": 8}
 
@@ -22,9 +24,15 @@ def definitions() -> list[dict[str, Any]]:
 
 
 def queries_of(panel: dict[str, Any]) -> dict[str, str]:
-    """By legend."""
+    """Prometheus's, by legend; none of a panel that reads the SQL views."""
+    if "sql" in panel:
+        return {}
     found: dict[str, str] = panel["queries"] if "queries" in panel else {"": panel["query"]}
     return found
+
+
+def panels_of(definition: dict[str, Any]) -> list[dict[str, Any]]:
+    return [panel for row in definition["rows"] for panel in row]
 
 
 def written(definition: dict[str, Any]) -> str:
@@ -40,16 +48,18 @@ def written(definition: dict[str, Any]) -> str:
         "links": [
             {"type": "dashboards", "tags": ["holdfast"], "title": "Holdfast", "keepTime": True, "includeVars": True}
         ],
-        "templating": {"list": list(_variables(definition["variables"]))},
+        "templating": {"list": list(_variables(definition))},
         "panels": list(_panels(definition["rows"])),
     }
     return json.dumps(dashboard, indent=1, ensure_ascii=False) + "\n"
 
 
-def _variables(variables: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _variables(definition: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
+    if any("sql" in panel for panel in panels_of(definition)):
+        yield {"name": "catalog", "label": "Catalog", "type": "datasource", "query": _CATALOG_TYPE}
     chosen = ""
-    for name, series in variables.items():
+    for name, series in definition["variables"].items():
         query = f"label_values({series}{{{chosen}}}, {name})"
         yield {
             "name": name,
@@ -86,6 +96,9 @@ def _panel(panel: dict[str, Any], number: int, place: dict[str, int]) -> dict[st
         | ({"format": "table", "instant": True} if is_table else {})
         for place, (legend, query) in enumerate(queries_of(panel).items())
     ]
+    if "sql" in panel:
+        raw = {"rawSql": panel["sql"].strip(), "rawQuery": True, "editorMode": "code", "format": "time_series"}
+        targets = [{"refId": "A", "datasource": _CATALOG} | raw]
     bad_above = panel.get("bad_above")
     defaults: dict[str, Any] = {"unit": panel.get("unit", "short")}
     if bad_above is not None:
@@ -103,11 +116,13 @@ def _panel(panel: dict[str, Any], number: int, place: dict[str, int]) -> dict[st
         "type": kind,
         "title": panel["title"],
         "description": panel.get("told", ""),
-        "datasource": _DATASOURCE,
+        "datasource": _CATALOG if "sql" in panel else _DATASOURCE,
         "gridPos": place,
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "targets": targets,
     }
+    if "sql" in panel:
+        made["timeFrom"] = "30d"  # days are no use in six hours
     if is_table:
         legends = list(queries_of(panel))
         named = {f"Value #{each['refId']}": each["legendFormat"] for each in targets}

@@ -203,6 +203,10 @@ class WebhookNotFound(NotFound):
     code = ProblemCode.WEBHOOK_NOT_FOUND
 
 
+class DeliveryNotFound(NotFound):
+    code = ProblemCode.DELIVERY_NOT_FOUND
+
+
 class SessionNotFound(NotFound):
     code = ProblemCode.SESSION_NOT_FOUND
 

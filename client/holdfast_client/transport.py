@@ -15,7 +15,7 @@ import ssl
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import quote
@@ -141,7 +141,7 @@ _FAULT_TRIES = 3
 """A bug's reply of the service may be momentary; a lasting bug must be reported soon."""
 
 ReplyT = TypeVar("ReplyT", bound=BaseModel)
-Params = Mapping[str, str | int | list[str] | None]
+Params = Mapping[str, str | int | Sequence[str] | None]
 
 
 def path(*segments: str | int) -> str:

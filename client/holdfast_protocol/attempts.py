@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field, JsonValue
 
 from holdfast_protocol.base import LARGEST_INTEGER, Fence, LaunchId, Reply, Request, example, fits, since
-from holdfast_protocol.restores import RestoreDecision
+from holdfast_protocol.restores import RestoreDecision, Skipped
 from holdfast_protocol.runs import ToldMetrics
 from holdfast_protocol.states import AttemptOutcome, Doing
 from holdfast_protocol.text import is_text
@@ -208,6 +208,11 @@ class AttemptView(Reply):
         default=None, description="It called after it was fenced, so it was still alive then."
     )
     resumed_from: str | None = Field(description="Checkpoint id.")
+    skipped: list[Skipped] | None = Field(
+        default=None,
+        description="Why it began no later: the newer checkpoints that its opening skipped, the newest 20. "
+        "Null: not known, or its own job went back.",
+    )
     rolled_back_at: datetime | None = Field(
         default=None, description="When its own job left it, to go back to an older checkpoint."
     )

@@ -8,6 +8,7 @@
 `POST /v1/checkpoints/{id}/abort`                      AbortCheckpoint -> CheckpointView
 `GET  /v1/checkpoints/{id}?wait=30`                                    -> CheckpointView
 `GET  /v1/projects/{project}/runs/{run}/checkpoints`   filters         -> Page[CheckpointView]
+`GET  /v1/projects/{project}/checkpoints`, `/v1/checkpoints`  filters  -> Page[CheckpointView]
 `GET  /v1/checkpoints/{id}/manifest`                                   -> Manifest
 `GET  /v1/checkpoints/{id}/shards/{rank}`                              -> ShardChunks
 `PATCH /v1/checkpoints/{id}`  (If-Match)               EditCheckpoint  -> CheckpointView
@@ -171,6 +172,13 @@ LARGEST_SHARD_BYTES = 2**46
 """For one rank: both databases can still keep the sum over the largest world."""
 
 
+def nonfinite_name(number: float) -> Literal["nan", "inf", "-inf"] | None:
+    """None of a finite number."""
+    if math.isfinite(number):
+        return None
+    return "nan" if math.isnan(number) else "inf" if number > 0 else "-inf"
+
+
 class MetricValue(Request):
     """A metric that survives JSON and every database: a finite value, or the name of a non-finite one (rule
     finite-metrics)."""
@@ -186,9 +194,8 @@ class MetricValue(Request):
 
     @classmethod
     def of(cls, number: float) -> MetricValue:
-        if math.isfinite(number):
-            return cls(value=number)
-        return cls(nonfinite="nan" if math.isnan(number) else "inf" if number > 0 else "-inf")
+        nonfinite = nonfinite_name(number)
+        return cls(value=number) if nonfinite is None else cls(nonfinite=nonfinite)
 
 
 Metrics = dict[Annotated[str, Field(min_length=1, max_length=100)], MetricValue]

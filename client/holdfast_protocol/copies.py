@@ -15,7 +15,7 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from holdfast_protocol.base import LARGEST_INTEGER, Label, Reply, Request, example
 from holdfast_protocol.policies.retention import KeepBest
@@ -45,6 +45,27 @@ class CopyPolicy(Request):
         return not (self.labels or self.kinds or self.every_steps or self.best)
 
 
+class ObjectivesPolicy(Request):
+    """What a project, or a run, can bear when its first store is lost. The service does nothing by it but compare, in
+    the list of copies and in the result of each drill."""
+
+    rpo_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=LARGEST_INTEGER,
+        description="For so long a committed state may lack a copy in the second store (RPO).",
+    )
+    rto_seconds: int | None = Field(
+        default=None, ge=1, le=LARGEST_INTEGER, description="A restore must be done within this time (RTO)."
+    )
+
+    @model_validator(mode="after")
+    def _says_something(self) -> ObjectivesPolicy:
+        if self.rpo_seconds is None and self.rto_seconds is None:
+            raise ValueError("give rpo_seconds, rto_seconds or both; without an objective delete the policy")
+        return self
+
+
 class RunCopies(Reply):
     """How far the second store is behind: the loss if the first one were gone now (RPO)."""
 
@@ -57,6 +78,9 @@ class RunCopies(Reply):
     copied_step: int | None = Field(description="The newest one that is whole in the second store.")
     copied_committed_at: datetime | None
     lag_seconds: float = Field(description="Since the oldest commit that is newer than the newest whole copy; 0: none.")
+    rpo_objective_seconds: float | None = Field(
+        default=None, description="As the policy of objectives has it, to compare with lag_seconds; null: none."
+    )
     lag_steps: int = Field(description="From the newest copied step to the newest wanted one.")
     lag_bytes: int = Field(description="Bytes to copy; a chunk that several checkpoints need counts in each.")
     waiting: int = Field(description="Wanted checkpoints that are not whole there yet.")
@@ -96,7 +120,20 @@ class DrillResult(Reply):
     newest_step: int = Field(description="The newest committed checkpoint, in any store.")
     rpo_seconds: float = Field(description="How far the restored state is behind the newest committed one.")
     rpo_steps: int
+    rto_objective_seconds: float | None = Field(
+        default=None, description="As the policy of objectives had it at this drill; null: none."
+    )
+    rpo_objective_seconds: float | None = Field(default=None, description="Likewise.")
     skipped: list[Skipped] = Field(description="Newer checkpoints, each with the reason to skip it.")
+
+    @property
+    def missed(self) -> list[str]:
+        """The objectives that this drill has not met: RTO, RPO."""
+        compared = {
+            "RTO": (self.seconds, self.rto_objective_seconds),
+            "RPO": (self.rpo_seconds, self.rpo_objective_seconds),
+        }
+        return [name for name, (found, wanted) in compared.items() if wanted is not None and found > wanted]
 
 
 class ScrubMode(StrEnum):

@@ -36,6 +36,7 @@ class ProblemCode(StrEnum):
     CONTROLLER_NOT_FOUND = "controller_not_found"
     OPERATION_NOT_FOUND = "operation_not_found"
     WEBHOOK_NOT_FOUND = "webhook_not_found"
+    DELIVERY_NOT_FOUND = "delivery_not_found"
     SESSION_NOT_FOUND = "session_not_found"
     NO_RESTORE_POINT = "no_restore_point"
     ROUTE_NOT_FOUND = "route_not_found"
@@ -110,6 +111,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.CONTROLLER_NOT_FOUND: ProblemKind(404, "No such controller"),
     ProblemCode.OPERATION_NOT_FOUND: ProblemKind(404, "No such operation"),
     ProblemCode.WEBHOOK_NOT_FOUND: ProblemKind(404, "No such webhook"),
+    ProblemCode.DELIVERY_NOT_FOUND: ProblemKind(404, "No such call of this webhook"),
     ProblemCode.SESSION_NOT_FOUND: ProblemKind(404, "There is no such session"),
     ProblemCode.NO_RESTORE_POINT: ProblemKind(404, "There is no valid restore point"),
     ProblemCode.ROUTE_NOT_FOUND: ProblemKind(404, "No such route"),

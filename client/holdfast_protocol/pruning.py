@@ -158,7 +158,9 @@ class Pruned(Reply):
     dry_run: bool = False
     trashed: list[PrunedCheckpoint] = Field(description="In the trash now; in a dry run, what would be there.")
     left: list[LeftCheckpoint] = Field(description="The checkpoints that stay, and why.")
-    purge_at: datetime | None = Field(description="Until when they can be taken back; null if none was trashed.")
+    purge_at: datetime | None = Field(
+        description="Until when they can be taken back, in a dry run if they went now; null if none goes."
+    )
     freed: FreedBytes
     more: bool = Field(default=False, description="Not all are done: call again.")
 

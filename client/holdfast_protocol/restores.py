@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
 from typing import ClassVar, Literal
@@ -49,6 +50,15 @@ class Skipped(Reply):
     attempt: int
     reason: SkippedReason
     detail: str
+
+
+def skipped_in_words(skipped: Iterable[Skipped]) -> str:
+    """One line: `1500 (aborted: disk full), 1400 (corrupt: a hole)`; empty if nothing was skipped."""
+    parts = []
+    for each in skipped:
+        why = each.detail.partition(": ")[2].rstrip(".")
+        parts.append(f"{each.step} ({each.reason.value}{': ' if why else ''}{why})")
+    return ", ".join(parts)
 
 
 class RestoreDecision(Reply):

@@ -4,6 +4,7 @@
 `PUT /v1/projects/{project}`  (If-Match, if it changes something)  EditProject -> ProjectView
 `GET /v1/projects/{project}`                        -> ProjectView
 `GET /v1/projects/{project}/runs?status=&tag=`      -> Page[RunView]
+`GET /v1/runs?status=&tag=`                         -> Page[RunView]   of all projects that the token sees
 `PUT /v1/projects/{project}/runs/{run}`             -> RunView      (makes it; an existing one is fine)
 `GET /v1/projects/{project}/runs/{run}`             -> RunView
 `PATCH /v1/projects/{project}/runs/{run}`           (If-Match)  EditRun -> RunView
@@ -19,6 +20,7 @@ deletes projects and runs and takes them back.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,7 +31,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from pydantic import AfterValidator, Field
 
 from holdfast_protocol.base import LARGEST_INTEGER, Label, Reply, Request, RunName, example
-from holdfast_protocol.checkpoints import MetricValue
+from holdfast_protocol.checkpoints import nonfinite_name
 from holdfast_protocol.pruning import InTrash
 from holdfast_protocol.restores import RestorePoint
 from holdfast_protocol.states import AttemptOutcome, RunStatus
@@ -221,7 +223,7 @@ class Measured(NamedTuple):
 
     @property
     def told(self) -> ToldPoint:
-        return self.step, MetricValue.of(self.value).nonfinite or self.value
+        return self.step, nonfinite_name(self.value) or self.value
 
 
 def thinned(points: Iterable[Measured], most: int) -> list[Measured]:
@@ -230,32 +232,44 @@ def thinned(points: Iterable[Measured], most: int) -> list[Measured]:
 
     Steps are put into buckets, as wide as it takes (a power of two). Of each bucket the least, the greatest and the
     last finite value stay, and the first that is not finite: a spike is never hidden. Attempts have buckets of their
-    own, until one for each is too many: then neighbours share them.
+    own, unless one for each may be too many: then all share them, and steps alone tell them apart.
     """
     kept = sorted(points, key=lambda point: (point.step, point.attempt))
     if len(kept) <= most:
         return kept
-    narrow, wide = 0, (kept[-1].step - kept[0].step + 1).bit_length() + 1
+    apart = len({point.attempt for point in kept}) * _MOST_OF_BUCKET <= most
+    # The widest has all steps in one bucket, which is few enough for certain.
+    wide = (kept[0].step ^ kept[-1].step).bit_length()
+    narrow = bisect_left(range(wide), True, key=lambda width: _count_buckets(kept, width, apart=apart) <= most)
+    reach = 0  # a bucket keeps three points or so: it is most often one of the next widths
     while narrow < wide:
-        middle = (narrow + wide) // 2
-        if len(_of_buckets(kept, middle)) <= most:
+        middle = min(narrow + reach, (narrow + wide) // 2)
+        found = _of_buckets(kept, middle, apart=apart)
+        if len(found) <= most:
             wide = middle
         else:
-            narrow = middle + 1
-    shared = 0
-    while len(found := _of_buckets(kept, narrow, shared)) > most:
-        # The last of it is one bucket for all steps of all attempts.
-        narrow, shared = LARGEST_INTEGER.bit_length(), shared + 1
-    return found
+            # Wider buckets keep of these what they keep of all.
+            kept, narrow, reach = found, middle + 1, 2 * reach + 1
+    return _of_buckets(kept, narrow, apart=apart)
 
 
-def _of_buckets(points: Sequence[Measured], width: int, shared: int = 0) -> list[Measured]:
-    """`points` are in order. A bucket is 2**width steps of 2**shared attempts."""
+_MOST_OF_BUCKET = 4
+
+
+def _count_buckets(points: Sequence[Measured], width: int, *, apart: bool) -> int:
+    return len({(attempt if apart else 0, step >> width) for attempt, step, _ in points})
+
+
+def _of_buckets(points: Sequence[Measured], width: int, *, apart: bool) -> list[Measured]:
+    """`points` are in order. A bucket is 2**width steps, of one attempt if they are `apart`."""
     buckets: dict[tuple[int, int], list[Measured]] = {}
     for point in points:
-        buckets.setdefault((point.attempt >> shared, point.step >> width), []).append(point)
+        buckets.setdefault((point.attempt if apart else 0, point.step >> width), []).append(point)
     kept: list[Measured] = []
     for bucket in buckets.values():
+        if len(bucket) == 1:
+            kept += bucket
+            continue
         finite = [point for point in bucket if isfinite(point.value)]
         stays = [point for point in bucket if not isfinite(point.value)][:1]
         if finite:

@@ -221,8 +221,8 @@ class _Sample(Reply):
     committed_checkpoints: int
     logical_bytes: int = Field(description="Bytes of the committed checkpoints' states in the trainer.")
     goodput: float | None = Field(
-        description="`productive_seconds / wall_seconds`; null: nothing ran, or no step's time was known. Over several "
-        "items divide the sums."
+        description="`productive_seconds / wall_seconds`; null: nothing ran, no step's time was known, or not all of a "
+        "project's runs were sampled. Over several items divide the sums."
     )
     productive_seconds: float = Field(description="Of these hours, in steps that the runs still had at `taken_at`.")
     wall_seconds: float = Field(description="Of these hours, in which an attempt was open or awaited by one.")
@@ -237,10 +237,12 @@ class ProjectSample(_Sample):
     currency: str
     unpriced_bytes: int = Field(description="Bytes that had no price, and are not in `per_month`.")
     live_runs: int = Field(description="Runs whose newest attempt was open.")
-    runs_without_restore_point: int = Field(description="Those of them that had no restore point.")
+    runs_without_restore_point: int = Field(
+        description="Those of them that had no restore point; if not all were sampled, that had committed nothing."
+    )
     restore_point_age_seconds: float | None = Field(
         description="The greatest age of a live run's restore point; of a day the greatest of its hours. null: no live "
-        "run had one."
+        "run had one, or not all were sampled."
     )
 
 

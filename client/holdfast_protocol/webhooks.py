@@ -6,11 +6,13 @@
 `DELETE /v1/webhooks/{id}`                                                -> WebhookView
 `POST   /v1/webhooks/{id}/test`                                           -> DeliveryView
 `GET    /v1/webhooks/{id}/deliveries`                                     -> Page[DeliveryView]
+`GET    /v1/webhooks/{id}/deliveries/{delivery_id}`                       -> DeliveryView
+`POST   /v1/webhooks/{id}/deliveries/{delivery_id}/redeliver`             -> DeliveryView
 
 A call is a POST by the Standard Webhooks specification (1.0.0): `webhook-id` is the same in each retry,
 `webhook-timestamp`, and `webhook-signature`: `v1,` and the Base64 of HMAC-SHA256 over `id.timestamp.body`, by the
 secret that was shown once. The body is an Event, or what the webhook's `format` makes of it. Answer 2xx once it is
-kept; 410 ends this call.
+kept; 410 ends this call. A call that is redelivered comes again with the same `webhook-id`.
 """
 
 from __future__ import annotations
@@ -33,9 +35,10 @@ class WebhookFormat(StrEnum):
     SLACK = "slack"
     """A message, for an incoming webhook of Slack, and of what takes the same."""
     PAGERDUTY = "pagerduty"
-    """An event of the Events API v2. `run.goes_on` resolves what `run.stalled` has triggered."""
+    """An event of the Events API v2. `run.goes_on` resolves what `run.stalled` has triggered, `attempt.revived` what
+    `attempt.lost` has, and `store.available` what `store.unavailable` has."""
     ALERTMANAGER = "alertmanager"
-    """An alert for `/api/v2/alerts` of Prometheus's Alertmanager; `run.goes_on` ends that of `run.stalled`."""
+    """An alert for `/api/v2/alerts` of Prometheus's Alertmanager. The same events end it."""
 
 
 class CreateWebhook(Request):
@@ -47,7 +50,11 @@ class CreateWebhook(Request):
     url: Annotated[str, StringConstraints(min_length=8, max_length=2000)] = Field(
         description="https; http and addresses that are not public only for hosts of HOLDFAST_WEBHOOK_ALLOWED_HOSTS."
     )
-    events: list[EventType] = Field(min_length=1, max_length=len(EventType))
+    events: list[EventType] = Field(
+        min_length=1,
+        max_length=len(EventType),
+        description="For `pagerduty` and `alertmanager` the events that end an alert are added to those that open it.",
+    )
     format: WebhookFormat = WebhookFormat.STANDARD
     routing_key: Annotated[str, StringConstraints(pattern="^[0-9A-Za-z]{8,64}$")] | None = Field(
         default=None,

@@ -10,13 +10,15 @@ The plan, in order; each line is a function below:
     5. `finished`         the same command again; it goes on to the end
     6. `compare`          every loss and every parameter against the reference
     7. `on_one_rank`      the two-rank checkpoint resumed on one rank: the same state, and training goes on
-With LOOK=yes the service then stays until Ctrl-C, and a line has the link to its web page. The last line is
+With LOOK=yes the service then stays until Ctrl-C; one line has the link to its web page, and one the command that makes
+another. The last line is
 `demo: PASS …` or `demo: FAIL …`, with exit code 0 or 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import sys
 import tempfile
@@ -36,7 +38,7 @@ from journal import read_journal
 from launches import Launch, launch_environment, torchrun
 from moments import Catalog, LaunchFailedError, between_saves, wait_for
 from screen import Screen
-from tests.support.serve import ServedHoldfast, holdfast_serve, without_holdfast_settings
+from tests.support.serve import HOLDFAST, ServedHoldfast, holdfast_serve, without_holdfast_settings
 from tests.support.store_servers import STORES
 
 from holdfast_client import Client, ClientSettings
@@ -193,11 +195,14 @@ def on_one_rank(run: Run, screen: Screen) -> None:
     )
 
 
-def look(screen: Screen, client: Client) -> None:
-    """The service stays until a person has seen enough."""
+def look(screen: Screen, client: Client, service: ServedHoldfast) -> None:
+    """The service stays until a person has seen enough. The link is good for a minute; the command makes a new one, in
+    any shell. On Postgres it needs the token too, which is the demo's own and goes with it."""
     code = client.tokens.sign_in_code().code
     screen.phase("the service stays until Ctrl-C")
     screen.happened(f"look at the runs, within a minute, once: {client.settings.url}/ui/#code={code}")
+    settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in service.environment.items())
+    screen.happened(f"later, in another shell: {settings} {shlex.quote(HOLDFAST)} ui")
     with suppress(KeyboardInterrupt):
         threading.Event().wait()
 
@@ -224,7 +229,7 @@ def demo(screen: Screen, scale: Scale, folder: Path, *, store: str, database: st
             on_one_rank(run, screen)
             newest = run.catalog.committed()
             if stays:
-                look(screen, client)
+                look(screen, client, service)
     screen.table(("launch", "ranks", "resumed", "steps", "ended"), run.rows)
     size = 0 if newest is None else newest.logical_bytes
     return f"killed twice, nothing lost: {scale.steps} steps and {size / 1e6:.0f} MB of state equal bit for bit"

@@ -79,6 +79,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.restore.endpoints.checkpoints_router,
     holdfast_service.runs.endpoints.service_router,
     holdfast_service.runs.endpoints.projects_router,
+    holdfast_service.runs.endpoints.all_runs_router,
     holdfast_service.runs.endpoints.runs_router,
     holdfast_service.runs.endpoints.checkpoints_router,
     holdfast_service.insights.endpoints.router,

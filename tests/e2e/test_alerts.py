@@ -68,3 +68,15 @@ def labels_of(expression: str) -> set[str]:
     if "holdfast:run_host" in expression:
         kept |= {"project", "run", "host"}
     return kept if kept or "up{" not in expression else {"job", "instance"}
+
+
+def test_the_page_and_the_dashboards_call_late_what_the_alert_calls_late() -> None:
+    numbers = set(re.findall(r"(?:>|<=) (\d+)", ALERTS["HoldfastNoRestorePoint"]["expr"]))
+    page = (ROOT / "web" / "src" / "overview" / "attention.ts").read_text()
+    numbers |= set(re.findall(r"RESTORE_POINT_LATE_SECONDS = (.+);", page))
+    dashboards = yaml.safe_load((ROOT / "deploy" / "grafana" / "dashboards.yml").read_text())
+    panels = [panel for each in dashboards for row in each["rows"] for panel in row]
+    shown = {
+        str(panel["bad_above"]) for panel in panels if panel["title"].endswith(("estore point's age", "restore points"))
+    }
+    assert numbers == shown == {"7200"}

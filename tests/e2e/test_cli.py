@@ -119,6 +119,8 @@ def test_runs_attempts_and_checkpoints_are_listed_and_shown(client, project):
     assert "gave no configuration" in run("attempts", "show-config", str(name)).stdout
     assert [one["step"] for one in read("checkpoints", "list", str(name))] == [3, 2, 1]
     assert [one["step"] for one in read("checkpoints", "list", str(name), "--min-step", "2", "--max-step", "2")] == [2]
+    assert [one["step"] for one in read("checkpoints", "list", str(name), "--since", "1h")] == [3, 2, 1]
+    assert read("checkpoints", "list", str(name), "--before", "1h") == []
     shown = read("checkpoints", "show", f"{name}@2")
     client.checkpoints.edit(shown["id"], EditCheckpoint(labels=["keep"]), shown["etag"])
     assert [one["step"] for one in read("checkpoints", "list", str(name), "--label", "keep")] == [2]

@@ -133,6 +133,13 @@ def test_prometheus_and_grafana_are_provisioned_and_started_only_when_asked_for(
     provisioning = mounted(document, "grafana", "/etc/grafana/provisioning")
     (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
     assert source["url"] == "http://prometheus:9090"
+    (catalog,) = yaml.safe_load((provisioning / "datasources" / "catalog.yml").read_text())["datasources"]
+    assert catalog["url"].partition(":")[0] in services
+    assert catalog["jsonData"]["database"] == services["postgres"]["environment"]["POSTGRES_DB"]
+    secret = catalog["secureJsonData"]["password"].removeprefix("$")
+    assert services["grafana"]["environment"][secret] == ""
+    given = compose(environment | {"HOLDFAST_DASHBOARD_PASSWORD": "s3cret"})
+    assert given["services"]["grafana"]["environment"][secret] == "s3cret"
     (provider,) = yaml.safe_load((provisioning / "dashboards" / "holdfast.yml").read_text())["providers"]
     assert len(list(mounted(document, "grafana", provider["options"]["path"]).glob("*.json"))) == 4
     for name in ("prometheus", "grafana"):

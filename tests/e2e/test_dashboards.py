@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -26,8 +27,7 @@ DASHBOARDS = {each["name"]: each for each in write_dashboards.definitions()}
 PANELS = [
     pytest.param(name, panel["title"], legend, query, id=f"{name}: {panel['title']} {legend}".strip())
     for name, dashboard in DASHBOARDS.items()
-    for row in dashboard["rows"]
-    for panel in row
+    for panel in write_dashboards.panels_of(dashboard)
     for legend, query in write_dashboards.queries_of(panel).items()
 ]
 EMPTY_WHILE_ALL_IS_WELL = {"Calls that wait for their turn, p99": "holdfast_call_wait_seconds_bucket"}
@@ -51,6 +51,8 @@ class Observed:
     service: ServedHoldfast
     metrics: str
     prometheus: Prometheus
+    at: float
+    """When the run still trained: rates of later are of nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory, prometheus_tools: None) -
         )
         server = stack.enter_context(prometheus(configuration, folder))
         shown_while_training(server, job)
-        yield Observed(service, http.get("/metrics").text, server)
+        yield Observed(service, http.get("/metrics").text, server, time.time())
 
 
 def seeded(http: httpx.Client) -> Job:
@@ -128,9 +130,13 @@ def train(job: Job, step: int) -> None:
     job.save(step)
 
 
-def asked(query: str) -> str:
-    """As Grafana asks it when everything is chosen."""
-    return re.sub(r"\$(project|run|store)\b", ".*", query).replace("$__rate_interval", "1m")
+CHOSEN = {"project": "demo", "run": "gpt"}
+
+
+def asked(query: str, chosen: Mapping[str, str] = MappingProxyType({})) -> str:
+    """As Grafana asks it when everything is chosen, or one project and run."""
+    values = re.sub(r"\$(project|run|store)\b", lambda found: chosen.get(found[1], ".*"), query)
+    return values.replace("$__rate_interval", "1m")
 
 
 def shown_while_training(server: Prometheus, job: Job) -> None:
@@ -158,13 +164,18 @@ def test_a_file_is_what_its_definition_says(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "title", "legend", "query"), PANELS)
 def test_each_panel_shows_something(observed: Observed, name: str, title: str, legend: str, query: str) -> None:
-    found = observed.prometheus.query(asked(query))
+    found = observed.prometheus.query(asked(query), observed.at)
     if title in EMPTY_WHILE_ALL_IS_WELL:
         series = EMPTY_WHILE_ALL_IS_WELL[title]
         assert series in query
         assert f"# TYPE {series.removesuffix('_bucket')} " in observed.metrics
         return
     assert found, f"{name}, {title}: {query} shows nothing"
+    one = observed.prometheus.query(asked(query, CHOSEN), observed.at)
+    assert one, f"{name}, {title}: {query} shows nothing of {CHOSEN}"
+    for label, value in CHOSEN.items():
+        if f"${label}" in query:
+            assert {each["metric"].get(label, value) for each in one} == {value}
     assert set(re.findall(r"{{(\w+)}}", legend)) <= found[0]["metric"].keys()
 
 

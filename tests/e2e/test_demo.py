@@ -69,10 +69,41 @@ def test_the_demo_passes(folder: Path, store: str, database: str) -> None:
         pytest.skip("Azurite needs Node.js, and this machine has none")
     demo = start(folder, "--store", store, "--database", database)
     output, _ = demo.communicate(timeout=800)
-    *_, last = output.strip().splitlines()
+    *_, look, last = output.strip().splitlines()
     assert last.startswith("demo: PASS "), output
+    assert look == "look at such runs in a browser: make demo LOOK=yes"
     assert demo.returncode == 0
     assert re.search(r"while step \d+ was uploading", output)
+    assert left_behind(folder) == []
+
+
+@pytest.mark.timeout(900)
+def test_the_demo_says_how_to_look_and_the_command_works_in_another_shell(folder: Path) -> None:
+    demo = start(folder, "--look")
+    try:
+        assert demo.stdout is not None
+        said: list[str] = []
+        for line in demo.stdout:
+            said.append(line)
+            if "in another shell: " in line:
+                break
+        assert demo.poll() is None, "".join(said)
+        assert re.search(r"within a minute, once: http://127\.0\.0\.1:\d+/ui/#code=\S+", said[-2])
+        command = said[-1].partition("in another shell: ")[2].strip()
+        assert re.match(r"HOLDFAST_URL=\S+ HOLDFAST_DATA_DIR=\S+ \S+ ui$", command)
+        bare = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        shown = subprocess.run(
+            ["sh", "-c", f"{command} --no-browser"], env=bare, capture_output=True, text=True, timeout=120
+        )
+        # Where the page is not built, for want of Node, the command says so; it has found the service and its token.
+        assert re.match(r"http://127\.0\.0\.1:\d+/ui/#code=\S+\n", shown.stdout) or (
+            "has no web page" in " ".join(shown.stderr.split())
+        ), shown
+        demo.send_signal(signal.SIGINT)
+        output, _ = demo.communicate(timeout=60)
+    finally:
+        demo.kill()
+    assert output.strip().splitlines()[-1].startswith("demo: PASS "), output
     assert left_behind(folder) == []
 
 

@@ -89,6 +89,7 @@ def test_what_people_change_is_told_newest_first_with_who_and_why(service: Runni
     assert actions(service, project="demo", run="gpt") == ["checkpoint.abort", "checkpoint.edit", "run.create"]
     assert actions(service, checkpoint=saved["id"]) == ["checkpoint.edit"]
     assert actions(service, action="token.", project="demo") == ["token.revoke", "token.create"]
+    assert actions(service, action=["token.revoke", "token.create"], project="demo") == ["token.revoke", "token.create"]
     assert actions(service, actor="nobody") == []
     assert actions(service, project="demo", since=edit["at"], until=told[1]["at"]) == [
         "checkpoint.abort",

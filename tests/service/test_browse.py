@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -9,10 +10,11 @@ import pytest
 
 from holdfast_protocol.base import PROTOCOL_VERSION
 from holdfast_protocol.digests import shard_digest
+from holdfast_protocol.states import Scope
 from holdfast_protocol.stores import FindingKind
 from tests.support.rank import Job, Refused, answer, digest_of
 from tests.support.rebuilt import check_all, rebuilt_service, record_all
-from tests.support.retention import plan, put_policy
+from tests.support.retention import plan, prune, put_policy
 from tests.support.service import RunningService
 
 
@@ -71,6 +73,24 @@ def test_runs_are_listed_newest_first_with_their_restore_point(http: httpx.Clien
     assert runs[0]["restore_point"] is None
 
 
+def test_runs_of_all_projects_are_one_list(http: httpx.Client, service: RunningService) -> None:
+    jobs = {name: Job(http, name, create=True) for name in ("demo/a", "other/b", "demo/c", "other/d")}
+    for name in ("demo/c", "other/b"):
+        jobs[name].end("failed")
+    jobs["other/d"].end("finished")
+    listed = [f"{run['project']}/{run['name']}" for run in pages(http, "/v1/runs", limit=1)]
+    assert listed == ["other/d", "demo/c", "other/b", "demo/a"]
+    failed = pages(http, "/v1/runs", status=["failed", "lost"], limit=1)
+    assert [(run["project"], run["name"]) for run in failed] == [("demo", "c"), ("other", "b")]
+    assert failed[0] == answer(http.get("/v1/projects/demo/runs", params={"status": "failed"}))["items"][0]
+    # A project's token sees its own alone.
+    own = service.http(token=service.token(Scope.READ, project="other"))
+    assert [run["name"] for run in pages(own, "/v1/runs")] == ["d", "b"]
+    answer(http.request("DELETE", "/v1/projects/other/runs/d", json={}, headers={"If-Match": "*"}))
+    assert [run["name"] for run in pages(own, "/v1/runs")] == ["b"]
+    assert [run["name"] for run in pages(own, "/v1/runs", deleted=True)] == ["d"]
+
+
 @pytest.fixture
 def job(http: httpx.Client) -> Job:
     """Steps 100 to 500: 200 was aborted, 300 has a label, 400 diverged, 500 is uploading."""
@@ -96,12 +116,58 @@ def job(http: httpx.Client) -> Job:
         ({"label": "mile"}, []),
         ({"attempt": 1, "state": "committed", "health": "ok"}, [300, 100]),
         ({"attempt": 2}, []),
+        ({"committed_since": "2000-01-01T00:00:00Z"}, [400, 300, 100]),
+        ({"committed_since": "2999-01-01T00:00:00Z"}, []),
+        ({"committed_before": "2000-01-01T00:00:00Z"}, []),
     ],
 )
 def test_checkpoints_are_filtered(job: Job, filters: dict[str, Any], steps: list[int]) -> None:
     path = f"{job.base}/checkpoints"
     assert [each["step"] for each in pages(job.http, path, **filters)] == steps
     assert [each["step"] for each in pages(job.http, path, **filters, limit=1)] == steps
+
+
+def test_checkpoints_of_all_runs_are_one_list(job: Job, service: RunningService) -> None:
+    http = job.http
+    for name in ("demo/bert", "other/vit"):
+        another = Job(http, name, create=True)
+        another.save(100)
+        another.save(400, metrics={"loss": {"nonfinite": "nan"}})
+
+    def named(of: httpx.Client, path: str, **wanted: Any) -> list[tuple[str, int]]:
+        found = pages(of, path, **wanted)
+        assert pages(of, path, **wanted, limit=1) == found
+        return [(f"{each['project']}/{each['run']}", each["step"]) for each in found]
+
+    route = "/v1/projects/demo/checkpoints"
+    diverged = [("demo/bert", 400), ("demo/gpt", 400)]
+    assert sorted(named(http, route, health="diverged")) == diverged
+    assert sorted(named(http, "/v1/checkpoints", health="diverged")) == [*diverged, ("other/vit", 400)]
+    all_of_demo = named(http, route)
+    # Those of one run stand together, the largest step first; a run's own list is a part of it.
+    assert [step for run, step in all_of_demo if run == "demo/gpt"] == [500, 400, 300, 200, 100]
+    assert len({run for run, _ in all_of_demo}) == sum(
+        before != now for before, now in pairwise([None, *(run for run, _ in all_of_demo)])
+    )
+    own_list = pages(http, f"{job.base}/checkpoints", state="committed")
+    assert [each for each in pages(http, route, state="committed") if each["run"] == "gpt"] == own_list
+    prune(service, checkpoint_ids=[own_list[0]["id"]], dry_run=False)
+    assert named(http, route, state=["trashed", "deleting"]) == [("demo/gpt", 400)]
+    assert named(http, "/v1/checkpoints", state="trashed", health="diverged") == [("demo/gpt", 400)]
+    assert named(http, "/v1/checkpoints", state="trashed", health="corrupt") == []
+    assert named(http, route, label="milestone", max_step=300) == [("demo/gpt", 300)]
+    own = service.http(token=service.token(Scope.READ, project="other"))
+    assert named(own, "/v1/checkpoints", state="committed") == [("other/vit", 400), ("other/vit", 100)]
+    assert own.get(route).status_code == 403
+    assert http.get("/v1/projects/none/checkpoints").json()["code"] == "project_not_found"
+    assert http.get(route, params={"cursor": "WyJydW5zIiwxLDJd"}).json()["code"] == "invalid_request"
+
+
+def test_checkpoints_are_filtered_by_when_they_were_committed(job: Job) -> None:
+    path = f"{job.base}/checkpoints"
+    middle = next(each["committed_at"] for each in pages(job.http, path) if each["step"] == 300)
+    assert [each["step"] for each in pages(job.http, path, committed_since=middle)] == [400, 300]
+    assert [each["step"] for each in pages(job.http, path, committed_before=middle)] == [100]
 
 
 def test_a_cursor_holds_its_place_while_others_write(job: Job) -> None:

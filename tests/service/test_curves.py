@@ -14,8 +14,9 @@ from sqlalchemy import func, select
 
 from holdfast_protocol.runs import MOST_CURVES, MOST_POINTS_TOLD
 from holdfast_protocol.states import Scope
-from holdfast_service.curves.points import MOST_POINTS
+from holdfast_service.curves.points import MOST_POINTS, THINNED_AT_ONCE
 from holdfast_service.db.tables.curves import Curve, CurvePoint
+from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.service.test_statements_of_a_save import statements_of
@@ -112,7 +113,10 @@ def test_a_rollback_cuts_the_curve_and_the_attempt_keeps_its_own(service: Runnin
     assert [point[1] for point in curve(second, attempt=2)] == [3, 4]
     third = Job(service.http(), after=2)  # from nothing, though there was something: it descends from none of them
     third.heartbeat(1, metrics={"loss": [[1, 9.0]]})
-    assert curve(third) == [(3, 1, 9.0)]
+    with statements_of(service.context.database) as statements:
+        assert curve(third) == [(3, 1, 9.0)]
+    (reads,) = (each for each in statements if "FROM curve_points" in each)
+    assert "curve_points.attempt IN" in reads, "the points of attempts beside the line are not read"
     with pytest.raises(Refused, match="404 attempt_not_found"):
         curve(third, attempt=9)
 
@@ -140,6 +144,27 @@ def test_a_million_steps_are_bounded_rows_and_hide_no_spike(service: RunningServ
     with service.context.database.read() as session:
         assert session.scalar(select(Curve.points)) == rows(service), "the count that is kept is the count"
     assert len(curve(job, points=4)) <= 4
+
+
+def test_metrics_that_get_too_long_together_are_thinned_a_few_at_a_time(service: RunningService) -> None:
+    """The run's lock is held meanwhile."""
+    job = Job(service.http())
+    names, each = [f"m{number}" for number in range(8)], MOST_POINTS_TOLD // 8
+    thinned, longest = [], []
+    for first in range(0, MOST_POINTS + 8 * each, each):
+        told = {name: [[step, 1e6 if step == 777 else 1.0] for step in range(first, first + each)] for name in names}
+        with statements_of(service.context.database) as statements:
+            job.heartbeat(first + each, metrics=told)
+        thinned.append(sum("DELETE FROM curve_points" in statement for statement in statements))
+        with service.context.database.read() as session:
+            longest.append(session.scalar(select(func.max(Curve.points))))
+    assert max(thinned) == THINNED_AT_ONCE
+    assert sum(thinned) >= len(names), "each had its turn"
+    assert longest[-1] <= MOST_POINTS < max(longest) <= MOST_POINTS + 4 * each
+    with service.context.database.read() as session:
+        assert session.scalar(select(func.sum(Curve.points))) == rows(service), "the kept counts are true"
+    for name in names:
+        assert (1, 777, 1e6) in curve(job, name)
 
 
 def test_many_attempts_of_few_steps_are_bounded_too(service: RunningService) -> None:
@@ -259,10 +284,26 @@ def test_people_tag_a_run_note_on_it_and_find_it(service: RunningService, runs: 
         for tag in ("a", "b", "c")
     }
     assert {tag: sorted(names) for tag, names in listed.items()} == {"a": ["one", "two"], "b": ["one"], "c": []}
+    back = tags_of(one.http, one.base, {"tags": [], "note": ""}, edited["etag"])
+    assert back["etag"] == seen["etag"], "it follows from what it is of, as after a rebuild"
+    edited = tags_of(one.http, one.base, {"tags": ["a", "b"], "note": "first"}, back["etag"])
     cleared = tags_of(one.http, one.base, {"note": ""}, edited["etag"])
     assert (cleared["tags"], cleared["note"]) == (["a", "b"], "")
     one.heartbeat(1)  # a job's own calls change no version
     assert answer(one.http.get(one.base))["etag"] == cleared["etag"]
+
+
+def test_the_audit_log_keeps_how_long_a_note_is_and_not_the_note(service: RunningService, runs: list[Job]) -> None:
+    tags_of(runs[0].http, runs[0].base, {"tags": ["a"], "note": "my secret"}, "*")
+    tags_of(runs[0].http, runs[0].base, {"note": "my SECRET"}, "*")
+    with service.context.database.read() as session:
+        events = session.execute(
+            select(AuditEvent.before, AuditEvent.after).where(AuditEvent.action == "run.edit").order_by(AuditEvent.id)
+        ).all()
+    assert [tuple(event) for event in events] == [
+        ({"tags": [], "note_characters": 0}, {"tags": ["a"], "note_characters": 9}),
+        ({"note_characters": 9}, {"note_characters": 9}),
+    ]
 
 
 def test_only_an_operator_edits_a_run(service: RunningService, runs: list[Job]) -> None:

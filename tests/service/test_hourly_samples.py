@@ -22,6 +22,7 @@ from holdfast_service.samples.controller import NAME, backlog, reconcile
 from holdfast_service.samples.take import HOUR, last_hour
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
+from tests.service.test_statements_of_a_save import statements_of
 from tests.support.dashboards import read_view
 from tests.support.death import Killed, kill
 from tests.support.rank import Job, answer
@@ -112,7 +113,7 @@ def test_a_sample_says_what_the_service_says_of_the_same_moment(service: Running
 
 
 def test_goodput_is_that_of_the_hour(service: RunningService, clock: Clock) -> None:
-    """A job that has run for longer than an hour: the hour has its share of the whole, and the hours add up."""
+    """A job that has run for longer than an hour: an hour has what was told since the one before, and they add up."""
     job = trained(service)
     first = let_the_hour_end(service, clock)
     reconcile(service.context)
@@ -124,8 +125,9 @@ def test_goodput_is_that_of_the_hour(service: RunningService, clock: Clock) -> N
     newest, older = samples(service, "demo/gpt")
     assert (since(newest), since(older)) == (second, first)
     assert newest["wall_seconds"] == pytest.approx(3600)
-    assert newest["goodput"] == pytest.approx(found["goodput"], rel=0.01), "what an attempt told is spread evenly"
-    assert newest["productive_seconds"] == pytest.approx(3600 * found["goodput"], rel=0.01)
+    since_the_first = min(3600.0, found["productive_seconds"])  # it had told of no second then
+    assert newest["productive_seconds"] == pytest.approx(since_the_first, rel=0.01)
+    assert newest["goodput"] == pytest.approx(since_the_first / 3600, rel=0.01)
     (day,) = samples(service, "demo", every="day")[:1]
     if first.date() == second.date():  # around midnight they are two days
         assert day["hours"] == 2
@@ -136,6 +138,49 @@ def test_goodput_is_that_of_the_hour(service: RunningService, clock: Clock) -> N
     assert {name: of_project[name] for name in ("goodput", "wall_seconds", "productive_seconds")} == {
         name: newest[name] for name in ("goodput", "wall_seconds", "productive_seconds")
     }
+
+
+def test_an_hour_in_which_a_job_hung_has_no_goodput_of_the_hours_before(service: RunningService, clock: Clock) -> None:
+    job = trained(service)
+    let_the_hour_end(service, clock, hours=10)
+    job.heartbeat(300_000, steps_run=300_000, progress_age_seconds=1.0)
+    reconcile(service.context)
+    for hung in (1, 2):
+        hour = let_the_hour_end(service, clock)
+        job.heartbeat(300_000, steps_run=300_000, progress_age_seconds=3600.0 * hung)
+        reconcile(service.context)
+        for what in ("demo", "demo/gpt"):
+            newest, *_, oldest = samples(service, what)
+            assert since(newest) == hour
+            assert (newest["goodput"], newest["wall_seconds"]) == (pytest.approx(0.0, abs=0.01), 3600)
+            assert oldest["goodput"] > 0.9
+    assert answer(service.http().get("/v1/projects/demo/runs/gpt/goodput"))["goodput"] > 0.7
+
+
+def test_a_run_that_was_opened_after_the_hour_has_no_sample_of_it(service: RunningService, clock: Clock) -> None:
+    trained(service)
+    let_the_hour_end(service, clock)
+    clock.advance(1800)  # the pass is late
+    trained(service, "demo/bert")
+    reconcile(service.context)
+    assert samples(service, "demo/bert") == []
+    assert [each["live_runs"] for each in samples(service, "demo")] == [1]
+
+
+def test_a_pass_reads_no_more_for_many_projects_than_for_one_and_no_sweeps(
+    service: RunningService, clock: Clock
+) -> None:
+    asked = []
+    for names in (["a"], ["b", "c", "d", "e"]):
+        for name in names:
+            service.make_project(name)
+        let_the_hour_end(service, clock)
+        with statements_of(service.context.database) as statements:
+            reconcile(service.context)
+        assert not any("FROM store_maintenance" in statement for statement in statements)
+        asked.append(sum(statement.startswith("SELECT") for statement in statements))
+    assert len(samples(service, "e")) == 1
+    assert asked[1] == asked[0]
 
 
 def test_nothing_that_ran_has_no_goodput_and_no_age(service: RunningService, clock: Clock) -> None:
@@ -345,11 +390,16 @@ def test_of_more_live_runs_than_can_be_sampled_the_newest_are(
     service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(holdfast_service.samples.take, "MOST_RUNS", 2)
+    Job(service.http(), "demo/bare")
     for name in ("oldest", "older", "newest"):
         trained(service, f"demo/{name}")
         clock.advance(1)
     let_the_hour_end(service, clock)
     reconcile(service.context)
+    (of_project,) = samples(service, "demo")
+    assert (of_project["live_runs"], of_project["runs_without_restore_point"]) == (4, 1), "all of them are counted"
+    left_out = ("goodput", "restore_point_age_seconds")
+    assert [of_project[name] for name in left_out] == [None, None], "what is not known of all is not told"
     assert [len(samples(service, f"demo/{name}")) for name in ("oldest", "older", "newest")] == [0, 1, 1]
 
 

@@ -41,6 +41,7 @@ VERBS = {
     "pause",
     "plan",
     "prune",
+    "redeliver",
     "release",
     "resume",
     "run",

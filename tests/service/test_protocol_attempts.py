@@ -168,6 +168,37 @@ def test_opening_says_why_newer_checkpoints_were_skipped(service: RunningService
         "Step 300 of attempt 1 cannot be read whole: a hole.",
         "Step 200 of attempt 1 diverged: the metric loss is inf.",
     ]
+    # The catalog keeps it, for who asks later; the job's own answer is gone by then.
+    assert second.view()["skipped"] == second.opened["skipped"]
+    newest, oldest = answer(service.http().get(f"{second.base}/attempts"))["items"]
+    assert (newest["skipped"], oldest["skipped"]) == (second.opened["skipped"], [])
+    (started,) = answer(service.http().get("/v1/events", params={"type": "restore.started"}))["items"]
+    assert started["data"]["reason"] == (
+        "skipped 600 (aborted: fenced by attempt 2), 500 (aborted: disk full), 400 (cold), 300 (corrupt: a hole), "
+        "200 (diverged: the metric loss is inf)"
+    )
+
+
+def test_what_an_attempt_keeps_of_what_was_skipped_is_bounded(service: RunningService) -> None:
+    first = Job(service.http())
+    first.save(1)
+    for step in range(2, 25):
+        first.begin(step).abort("disk full " * 90)
+    second = Job(service.http(), after=1)
+    kept = second.view()["skipped"]
+    assert [each["step"] for each in kept] == list(range(24, 4, -1))
+    assert {len(each["detail"]) for each in kept} == {200}
+    (started,) = answer(service.http().get("/v1/events", params={"type": "restore.started"}))["items"]
+    assert len(started["data"]["reason"]) == 500
+
+
+def test_a_job_that_goes_back_by_itself_skips_nothing(service: RunningService) -> None:
+    job = Job(service.http())
+    job.save(1)
+    job.begin(2).abort("disk full")
+    body = {"launch_id": "back", "after": 1, "world_size": 1, "rolls_back": 1}
+    answer(service.http().post(f"{job.base}/attempts", json=body))
+    assert answer(service.http().get(f"{job.base}/attempts/2"))["skipped"] is None
 
 
 @pytest.mark.rule("fencing-token")

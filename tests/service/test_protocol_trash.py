@@ -283,7 +283,8 @@ def test_a_person_deletes_by_a_filter_what_may_go_and_is_told_what_stays(service
     answer(service.http().patch(f"/v1/checkpoints/{ids[3]}", json=edit, headers={"If-Match": "*"}))
     pin(service, ids[2])
     dry = prune(service, filter={"before_step": 5}, dry_run=True)
-    assert ([one["step"] for one in dry["trashed"]], dry["purge_at"]) == ([3, 1], None)
+    assert [one["step"] for one in dry["trashed"]] == [3, 1]
+    assert dry["purge_at"] is not None
     assert {one["step"]: one["reasons"][0]["kind"] for one in dry["left"]} == {4: "newest_healthy", 2: "pinned"}
     assert set(states(service).values()) == {"committed"}
     assert [one["step"] for one in prune(service, filter={"labels": ["old", "x"]}, dry_run=True)["trashed"]] == [3]

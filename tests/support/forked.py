@@ -123,7 +123,7 @@ def _run(
     stdout: Connection,
     log: Path | None,
 ) -> None:
-    _end_with_parent()
+    end_with_parent()
     os.setsid()
     os.dup2(stdin.fileno(), 0)
     os.dup2(stdout.fileno(), 1)
@@ -151,7 +151,7 @@ def _run(
         atexit._run_exitfuncs()  # a process of multiprocessing ends without them
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """So that tests which are killed leave no process behind. Linux has it, others do without."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "prctl"):

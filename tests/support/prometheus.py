@@ -60,12 +60,12 @@ class Prometheus:
         assert answer["status"] == "success", f"{parameters}: {answer.get('error')}"
         return answer["data"]
 
-    def query(self, query: str) -> list[dict[str, Any]]:
-        """The samples of now: `metric` has the labels, `value` a time and a text."""
-        found = self.ask("query", query=query)
+    def query(self, query: str, at: float | None = None) -> list[dict[str, Any]]:
+        """The samples of now, or of the moment `at` (seconds since 1970): `metric` has the labels, `value` a time and a
+        text. Without those that are not a number, of which a panel shows nothing."""
+        found = self.ask("query", query=query, **({} if at is None else {"time": str(at)}))
         assert found["resultType"] == "vector", query
-        result: list[dict[str, Any]] = found["result"]
-        return result
+        return [each for each in found["result"] if each["value"][1] != "NaN"]
 
 
 @contextmanager

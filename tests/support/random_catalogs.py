@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import AttemptOutcome, CheckpointState, Health, Tier
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
+from holdfast_service.db.tables.curves import Curve, CurvePoint
 
 DAY = timedelta(days=1)
 
@@ -58,6 +59,15 @@ def _fill_run(session: Session, dice: random.Random, run: Run, now: datetime) ->
                 session.add(checkpoint)
         begin += lived + (now - begin - lived) * dice.choice((0.0, 0.2))
     run.latest_attempt = attempts
+    steps = range(0, 325, 25)
+    curve = Curve(run_id=run.id, name="loss", points=attempts * len(steps))
+    session.add(curve)
+    session.flush()
+    session.add_all(
+        CurvePoint(curve_id=curve.id, attempt=number, step=step, value=1.0 / (number + step))
+        for number in range(1, attempts + 1)
+        for step in steps
+    )
     session.flush()
 
 

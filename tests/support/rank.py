@@ -55,6 +55,7 @@ class Job:
         environment: dict[str, str] | None = None,
         config: object = None,
         host: str = "",
+        rolls_back: int | None = None,
     ) -> None:
         self.http = http
         self.run = run
@@ -69,6 +70,8 @@ class Job:
             body["environment"] = environment
         if config is not None:
             body["config"] = config
+        if rolls_back is not None:
+            body["rolls_back"] = rolls_back
         self.opened = answer(http.post(f"{self.base}/attempts", json=body))
         self.number: int = self.opened["attempt"]
         self.fence = {"epoch": self.opened["epoch"], "attempt": self.number, "launch_id": self.launch_id}

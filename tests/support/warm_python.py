@@ -2,13 +2,12 @@
 
 `WarmPython(folder)` is the one that has it. `warm.command(script, …)` is a command like any other: a small process
 that asks for a fork, hands over its environment and output, and ends as the fork ends. The fork is a process of its own
-in a session of its own, and can be killed like any other.
+in a session of its own, and can be killed like any other. Who needs no command takes tests/support/forked.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -19,7 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-_PR_SET_PDEATHSIG = 1
+from tests.support.forked import end_with_parent
+
 _ASK = """
 import json, os, socket, sys
 asking = socket.socket(socket.AF_UNIX)
@@ -86,7 +86,7 @@ def serve(path: str) -> None:
 
 def _serve_one(asking: socket.socket) -> None:
     """In a process of its own, which tells the asker how the script ended."""
-    _die_with_parent()
+    end_with_parent()
     size, outputs, _, _ = socket.recv_fds(asking, 4, 2)
     wanted = int.from_bytes(size, "big")
     request = b""
@@ -104,7 +104,7 @@ def _serve_one(asking: socket.socket) -> None:
 def _run(request: dict[str, object], outputs: list[int]) -> None:
     import runpy
 
-    _die_with_parent()
+    end_with_parent()
     os.setsid()
     for number, output in zip((1, 2), outputs, strict=True):
         os.dup2(output, number)
@@ -126,13 +126,6 @@ def _run(request: dict[str, object], outputs: list[int]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _die_with_parent() -> None:
-    """So that a test which fails leaves no script behind that nobody waits for. Linux has it, others do without."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "prctl"):
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _reap() -> None:

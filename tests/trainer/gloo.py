@@ -1,7 +1,7 @@
 """Run a function on N real processes joined by gloo, and get their results: `run_ranks(function, world_size, …)`.
 
 The function must be importable by name; it is called as function(rank, *args). The processes are forked from one that
-has torch imported and has done nothing else, for importing it takes longer than most of what is tested here.
+has imported torch and Holdfast and has done nothing else: to import them takes longer than most of what is tested here.
 """
 
 import os

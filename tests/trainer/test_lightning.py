@@ -153,6 +153,15 @@ def test_a_killed_fit_goes_on_bit_for_bit(run: str, service: Service, tmp_path: 
 
 
 @pytest.mark.rule("sharded-hooks")
+def test_what_a_module_logs_at_its_steps_is_the_runs_curve(run: str, service: Service, tmp_path: Path) -> None:
+    module = fitted(trainer_of(tmp_path, plugins=[HoldfastCheckpointIO(run)], max_epochs=2))
+    history = service.client.runs.metrics_history(*run.split("/"))
+    curves = {curve.name: [(at.step, at.value) for at in curve.points] for curve in history.metrics}
+    assert curves["loss_step"] == [(step, pytest.approx(loss)) for step, loss in enumerate(module.seen, 1)]
+    assert curves["loss"] == curves["loss_step"]
+    assert [step for step, _ in curves["loss_epoch"]] == [4, 8], "known at the end of an epoch, and told with its save"
+
+
 def test_a_save_after_an_epochs_last_batch_is_resumed_and_so_are_those_after_it(run: str, tmp_path: Path) -> None:
     """Epochs have four steps. The second launch goes on from step 4, the third from step 6."""
 
@@ -322,6 +331,6 @@ def test_a_save_that_failed_on_one_rank_alone_does_not_make_it_save_again(
     run = NamedRun("demo/gpt", {})
     run.begin(SimpleNamespace(callback_metrics={}))
     run._checkpointer = checkpointer
-    run.step(4, {})
+    run.step(4, {}, {})
     run.save(4, "last.ckpt", {})
     assert again == saved_again

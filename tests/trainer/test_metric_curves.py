@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from tests.support.device import meta_device, on_device
 from tests.support.serve import holdfast_serve
 from tests.support.training import Job
 
@@ -45,6 +46,35 @@ def test_a_job_that_crashes_tells_what_it_had_measured(run, service):
     with pytest.raises(ValueError):
         crashes()
     assert curve(service, run) == [(1, 0, 0.0), (1, 1, 1.0), (1, 2, 2.0)]
+
+
+def test_a_job_whose_device_fails_tells_its_crash_and_what_had_arrived(run, service):
+    """After an error of CUDA each of its calls raises it."""
+    job = Job()
+
+    def crashes():
+        with meta_device() as device, holdfast.Checkpointer(run, save=holdfast.Every(steps=100)) as ckpt:
+            ckpt.restore(job.state)
+            ckpt.step(0, job.state, metrics={"loss": on_device()})
+            device.arrive(1)
+            ckpt.step(1, job.state, metrics={"loss": on_device()})
+            device.error = RuntimeError("CUDA error: an illegal memory access was encountered")
+            raise ValueError("the script's own")
+
+    with pytest.raises(ValueError, match="the script's own"):
+        crashes()
+    assert curve(service, run) == [(1, 0, 0.0)]
+    assert service.client.attempts.get(*run.split("/"), 1).error_type == "ValueError"
+
+
+def test_a_job_tells_at_its_end_what_its_device_has_given(run, service):
+    job = Job()
+    with meta_device() as device, holdfast.Checkpointer(run, save=holdfast.Every(steps=100)) as ckpt:
+        ckpt.restore(job.state)
+        ckpt.step(0, job.state, metrics={"loss": on_device()})
+        ckpt.step(1, job.state, metrics={"loss": on_device()})
+        device.arrive(1)
+    assert curve(service, run) == [(1, 0, 0.0)]
 
 
 def test_a_rollback_tells_why_and_cuts_the_curve(run, service):

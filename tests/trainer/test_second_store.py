@@ -110,6 +110,7 @@ def test_a_job_is_resumed_bit_for_bit_from_the_second_store_while_the_first_is_u
     stores: TwoStores, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     stores.client.policies.put(PolicyKind.COPIES, "tests", None, {})
+    stores.client.policies.put(PolicyKind.OBJECTIVES, "tests", None, {"rto_seconds": 3600})
     job = Job()
     with holdfast.Checkpointer(_RUN, create=True, compress=stores.compress) as ckpt:
         ckpt.restore(job.state)
@@ -135,6 +136,7 @@ def test_a_job_is_resumed_bit_for_bit_from_the_second_store_while_the_first_is_u
     assert (result["step"], result["newest_step"], result["rpo_steps"], result["store"]) == (0, 1, 1, "second")
     assert result["rpo_seconds"] > 0
     assert result["bytes"] > 0
+    assert (result["rto_objective_seconds"], result["rpo_objective_seconds"]) == (3600, None)
     assert [(each["step"], each["reason"]) for each in result["skipped"]] == [(1, "unavailable")]
     shown = subprocess.run(
         [HOLDFAST, "copies", "list", _RUN], env=stores.environment, capture_output=True, text=True, timeout=60

@@ -6,6 +6,7 @@ Its Trainer needs its whole list of dependencies; `Loop` does what that does wit
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from holdfast.integrations.torchtitan import HoldfastCheckpointManager
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
 
 STEPS = 6
+LOSS = "loss_metrics/global_avg_loss"
 
 
 class Numbers(IterableDataset):
@@ -46,8 +48,22 @@ class Numbers(IterableDataset):
         self.at = state["at"]
 
 
+class Logger:
+    """One of torchtitan's, which needs no tensorboard."""
+
+    def __init__(self) -> None:
+        self.losses: dict[int, float] = {}
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        self.losses[step] = metrics[LOSS]
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
 class Loop:
-    """What torchtitan's Trainer is to its checkpoint manager: `train_state`, load(), save() after steps, close()."""
+    """What torchtitan's Trainer is to its checkpoint manager: `train_state` with a metrics processor, load(), save()
+    after steps, close()."""
 
     def __init__(self, rank: int, config: BaseCheckpointManager.Config, seed: int = 0) -> None:
         torch.manual_seed(seed)
@@ -68,6 +84,8 @@ class Loop:
         self.loader = ParallelAwareDataloader(Numbers(rank), rank, dist.get_world_size(), batch_size=2)
         self.step = self.ntokens_seen = 0
         self.losses: dict[int, float] = {}
+        self.logger = Logger()
+        self.metrics_processor = SimpleNamespace(logger=self.logger)
         self.checkpointer = config.build(
             dataloader=self.loader,
             model_parts=[model],
@@ -96,6 +114,8 @@ class Loop:
             self.schedulers.step()
             self.ntokens_seen += batch.numel()
             self.losses[self.step] = loss.item()
+            if self.step % 2 == 0:
+                self.metrics_processor.logger.log({LOSS: loss.item()}, self.step)
             self.checkpointer.save(self.step, last_step=self.step == STEPS)
 
     def parameters(self) -> Any:
@@ -126,6 +146,7 @@ def trained(rank: int, run: str | None, until: int, seed: int, options: dict[str
     found = loop.checkpointer.load(step=options.get("load_step", -1))
     start, restored = loop.step, loop.values()
     loop.train(until)
+    assert loop.logger.losses == {step: loss for step, loss in loop.losses.items() if step % 2 == 0}
     if killed:
         # Committed on every rank, and then as good as a kill: nothing is closed and no attempt is ended.
         loop.checkpointer.maybe_wait_for_saving()
@@ -151,6 +172,11 @@ def test_a_killed_job_goes_on_bit_for_bit_and_keeps_the_latest_k(run: str, servi
     kept = {each.step: each for each in found if each.state == CheckpointState.COMMITTED}
     assert kept.keys() == {4, 6}
     assert kept[6].kind == CheckpointKind.FINAL
+    # What torchtitan logged at a step goes with its checkpoint, and is the run's curve.
+    loss = second[0][3][6]
+    assert kept[6].metrics[LOSS].value == loss
+    (curve,) = service.client.runs.metrics_history(project, name).metrics
+    assert (curve.name, curve.points[-1].step, curve.points[-1].value) == (LOSS, 6, loss)
 
 
 def seed_checkpoint(rank: int, run: str) -> Any:

@@ -129,6 +129,14 @@ def test_a_token_whose_text_was_in_a_lost_reply_is_revoked_and_another_one_made(
     assert (revoked.method, revoked.path) == ("DELETE", "/v1/tokens/tok_1")
 
 
+def test_a_session_that_is_gone_after_a_lost_reply_has_been_ended():
+    with scripted(in_turn(DROP, problem("session_not_found"))) as server, client_of(server.url) as client:
+        assert client.sessions.revoke("ses_1") is None
+    with scripted(in_turn(problem("session_not_found"))) as server, client_of(server.url) as client:
+        with pytest.raises(errors.SessionNotFound):
+            client.sessions.revoke("ses_1")
+
+
 def test_retrying_ends_with_the_total_time():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

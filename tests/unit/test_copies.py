@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast_protocol.base import body_for
-from holdfast_protocol.copies import CopyPolicy
+from holdfast_protocol.copies import CopyPolicy, DrillResult
 from holdfast_protocol.index_documents import Layout, Piece, Segment, ShardLayout, TensorEntry, tiles
 from holdfast_protocol.policies.policy import PolicyError, PolicyKind, read_policy
 from holdfast_protocol.policies.retention import KeepBest
@@ -61,6 +61,31 @@ def test_the_best_are_finite_and_healthy_and_of_equal_ones_the_newest() -> None:
 def test_a_mistyped_policy_is_refused_with_what_was_meant() -> None:
     with pytest.raises(PolicyError, match="did you mean labels"):
         read_policy(PolicyKind.COPIES, {"label": ["milestone"]})
+
+
+def test_objectives_say_something() -> None:
+    with pytest.raises(PolicyError, match="Give rpo_seconds, rto_seconds or both"):
+        read_policy(PolicyKind.OBJECTIVES, {})
+    with pytest.raises(PolicyError, match="rto_seconds"):
+        read_policy(PolicyKind.OBJECTIVES, {"rto_seconds": 0})
+
+
+@pytest.mark.parametrize(
+    ("objectives", "missed"),
+    [
+        ({}, []),
+        ({"rto_objective_seconds": 90, "rpo_objective_seconds": 60}, []),
+        ({"rto_objective_seconds": 89, "rpo_objective_seconds": 60}, ["RTO"]),
+        ({"rto_objective_seconds": 1, "rpo_objective_seconds": 1}, ["RTO", "RPO"]),
+    ],
+)
+def test_a_drill_names_the_objectives_that_it_misses(objectives: dict[str, float], missed: list[str]) -> None:
+    of = {"project": "demo", "run": "gpt", "store": "second", "checkpoint_id": "ck", "step": 1, "attempt": 1}
+    counts = dict.fromkeys(
+        ("logical_bytes", "tensors", "chunks", "bytes", "stored_bytes", "newest_step", "rpo_steps"), 1
+    )
+    times = {"seconds": 90.0, "bytes_per_second": 1.0, "rpo_seconds": 60.0}
+    assert DrillResult.model_validate({**of, **counts, **times, **objectives, "skipped": []}).missed == missed
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast_protocol.runs import AttemptGoodput, Goodput, SpentTime
 from holdfast_protocol.states import AttemptOutcome
-from holdfast_service.insights.goodput import AttemptHistory, goodput_of, spent_between
+from holdfast_service.insights.goodput import AttemptHistory, SeenAttempt, goodput_of, spent_between
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -198,3 +198,24 @@ def test_after_a_finished_attempt_nobody_waits() -> None:
 )  # fmt: skip
 def test_whatever_is_known_the_parts_are_the_whole(history: list[AttemptHistory]) -> None:
     checked(history, 100)
+
+
+def test_of_an_attempt_that_was_seen_an_hour_has_what_came_after() -> None:
+    """It trained for 240 hours, was sampled a minute after the last of them, and hung from then on."""
+    hour, trained = 3600.0, 240 * 3600.0
+    told = {"first_step": 1, "first_step_at": 1, "last_step": 864_000, "steps_run": 864_000, "progressed_at": trained}
+    history = [attempt(1, 0, **told)]
+
+    def of_hour(number: int, seen: SeenAttempt | None) -> tuple[float, float]:
+        begin = at(number * hour)
+        found = spent_between(history, begin, at((number + 1) * hour), at((number + 1) * hour + 60), seen)
+        assert found is not None
+        return found
+
+    seen = SeenAttempt(1, at(trained + 60), trained)
+    assert of_hour(241, None)[0] > 3500, "else it is spread evenly"
+    assert of_hour(240, seen) == (0.0, hour)
+    assert of_hour(241, SeenAttempt(2, seen.at, 0.0)) == of_hour(241, None), "of another attempt"
+    assert of_hour(240, SeenAttempt(1, seen.at, trained + 500)) == (0.0, hour), "steps were lost meanwhile"
+    assert of_hour(240, SeenAttempt(1, seen.at, trained - 1800)) == (pytest.approx(1800), hour)
+    assert of_hour(240, SeenAttempt(1, seen.at, 0.0)) == (hour, hour)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -46,6 +47,16 @@ def test_thinning_ends_for_more_attempts_than_points_may_stay() -> None:
     assert len(thinned([Measured(attempt, 2**62, 0.0) for attempt in range(2**31 - 50, 2**31)], 4)) <= 4
 
 
+@pytest.mark.parametrize("most", [312, 500, 700])
+def test_many_short_attempts_leave_the_longest_one_its_shape(most: int) -> None:
+    """A job that crashed 180 times, and then ran."""
+    short = [Measured(attempt, attempt + step, 0.0) for attempt in range(1, 181) for step in range(5)]
+    long = [Measured(181, 181 + step, math.sin(step / 50)) for step in range(1000)]
+    kept = [point for point in thinned(short + long, most) if point.attempt == 181]
+    assert len(kept) >= 100
+    assert max(later.step - earlier.step for earlier, later in pairwise(kept)) <= 64
+
+
 def test_what_was_measured_is_told_until_it_was_answered() -> None:
     curve = MetricCurve(takes=True)
     curve.take(1, {"loss": 2.0, "lr": torch.tensor(0.5, requires_grad=True)})
@@ -54,7 +65,7 @@ def test_what_was_measured_is_told_until_it_was_answered() -> None:
     assert first == {"loss": [(1, 2.0)], "lr": [(1, 0.5)]}
     curve.take(2, {"loss": math.nan})
     assert curve.unsent() == {"loss": [(1, 2.0), (2, "nan")], "lr": [(1, 0.5)]}, "the first report was lost"
-    curve.sent(first)
+    curve.sent(first, generation=curve.generation)
     assert curve.unsent() == {"loss": [(2, "nan")]}
     curve.begin()
     assert curve.unsent() == {}, "another attempt's"
@@ -86,6 +97,53 @@ def test_while_no_report_is_answered_little_is_kept_and_no_spike_is_lost() -> No
     Heartbeat(epoch=1, attempt=1, metrics=report)
 
 
+def test_what_a_short_curve_leaves_of_its_share_goes_to_the_longer_ones() -> None:
+    curve = MetricCurve(takes=True)
+    curve.take(0, {f"measured_once_{number}": 1.0 for number in range(20)})
+    for step in range(1200):
+        curve.take(step, {"loss": float(step), "lr": float(step)})
+    report = curve.unsent()
+    assert len(report) == 22
+    assert MOST_POINTS_TOLD / 2 < sum(map(len, report.values())) <= MOST_POINTS_TOLD
+    assert len(report["loss"]) > MOST_POINTS_TOLD / 4
+
+
+def test_a_late_answer_to_the_attempt_before_forgets_nothing_of_the_new_one() -> None:
+    """A rollback while a heartbeat is on its way: the new attempt runs the same steps again."""
+    curve = MetricCurve(takes=True)
+    curve.take(5, {"loss": 9.0})
+    report, generation = curve.unsent(), curve.generation
+    curve.begin()
+    curve.take(5, {"loss": 1.0})
+    curve.sent(report, generation=generation)
+    assert told(curve) == [(5, 1.0)]
+
+
+def test_names_without_end_are_not_all_remembered_or_named(caplog: pytest.LogCaptureFixture) -> None:
+    curve = MetricCurve(takes=True)
+    with caplog.at_level(logging.WARNING, logger="holdfast"):
+        for step in range(1000):
+            curve.take(step, {"loss": float(step), f"loss of step {step}": 1.0, f"text of step {step}": "high"})
+    assert len(caplog.records) == 201
+    assert "from now on no new name gets one" in caplog.text
+    assert len(told(curve)) > 400
+
+
+def test_a_log_handler_that_raises_ends_nothing() -> None:
+    class Raises(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("the disk is full")
+
+    handler = Raises()
+    logging.getLogger("holdfast").addHandler(handler)
+    try:
+        curve = MetricCurve(takes=True)
+        curve.take(1, {"text": "high", "loss": 1.0})
+        assert told(curve) == [(1, 1.0)]
+    finally:
+        logging.getLogger("holdfast").removeHandler(handler)
+
+
 def test_what_is_no_number_is_named_once_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     curve = MetricCurve(takes=True)
     with caplog.at_level(logging.WARNING, logger="holdfast"):
@@ -112,7 +170,7 @@ def test_metrics_that_the_run_has_no_room_for_are_named_once(caplog: pytest.LogC
         report = curve.unsent()
         assert len(report) == MOST_CURVES
         for _ in range(2):
-            curve.sent(report, ["m3"])
+            curve.sent(report, ["m3"], generation=curve.generation)
     assert caplog.text.count("m3") == 1
     curve.take(2, {"m3": 1.0, "m4": 1.0})
     assert sorted(curve.unsent()) == ["m4"]

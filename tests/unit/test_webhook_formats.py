@@ -13,7 +13,7 @@ from holdfast_protocol.webhooks import CreateWebhook, WebhookFormat
 from holdfast_service.webhooks.formats import render, severity, summary
 
 AT = datetime(2026, 11, 21, 18, tzinfo=UTC)
-ENDS = (EventType.RUN_GOES_ON, EventType.STORE_AVAILABLE)
+ENDS = (EventType.ATTEMPT_REVIVED, EventType.RUN_GOES_ON, EventType.STORE_AVAILABLE)
 KEY = "0123456789abcdef0123456789abcdef"
 
 

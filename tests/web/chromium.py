@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
 from tests.support.debian import unpacked
 
@@ -59,3 +60,9 @@ def chromium() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+def new_context(browser: Browser, **more: Any) -> BrowserContext:
+    """One that looks the same on each machine; a page of it may read the clipboard."""
+    usual: dict[str, Any] = {"locale": "en-GB", "timezone_id": "UTC", "reduced_motion": "reduce"}
+    return browser.new_context(**{**usual, "permissions": ["clipboard-read", "clipboard-write"], **more})

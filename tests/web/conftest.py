@@ -1,27 +1,31 @@
 """The web page in a real browser, before a real service.
 
 browser      Chromium, for the tests of one file
-seed         what the catalog holds: a file that wants more than nothing overrides it
+seed         what the catalog holds: a file that wants more than nothing overrides it, for example with `catalog.fill`
+settings     of the service: a file that wants others overrides it
 service      a service on SQLite with the built page, for one file; `service.url` is where it listens
-page         a page of the browser that nobody has signed in to
+screen       opens an address of the page, signed in; the pages of a file share what the browser has loaded
+page         a page of a fresh browser that nobody has signed in to
 signed_in    one that is signed in with every scope; `sign_in_as` is for other tokens
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from holdfast_protocol.service import SESSION_COOKIE
+from holdfast_protocol.states import Scope
 from holdfast_service.settings import ServiceSettings
 from tests.support.prepare import NotHereError
 from tests.support.service import RunningService, running_service
-from tests.support.signed_in import sign_in
 from tests.web.built import built_page
-from tests.web.chromium import chromium
+from tests.web.chromium import chromium, new_context
+from tests.web.screens import let_in, watch
+from tests.web.seeded_catalog import SeededCatalog
 
 expect.set_options(timeout=15_000)  # a busy machine
 
@@ -43,15 +47,25 @@ def page_folder() -> Path:
 
 
 @pytest.fixture(scope="module")
+def catalog() -> SeededCatalog:
+    """Empty, unless `seed` fills it."""
+    return SeededCatalog()
+
+
+@pytest.fixture(scope="module")
 def seed() -> Callable[[RunningService], None]:
     return lambda _service: None
 
 
 @pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> ServiceSettings:
+    return ServiceSettings(data_dir=tmp_path_factory.mktemp("service"), port=0)
+
+
+@pytest.fixture(scope="module")
 def service(
-    page_folder: Path, seed: Callable[[RunningService], None], tmp_path_factory: pytest.TempPathFactory
+    page_folder: Path, seed: Callable[[RunningService], None], settings: ServiceSettings
 ) -> Iterator[RunningService]:
-    settings = ServiceSettings(data_dir=tmp_path_factory.mktemp("service"), port=0)
     with running_service(settings, page_folder=page_folder) as running:
         seed(running)
         yield running
@@ -62,7 +76,7 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
     """A browser without cookies. The test fails if a page of it breaks the page's policy or has an error that nothing
     catches."""
     faults: list[str] = []
-    with browser.new_context(locale="en-GB", timezone_id="UTC", reduced_motion="reduce") as made:
+    with new_context(browser) as made:
         made.on("weberror", lambda error: faults.append(str(error.error)))
         made.on("console", lambda said: faults.append(said.text) if "Content Security Policy" in said.text else None)
         yield made
@@ -79,8 +93,7 @@ def sign_in_as(context: BrowserContext, service: RunningService) -> Callable[[st
     """From a token's text to a page that is signed in with it; it shows nothing yet."""
 
     def open_page(token: str) -> Page:
-        cookie = sign_in(service, token).cookie
-        context.add_cookies([{"name": SESSION_COOKIE, "value": cookie, "url": service.url, "httpOnly": True}])
+        let_in(context, service, token)
         return context.new_page()
 
     return open_page
@@ -92,3 +105,45 @@ def signed_in(sign_in_as: Callable[[str], Page], service: RunningService) -> Pag
     made = sign_in_as(service.token())
     made.goto(f"{service.url}/ui/")
     return made
+
+
+@pytest.fixture
+def refused() -> Iterator[list[str]]:
+    """The calls of the page that the service did not do. A test takes out those that it expects."""
+    calls: list[str] = []
+    yield calls
+    assert not calls
+
+
+@pytest.fixture(scope="module")
+def contexts(browser: Browser, service: RunningService) -> Iterator[Callable[..., BrowserContext]]:
+    """A browser that is signed in with these scopes, or with all. The tests of a file share it."""
+    made: dict[tuple[Scope, ...], BrowserContext] = {}
+    with ExitStack() as stack:
+
+        def signed_in_with(*scopes: Scope) -> BrowserContext:
+            if scopes not in made:
+                made[scopes] = stack.enter_context(new_context(browser))
+                let_in(made[scopes], service, service.token(*scopes))
+            return made[scopes]
+
+        yield signed_in_with
+
+
+@pytest.fixture
+def screen(
+    contexts: Callable[..., BrowserContext], refused: list[str], service: RunningService, catalog: SeededCatalog
+) -> Iterator[Callable[..., Page]]:
+    """Opens an address of the page, signed in with these scopes, or with all; its braces are fields of the catalog.
+    The test fails if the page does what no page may do (tests/web/screens.py)."""
+    faults: list[str] = []
+    with ExitStack() as stack:
+
+        def open_screen(address: str, *scopes: Scope) -> Page:
+            page = stack.enter_context(contexts(*scopes).new_page())
+            watch(page, service, faults=faults, refused=refused)
+            page.goto(f"{service.url}/ui/{address.format_map(vars(catalog))}")
+            return page
+
+        yield open_screen
+    assert not faults

@@ -1,7 +1,8 @@
 """A catalog that has something on every screen of the page.
 
 demo/gpt      live. Attempt 1 was killed at step 450; attempt 2 went back to step 200 (a rollback), saved 250 and 300,
-              and a diverged checkpoint at 350. Step 400 is in the trash. It has a configuration and a policy.
+              and a diverged checkpoint at 350. Step 400 is in the trash. It has a configuration, a policy, and curves:
+              `loss` at every tenth step, with a NaN at 350 and a spike at 440 of the branch that was left, and `lr`.
 demo/bert     failed. Steps 10 to 40; a person and the trash may have 10; 40 is corrupt: its bytes changed in the store.
 demo/doctor   finished. Two little checkpoints with real tensors and real indexes.
 """
@@ -12,6 +13,7 @@ from sqlalchemy import insert, select
 
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
+from holdfast_protocol.index_documents import Layout, Piece, SavedAs, Segment, ShardIndex, ShardLayout, TensorEntry
 from holdfast_protocol.states import StoreRole
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Project
@@ -36,6 +38,7 @@ class SeededCatalog:
     deletable: str
     whole: str
     whole_before: str
+    cut: str
 
     def fill(self, service: RunningService) -> None:
         http = service.http()
@@ -56,7 +59,7 @@ class SeededCatalog:
         http = service.http()
         killed = Job(http, "demo/gpt", config={"optimizer": {"lr": 0.001}}, environment={"torch": "2.7"}, host="node-1")
         kept = [killed.save(step, metrics={"loss": {"value": 100 / step}}) for step in (100, 200, 300, 400)]
-        trains(killed, 450)
+        trains(killed, 450, loss=[[step, 100 / step] for step in range(10, 440, 10)] + [[440, 1e6]])
         killed.end("failed", detail="killed by signal 9", error_type="SIGKILL")
         self.job = Job(
             http, "demo/gpt", after=1, config={"optimizer": {"lr": 0.0005}}, environment={"torch": "2.8"}, host="node-2"
@@ -65,13 +68,16 @@ class SeededCatalog:
         self.job.save(250, metrics={"loss": {"value": 0.3}})
         self.restore_point = self.job.save(300, metrics={"loss": {"value": 0.25}})["id"]
         self.diverged = self.job.save(350, metrics={"loss": {"nonfinite": "nan"}}, finite=False)["id"]
-        trains(self.job, 360)
+        told = [[step, 60 / step] for step in range(210, 350, 10)] + [[350, "nan"], [360, 0.2]]
+        trains(self.job, 360, loss=told, lr=[[210, 0.0005], [360, 0.0004]])
         self.trashed = kept[3]["id"]
         prune = {"checkpoint_ids": [self.trashed], "dry_run": False, "reason": "of a branch that was left"}
         answer(http.post("/v1/projects/demo/runs/gpt/retention/prune", json=prune))
         for level, kept_last in (("demo", 5), ("demo/runs/gpt", 3)):
             policy = {"document": {"keep_last": kept_last}}
             answer(http.put(f"/v1/projects/{level}/policies/retention", json=policy))
+        objectives = {"document": {"rpo_seconds": 3600, "rto_seconds": 900}}
+        answer(http.put("/v1/projects/demo/policies/objectives", json=objectives))
 
     def _save_bert(self, service: RunningService) -> None:
         http = service.http()
@@ -115,8 +121,8 @@ def seed_samples(service: RunningService) -> None:
         session.execute(insert(ProjectSampleRow), rows)
 
 
-def trains(job: Job, step: int) -> None:
-    """A heartbeat of a job that gets on."""
+def trains(job: Job, step: int, **metrics: list[list[float | str]]) -> None:
+    """A heartbeat of a job that gets on, and what it has measured: `[step, value]`."""
     job.heartbeat(
         step,
         first_step=1,
@@ -124,4 +130,30 @@ def trains(job: Job, step: int) -> None:
         first_step_age_seconds=float(step),
         progress_age_seconds=0.0,
         steps_per_second=2.0,
+        metrics=metrics,
     )
+
+
+def save_cut_tensor(service: RunningService) -> str:
+    """The id of a checkpoint of two ranks: each has half of the rows of model/weight, and rank 0 the whole of
+    model/bias."""
+    job = Job(service.http(), "demo/cut", world_size=2)
+    half, bias = bytes(range(64)), bytes(16)
+    pieces = [Piece("model/weight", (4 * rank, 0), (4, 4), (Segment(0, 0, 64),)) for rank in range(2)]
+    tied = Piece("model/bias", (0,), (4,), (Segment(1, 0, 16),))
+    layout = Layout(
+        world_size=2,
+        tensors={
+            "model/weight": TensorEntry("model", "float32", (8, 4), replicated=False),
+            "model/bias": TensorEntry("model", "float32", (4,), replicated=True),
+        },
+        shards=(ShardLayout((64, 16), (pieces[0], tied)), ShardLayout((64,), (pieces[1],))),
+    )
+    save = job.begin(1)
+    saved_as = SavedAs(job.run, step=1, world_size=2)
+    for rank, data in enumerate(([half, bias], [half[::-1]])):
+        index = ShardIndex(saved_as, rank=rank, layout_digest=layout.digest).encode()
+        chunks = [*data, *([layout.encode()] if rank == 0 else []), index]
+        ordinals = {"shard": len(chunks) - 1} | ({"layout": len(chunks) - 2} if rank == 0 else {})
+        save.write(rank, chunks, index=ordinals)
+    return save.id

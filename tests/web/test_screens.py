@@ -12,7 +12,7 @@ from playwright.sync_api import BrowserContext, Locator, Page, Response, expect
 from holdfast_protocol.states import Scope
 from holdfast_service.background.registry import OPERATION_KINDS
 from holdfast_service.operations.controller import reconcile
-from tests.support.rank import answer
+from tests.support.rank import Job, answer
 from tests.support.service import RunningService
 from tests.web.axe import grave_violations
 from tests.web.seeded_catalog import SeededCatalog, trains
@@ -42,6 +42,7 @@ SCREENS = [
     ("retention?view=trash&run=gpt", "Retention and cost", "of a branch that was left"),
     ("retention?view=usage", "Retention and cost", "By run, the dearest first"),
     ("storage?run=bert", "Storage", "Tiers of bert"),
+    ("storage", "Storage", "Restored within (RTO)"),
     ("operations", "Controllers", "collect"),
     ("operations/long", "Long operations", "sweep"),
     ("operations/events", "Events", "checkpoint.committed"),
@@ -204,6 +205,28 @@ def test_an_older_checkpoint_is_proven_by_a_drill_of_it(
     assert [each["result"]["checkpoint_id"] for each in proven] == [catalog.whole_before]
 
 
+def test_a_call_of_a_webhook_is_sent_again(screen: Callable[..., Page], service: RunningService) -> None:
+    http = service.http()
+    (hook,) = answer(http.get("/v1/projects/demo/webhooks"))["items"]
+    call = answer(http.post(f"/v1/webhooks/{hook['id']}/test"))
+    page = screen(f"operations/webhooks?webhook={hook['id']}")
+    page.get_by_role("button", name=f"Send webhook.test {call['id']} again").click()
+    expect(page.get_by_text(f"{call['id']} is sent again")).to_be_visible()
+    newest = answer(http.get("/v1/audit-events", params={"limit": 1}))["items"][0]
+    assert (newest["action"], newest["after"]["delivery"]) == ("webhook.redeliver", call["id"])
+
+
+def test_the_overview_tells_of_other_projects(screen: Callable[..., Page], service: RunningService) -> None:
+    Job(service.http(), "zeta/vit", create=True).end("failed", detail="out of memory")
+    page = screen("")
+    other = page.get_by_role("region", name="In other projects")
+    expect(other).to_contain_text("out of memory")
+    settled(page)
+    assert not grave_violations(page)
+    other.get_by_role("link", name="zeta/vit").click()
+    expect(heading(page, "vit")).to_be_visible()
+
+
 def tab_to(page: Page, wanted: Locator) -> None:
     """Presses Tab until it has the focus."""
     expect(wanted).to_be_visible()
@@ -234,7 +257,7 @@ def test_a_checkpoint_goes_to_the_trash_by_its_count_and_comes_back(
     expect(page.get_by_role("heading", name="In the trash")).to_be_visible()
     assert state_of(service, catalog.deletable) == "trashed"
     page.goto(f"{service.url}/ui/retention?project=demo&view=trash&run=bert")
-    page.get_by_role("button", name="Take step 10 of attempt 1 back").click()
+    page.get_by_role("button", name="Take step 10 of attempt 1 of bert back").click()
     expect(page.get_by_text("Nothing of this run is in the trash")).to_be_visible()
     assert state_of(service, catalog.deletable) == "committed"
 
@@ -248,7 +271,8 @@ def state_of(service: RunningService, checkpoint_id: str) -> str:
     [
         ("checkpoints/{deletable}", "See what would go"),
         ("checkpoints/{deletable}", "Pin"),
-        ("retention?view=trash&run=gpt", "Take step 400 of attempt 1 back"),
+        ("retention?view=trash&run=gpt", "Take step 400 of attempt 1 of gpt back"),
+        ("retention?view=trash", "Take step 400 of attempt 1 of gpt back"),
         ("storage", "Look for orphans"),
     ],
 )
@@ -323,3 +347,54 @@ def test_a_commit_is_seen_without_a_reload(
     catalog.job.save(420)
     expect(live.get_by_role("gridcell", name="420", exact=True).last).to_be_visible()
     assert page.evaluate("() => window.stays")
+
+
+def test_the_curve_stands_over_the_attempts_on_the_same_steps_and_is_a_link(screen: Callable[..., Page]) -> None:
+    page = screen("runs/gpt?from=100&to=400")
+    settled(page)
+    expect(page.get_by_text("Not finite: nan at step 350.")).to_be_visible()
+    expect(page.locator(".u-over")).to_be_visible()
+    assert edges(page.locator(".u-over")) == pytest.approx(edges_of_ticks(page), abs=1)
+    curve = page.get_by_role("figure", name="loss over steps")
+    curve.get_by_text("loss over steps as a table").click()
+    for row in ("200 0.5 0.5", "210 0.28571 –", "300 0.2 0.25", "350 – –"):
+        expect(curve.get_by_role("row", name=row, exact=True)).to_be_visible()
+    page.get_by_role("link", name="All steps").click()
+    expect(curve.get_by_role("row", name="10 10 –", exact=True)).to_be_visible()
+    expect(page.get_by_text("greatest 10 at step 10.")).to_be_visible()  # and not 10^6, which is on no lineage
+    # The words of its options belong to its name, for the label is around it.
+    page.get_by_role("combobox", name=re.compile("^Metric")).first.select_option("lr")
+    expect(page).to_have_url(re.compile("metric=lr"))
+    page.reload()
+    expect(page.get_by_role("figure", name="lr over steps")).to_be_visible()
+
+
+def edges(element: Locator) -> list[float]:
+    """Left and right, in px."""
+    box = element.bounding_box()
+    assert box is not None
+    return [box["x"], box["x"] + box["width"]]
+
+
+def edges_of_ticks(page: Page) -> list[float]:
+    """Of the first and the last line of the timeline's axis, which are at the ends of its range."""
+    ticks = page.get_by_test_id("timeline").locator("> g:not([data-attempt]) > line")
+    found = ticks.evaluate_all("lines => lines.map(line => line.getBoundingClientRect().x)")
+    return [min(found), max(found)]
+
+
+def test_a_heartbeats_points_and_steps_come_without_a_reload(
+    sign_in_as: Callable[[str], Page], service: RunningService, catalog: SeededCatalog
+) -> None:
+    page = sign_in_as(service.token())
+    page.clock.install()
+    page.goto(f"{service.url}/ui/runs/gpt?project=demo&metric=lr")
+    settled(page)
+    curve = page.get_by_role("figure", name="lr over steps")
+    curve.get_by_text("lr over steps as a table").click()
+    expect(curve.get_by_role("row", name="360 0.0004", exact=True)).to_be_visible()
+    trains(catalog.job, 480, lr=[[480, 0.0003]])
+    page.clock.fast_forward(31_000)
+    expect(curve.get_by_role("row", name="480 0.0003", exact=True)).to_be_visible()
+    lane = page.get_by_test_id("timeline").locator("[data-attempt='2']")
+    expect(lane.get_by_text("Steps 201 to 480 are on the lineage")).to_be_attached()

@@ -196,8 +196,9 @@ class Checkpointer:
 
     def step(self, step: int, state: dict[str, Any], metrics: Metrics | None = None) -> SaveHandle | None:
         """Saves if a save is due, and returns its handle. Call it after each step, on every rank. Otherwise it returns
-        None and costs about a microsecond, and another one or two for each of rank 0's `metrics`: numbers or tensors
-        with one element, which become the run's curves (`holdfast runs history`). No device is waited for.
+        None and costs about a microsecond, and another one or two for each number in rank 0's `metrics`. They become
+        the run's curves (`holdfast runs history`). Tensors with one element may stay on their device: it copies all of
+        them at once, and is not waited for.
 
         While an earlier save is in flight on any rank, all ranks defer this one to the first step after that one. A
         save for Best waits instead, because the measured step must be saved, not a later one.

@@ -56,6 +56,9 @@ TargetArgument = Annotated[
 ]
 WHICH = "WHICH is latest, a step (1200), a step of an attempt (1200#3), best:METRIC[:max], or an id (ck_...)."
 SelectorArgument = Annotated[str, typer.Argument(metavar="PROJECT/RUN[@WHICH]", help=f"{WHICH} Without it: latest.")]
+OnlyTarget = Annotated[
+    str | None, typer.Argument(metavar="[PROJECT[/RUN]]", help="Only of this project, or of this run: demo, demo/gpt.")
+]
 OnlyProject = Annotated[str | None, typer.Argument(metavar="[PROJECT]", help="Only this project's.")]
 OnlyOf = Annotated[
     str | None,

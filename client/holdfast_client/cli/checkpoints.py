@@ -11,12 +11,14 @@ from holdfast_client.cli.arguments import (
     DeletedOption,
     JsonOption,
     LimitOption,
+    OnlyTarget,
     ReasonOption,
     SelectorArgument,
-    TargetArgument,
+    SinceOption,
     connect,
     first,
     read_duration,
+    read_past,
     read_target,
     select,
 )
@@ -42,40 +44,46 @@ checkpoints = noun("checkpoints")
 
 @checkpoints.command("list")
 def list_checkpoints(
-    target: TargetArgument,
+    target: OnlyTarget = None,
     *,
     state: Annotated[CheckpointState | None, typer.Option(help="Only in this state.")] = None,
     health: Annotated[Health | None, typer.Option(help="Only of this health.")] = None,
     min_step: Annotated[int | None, typer.Option(min=0, help="From this step on.")] = None,
     max_step: Annotated[int | None, typer.Option(min=0, help="Up to this step.")] = None,
+    since: SinceOption = None,
+    before: Annotated[str | None, typer.Option(help="Committed before then, likewise.")] = None,
     label: Annotated[str | None, typer.Option(help="Only with this label.")] = None,
     deleted: DeletedOption = False,
     limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the checkpoints of a run or project, newest step first."""
+    """List checkpoints, those of one run together, newest step first."""
     if deleted and state is not None:
         raise typer.BadParameter("--deleted is --state trashed: give one of them.")
     state = CheckpointState.TRASHED if deleted else state
-    project, run = read_target(target)
+    project, run = (None, None) if target is None else read_target(target)
+    begins, ends = read_past(since), read_past(before)
     with connect() as client:
-        runs = iter([run]) if run is not None else (one.name for one in client.runs.all(project))
         found = first(
-            (
-                one
-                for name in runs
-                for one in client.checkpoints.all(
-                    project, name, state=state, health=health, min_step=min_step, max_step=max_step, label=label
-                )
+            client.checkpoints.all(
+                project,
+                run,
+                state=state,
+                health=health,
+                min_step=min_step,
+                max_step=max_step,
+                committed_since=begins,
+                committed_before=ends,
+                label=label,
             ),
             limit,
         )
     if json:
         show_json(found)
     elif state is CheckpointState.TRASHED:
-        _show_trashed(target, found)
+        _show_trashed(target or "this service", found)
     else:
-        _show_list(target, found)
+        _show_list(target or "this service", found)
 
 
 def _show_list(target: str, found: list[CheckpointView]) -> None:

@@ -27,7 +27,7 @@ from holdfast_client.cli.main import noun
 from holdfast_client.cli.operations import run_to_end
 from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, show_facts, show_json, show_table
 from holdfast_client.cli.runs import show_skipped
-from holdfast_client.cli.say import show_line
+from holdfast_client.cli.say import show_line, show_note
 from holdfast_client.client import Client
 from holdfast_protocol.copies import CopyView, DrillResult, GoodStep, Impact, RunCopies, ScrubMode, ScrubResult
 from holdfast_protocol.service import OperationView
@@ -55,7 +55,10 @@ def list_copies(
         show_json(found)
         return
     show_table(
-        ["run", "policy", ">newest", ">copied", ">behind", ">steps", ">to copy", ">waiting", "last problem"],
+        [
+            *("run", "policy", ">newest", ">copied", ">behind", ">objective", ">steps", ">to copy", ">waiting"),
+            "last problem",
+        ],
         (
             (
                 f"{one.project}/{one.run}",
@@ -63,6 +66,7 @@ def list_copies(
                 _step(one.newest_step),
                 _step(one.copied_step),
                 _duration(one.lag_seconds),
+                NOTHING if one.rpo_objective_seconds is None else _duration(one.rpo_objective_seconds),
                 str(one.lag_steps),
                 as_bytes(one.lag_bytes),
                 str(one.waiting),
@@ -86,14 +90,20 @@ def start_drill(
 
     It says how long that takes (RTO), and how far behind the newest checkpoint it is (RPO). A step or an id that is
     named is restored, and no other one instead.
-    Exit code 1 if it cannot be restored.
+    Exit code 1 if it cannot be restored, or an objective of the project or run is not met.
     """
     name, point = read_selector(selector)
     with connect() as client:
         started = client.copies.drill(name.project, name.run, str(point), store)
         ended = run_to_end(client, started, wait=wait, json=json)
-    if ended is not None and not json:
-        _show(DrillResult.model_validate(ended.result))
+    if ended is None:
+        return
+    result = DrillResult.model_validate(ended.result)
+    if not json:
+        _show(result)
+    if result.missed:
+        show_note(f"It was restored, and misses the objective: {' and '.join(result.missed)}.")
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _show(result: DrillResult) -> None:
@@ -109,11 +119,19 @@ def _show(result: DrillResult) -> None:
                 f"{as_bytes(result.bytes)} in {counted(result.chunks, 'chunk')}, {counted(result.tensors, 'tensor')}, "
                 "each byte",
             ),
-            ("RTO", f"{result.seconds:.1f} s, {as_bytes(round(result.bytes_per_second))}/s"),
-            ("RPO", _behind(result)),
+            (
+                "RTO",
+                f"{result.seconds:.1f} s, {as_bytes(round(result.bytes_per_second))}/s"
+                + _objective(result.rto_objective_seconds),
+            ),
+            ("RPO", _behind(result) + _objective(result.rpo_objective_seconds)),
         ]
     )
     show_skipped(result.skipped)
+
+
+def _objective(seconds: float | None) -> str:
+    return "" if seconds is None else f"; the objective is {_duration(seconds)}"
 
 
 def _behind(result: DrillResult) -> str:

@@ -49,7 +49,9 @@ _REMEMBERED = 5000
 
 ActorOption = Annotated[str | None, typer.Option(help="Only by this token's name or controller.")]
 PeopleOption = Annotated[bool, typer.Option("--people", help="Only changes by people, not by controllers.")]
-ActionOption = Annotated[str | None, typer.Option(help="Only actions with this prefix: hold., checkpoint.trash.")]
+ActionOption = Annotated[
+    list[str] | None, typer.Option(help="Only actions with this prefix: hold., checkpoint.trash; or several times.")
+]
 _ReadPage = Callable[[str | None], Page[AuditEventView]]
 
 
@@ -109,7 +111,7 @@ def _pages(
     *,
     actor: str | None,
     people: bool,
-    action: str | None,
+    action: list[str] | None,
     since: str | None,
     until: str | None,
     limit: int,
@@ -343,12 +345,29 @@ def delete(
 def have_tested(webhook: IdArgument, json: JsonOption = False) -> None:
     """Have a call made, and tell what the receiver answers."""
     with connect() as client:
-        call = client.webhooks.test(webhook)
-        until = time.monotonic() + _WAITS_SECONDS
-        # Until there has been a try: its status or its error is there.
-        while call.last_status is None and call.last_error is None and time.monotonic() < until:
-            time.sleep(_ASKS_EVERY_SECONDS)
-            call = next(one for one in client.webhooks.all_deliveries(webhook) if one.id == call.id)
+        _tell_answer(client, webhook, client.webhooks.test(webhook), json=json)
+
+
+@webhooks.command()
+def redeliver(
+    webhook: IdArgument,
+    call: Annotated[str, typer.Argument(metavar="CALL", help="As `holdfast webhooks deliveries` shows it: msg_….")],
+    json: JsonOption = False,
+) -> None:
+    """Have a call made again, and tell what the receiver answers.
+
+    It has the same webhook-id, also if it has arrived before.
+    """
+    with connect() as client:
+        _tell_answer(client, webhook, client.webhooks.redeliver(webhook, call), json=json)
+
+
+def _tell_answer(client: Client, webhook: str, call: DeliveryView, *, json: bool) -> None:
+    until = time.monotonic() + _WAITS_SECONDS
+    # Until there has been a try: its status or its error is there.
+    while call.last_status is None and call.last_error is None and time.monotonic() < until:
+        time.sleep(_ASKS_EVERY_SECONDS)
+        call = client.webhooks.delivery(webhook, call.id)
     if json:
         show_json(call)
     elif call.delivered_at is not None:

@@ -89,7 +89,7 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
     "Operating the service": (
         Entry("tokens", "Who may do what", "list create revoke", "projects"),
         Entry("sessions", "Who has signed in to the web page", "list revoke", "projects"),
-        Entry("webhooks", "URLs that are called on events", "list create delete test deliveries", "events"),
+        Entry("webhooks", "URLs that are called on events", "list create delete test deliveries redeliver", "events"),
         Entry("events", "What happens to runs, checkpoints and stores", "list follow", "events"),
         Entry("audit", "Who changed what, and why", "list follow", "events"),
         Entry("operations", "Long work that a command has started", "list show wait cancel", "operations"),

@@ -125,11 +125,12 @@ def _least_width(cells: Sequence[str]) -> tuple[int, bool]:
     return max(word, _NEVER_FOLDED_LETTERS), True
 
 
-def show_json(value: BaseModel | Iterable[BaseModel]) -> None:
-    """One object, or an array of all items of a list."""
+def show_json(value: BaseModel | Iterable[BaseModel] | None) -> None:
+    """One object, an array of all items of a list, or null."""
+    document: object = None
     if isinstance(value, BaseModel):
-        document: object = value.model_dump(mode="json")
-    else:
+        document = value.model_dump(mode="json")
+    elif value is not None:
         document = [item.model_dump(mode="json") for item in value]
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
 

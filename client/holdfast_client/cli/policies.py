@@ -123,7 +123,7 @@ def retention_rules(preset: Preset | None, rules: dict[str, Any]) -> dict[str, A
     return document
 
 
-KindArgument = Annotated[PolicyKind, typer.Argument(metavar="KIND", help="retention, copies or tiers.")]
+KindArgument = Annotated[PolicyKind, typer.Argument(metavar="KIND", help="retention, copies, tiers or objectives.")]
 
 
 @policies.command()
@@ -169,6 +169,7 @@ def put(
         PolicyKind.RETENTION: f"`holdfast retention plan {of_run}` shows what will expire.",
         PolicyKind.TIERS: f"`holdfast tiers plan {of_run}` shows what will move.",
         PolicyKind.COPIES: f"`holdfast copies list {target}` shows how far the second store is behind.",
+        PolicyKind.OBJECTIVES: f"`holdfast copies list {target}` and each drill compare with it.",
     }
     if not json:
         show_note(f"It holds from now on. {plans[kind]}")

@@ -322,6 +322,8 @@ def revoke_session(
         view = client.sessions.revoke(session_id)
     if json:
         show_json(view)
+    elif view is None:
+        show_line(f"{session_id} is not open any more: a first try ended it, and its reply was lost.")
     else:
         show_line(f"{view.id} (of {view.name}) has ended. Its token {view.token_id} is still good.")
 

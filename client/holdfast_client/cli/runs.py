@@ -38,7 +38,7 @@ from holdfast_client.cli.output import (
 from holdfast_client.cli.projects import EveryOption, show_deleted, show_samples
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_protocol.attempts import AttemptView, ConfigDifference, config_differences
-from holdfast_protocol.restores import Skipped
+from holdfast_protocol.restores import Skipped, skipped_in_words
 from holdfast_protocol.runs import AdviceView, EditRun, MetricCurve, MetricPoint, RunView, SpentTime
 from holdfast_protocol.states import RunStatus
 from holdfast_protocol.text import counted
@@ -52,7 +52,9 @@ attempts = noun("attempts")
 def list_runs(
     project: OnlyProject = None,
     *,
-    status: Annotated[RunStatus | None, typer.Option(help="Only runs with this status.")] = None,
+    status: Annotated[
+        list[RunStatus] | None, typer.Option(help="Only runs with this status; several times: with one of them.")
+    ] = None,
     tag: Annotated[str | None, typer.Option(help="Only runs with this tag.")] = None,
     deleted: DeletedOption = False,
     limit: LimitOption = None,
@@ -60,13 +62,11 @@ def list_runs(
 ) -> None:
     """List runs, how they fare, and their newest restore points.
 
-    A job is lost once it was not heard of for the service's HOLDFAST_LOST_AFTER_SECONDS.
+    A job is lost once it was not heard of for the service's HOLDFAST_LOST_AFTER_SECONDS. The last column tells why an
+    attempt began no later: the newer checkpoints that could not be restored then.
     """
     with connect() as client:
-        projects = iter([project]) if project is not None else (one.name for one in client.projects.all())
-        found = first(
-            (run for name in projects for run in client.runs.all(name, status=status, tag=tag, deleted=deleted)), limit
-        )
+        found = first(client.runs.all(project, status=status or None, tag=tag, deleted=deleted), limit)
     if json:
         show_json(found)
         return
@@ -87,7 +87,7 @@ def list_runs(
             )
             for run in found
         ),
-        nothing=f"No run is {status.value}. `holdfast runs list` shows how all of them fare."
+        nothing=f"No run is {' or '.join(status)}. `holdfast runs list` shows how all of them fare."
         if status
         else f"No run has the tag {tag}. `holdfast runs edit PROJECT/RUN --tag {tag}` gives it to one."
         if tag
@@ -181,7 +181,7 @@ def list_attempts(run: RunArgument, *, limit: LimitOption = None, json: JsonOpti
         show_json(found)
         return
     show_table(
-        [">attempt", "last heard (UTC)", ">step", "outcome", "host", "why"],
+        [">attempt", "last heard (UTC)", ">step", "outcome", "host", "why", "skipped"],
         (
             (
                 str(attempt.number),
@@ -190,6 +190,7 @@ def list_attempts(run: RunArgument, *, limit: LimitOption = None, json: JsonOpti
                 _outcome(attempt),
                 attempt.host or NOTHING,
                 _why(attempt),
+                skipped_in_words(attempt.skipped or ())[:_SHOWN_LETTERS] or NOTHING,
             )
             for attempt in found
         ),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 from holdfast_client.resources.base import Resource, all_items, if_match
 from holdfast_client.transport import path
@@ -81,28 +82,37 @@ class Checkpoints(Resource):
 
     def list(
         self,
-        project: str,
-        run: str,
+        project: str | None = None,
+        run: str | None = None,
         *,
-        state: CheckpointState | None = None,
-        health: Health | None = None,
+        state: CheckpointState | Sequence[CheckpointState] | None = None,
+        health: Health | Sequence[Health] | None = None,
         min_step: int | None = None,
         max_step: int | None = None,
+        committed_since: datetime | None = None,
+        committed_before: datetime | None = None,
         label: str | None = None,
         attempt: int | None = None,
         cursor: str | None = None,
         limit: int | None = None,
     ) -> Page[CheckpointView]:
-        """One page of a run's checkpoints, the largest step first. `min_step` and `max_step` are inclusive."""
+        """One page of a run's checkpoints, the largest step first. Without `run` those of all runs of the project,
+        without `project` those of all projects that the token sees: run by run, in no order of the runs. `min_step`,
+        `max_step` and `committed_since` are inclusive, `committed_before` is not."""
+        if run is not None and project is None:
+            raise ValueError("A run is named with its project: list(project, run).")
+        of_run = () if run is None else ("runs", run)
         return self.transport.call(
             "GET",
-            path("projects", project, "runs", run, "checkpoints"),
+            path(*(() if project is None else ("projects", project)), *of_run, "checkpoints"),
             Page[CheckpointView],
             params={
                 "state": state,
                 "health": health,
                 "min_step": min_step,
                 "max_step": max_step,
+                "committed_since": None if committed_since is None else committed_since.isoformat(),
+                "committed_before": None if committed_before is None else committed_before.isoformat(),
                 "label": label,
                 "attempt": attempt,
                 "cursor": cursor,
@@ -112,13 +122,15 @@ class Checkpoints(Resource):
 
     def all(
         self,
-        project: str,
-        run: str,
+        project: str | None = None,
+        run: str | None = None,
         *,
-        state: CheckpointState | None = None,
-        health: Health | None = None,
+        state: CheckpointState | Sequence[CheckpointState] | None = None,
+        health: Health | Sequence[Health] | None = None,
         min_step: int | None = None,
         max_step: int | None = None,
+        committed_since: datetime | None = None,
+        committed_before: datetime | None = None,
         label: str | None = None,
         attempt: int | None = None,
     ) -> Iterator[CheckpointView]:
@@ -131,6 +143,8 @@ class Checkpoints(Resource):
                 health=health,
                 min_step=min_step,
                 max_step=max_step,
+                committed_since=committed_since,
+                committed_before=committed_before,
                 label=label,
                 attempt=attempt,
                 cursor=cursor,

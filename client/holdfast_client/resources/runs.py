@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+from holdfast_client.errors import SessionNotFound
 from holdfast_client.resources.base import PLANS_SECONDS, Resource, all_items, if_match, made_once, once
 from holdfast_client.transport import Params, Transport, path
 from holdfast_protocol.base import Page
@@ -51,24 +52,30 @@ class Runs(Resource):
 
     def list(
         self,
-        project: str,
+        project: str | None = None,
         *,
-        status: RunStatus | None = None,
+        status: RunStatus | Sequence[RunStatus] | None = None,
         tag: str | None = None,
         deleted: bool = False,
         cursor: str | None = None,
         limit: int | None = None,
     ) -> Page[RunView]:
-        """`tag`: only those that have it. `deleted`: only those in the trash."""
+        """One page, the newest first. `project` None: of all projects that the token sees. `status`: only these; `tag`:
+        only those that have it. `deleted`: only those in the trash."""
         return self.transport.call(
             "GET",
-            path("projects", project, "runs"),
+            path("runs") if project is None else path("projects", project, "runs"),
             Page[RunView],
             params={"status": status, "tag": tag, "deleted": deleted or None, "cursor": cursor, "limit": limit},
         )
 
     def all(
-        self, project: str, *, status: RunStatus | None = None, tag: str | None = None, deleted: bool = False
+        self,
+        project: str | None = None,
+        *,
+        status: RunStatus | Sequence[RunStatus] | None = None,
+        tag: str | None = None,
+        deleted: bool = False,
     ) -> Iterator[RunView]:
         return all_items(lambda cursor: self.list(project, status=status, tag=tag, deleted=deleted, cursor=cursor))
 
@@ -157,9 +164,15 @@ class Sessions(Resource):
     def all(self) -> Iterator[OpenSession]:
         return all_items(lambda cursor: self.list(cursor=cursor))
 
-    def revoke(self, session_id: str) -> OpenSession:
-        """Ends it at once. Raises NotFound if it is not open."""
-        return self.transport.call("DELETE", path("sessions", session_id), OpenSession)
+    def revoke(self, session_id: str) -> OpenSession | None:
+        """Ends it at once. None: an earlier try of this call has ended it, and its reply was lost. Raises
+        SessionNotFound if it is not open."""
+        try:
+            return self.transport.call("DELETE", path("sessions", session_id), OpenSession)
+        except SessionNotFound as gone:
+            if gone.earlier_try_ambiguous:
+                return None
+            raise
 
 
 def _delete(transport: Transport, route: str, reason: str, dry_run: bool, etag: str | None) -> Deletion:

@@ -237,14 +237,14 @@ class Audit(Resource):
         checkpoint: str | None = None,
         actor: str | None = None,
         actor_kind: ActorKind | None = None,
-        action: str | None = None,
+        action: str | Sequence[str] | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         cursor: str | None = None,
         limit: int | None = None,
     ) -> Page[AuditEventView]:
-        """One page of changes and their authors, the newest first. `action` is a prefix such as `hold.`; `checkpoint`
-        an id; `since` is inclusive, `until` is not."""
+        """One page of changes and their authors, the newest first. `action` is a prefix such as `hold.`, or several of
+        which one must fit; `checkpoint` an id; `since` is inclusive, `until` is not."""
         return self.transport.call(
             "GET",
             path("audit-events"),
@@ -255,7 +255,7 @@ class Audit(Resource):
                 "checkpoint": checkpoint,
                 "actor": actor,
                 "actor_kind": actor_kind,
-                "action": action,
+                "action": [action] if isinstance(action, str) else list(action or ()) or None,
                 "since": None if since is None else since.isoformat(),
                 "until": None if until is None else until.isoformat(),
                 "cursor": cursor,
@@ -271,7 +271,7 @@ class Audit(Resource):
         checkpoint: str | None = None,
         actor: str | None = None,
         actor_kind: ActorKind | None = None,
-        action: str | None = None,
+        action: str | Sequence[str] | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> Iterator[AuditEventView]:
@@ -319,3 +319,11 @@ class Webhooks(Resource):
 
     def all_deliveries(self, webhook_id: str) -> Iterator[DeliveryView]:
         return all_items(lambda cursor: self.deliveries(webhook_id, cursor=cursor))
+
+    def delivery(self, webhook_id: str, delivery_id: str) -> DeliveryView:
+        return self.transport.call("GET", path("webhooks", webhook_id, "deliveries", delivery_id), DeliveryView)
+
+    def redeliver(self, webhook_id: str, delivery_id: str) -> DeliveryView:
+        """Has a call made again soon, with the same `webhook-id`; `delivery` tells its result."""
+        route = path("webhooks", webhook_id, "deliveries", delivery_id, "redeliver")
+        return self.transport.call("POST", route, DeliveryView, headers=once())

@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError
 from pydantic_core import to_json
 
 from holdfast_protocol.base import Reply, Request, example
-from holdfast_protocol.copies import CopyPolicy
+from holdfast_protocol.copies import CopyPolicy, ObjectivesPolicy
 from holdfast_protocol.policies.retention import RetentionPolicy
 from holdfast_protocol.tiers import TierPolicy
 
@@ -31,12 +31,14 @@ class PolicyKind(StrEnum):
     RETENTION = "retention"
     COPIES = "copies"
     TIERS = "tiers"
+    OBJECTIVES = "objectives"
 
 
 POLICY_MODELS: dict[PolicyKind, type[Request]] = {
     PolicyKind.RETENTION: RetentionPolicy,
     PolicyKind.TIERS: TierPolicy,
     PolicyKind.COPIES: CopyPolicy,
+    PolicyKind.OBJECTIVES: ObjectivesPolicy,
 }
 
 _SHOWN_ERRORS = 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from pydantic import StringConstraints
 
 from holdfast_protocol.base import Page
 from holdfast_protocol.service import ActorKind, AuditEventView
@@ -15,6 +16,7 @@ from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Cursor, Limit, Moment, Reader
 
 router = APIRouter(route_class=GuardedRoute, tags=["audit"])
+_ActionPrefix = Annotated[str, StringConstraints(max_length=100)]
 
 
 @router.get("/v1/audit-events", name="list", summary="List who changed what and why, the newest first")
@@ -27,7 +29,10 @@ def list_all(
     checkpoint: Annotated[str | None, Query(description="Only of this checkpoint, by its id.")] = None,
     actor: Annotated[str | None, Query(description="Only by this token's name or controller.")] = None,
     actor_kind: Annotated[ActorKind | None, Query(description="Only by persons, or only by controllers.")] = None,
-    action: Annotated[str | None, Query(max_length=100, description="What the action begins with: `hold.`.")] = None,
+    action: Annotated[
+        list[_ActionPrefix] | None,
+        Query(max_length=20, description="What the action begins with: `hold.`. One or several."),
+    ] = None,
     since: Annotated[Moment | None, Query(description="From this moment on.")] = None,
     until: Annotated[Moment | None, Query(description="Before this moment.")] = None,
     cursor: Cursor = None,
@@ -39,7 +44,7 @@ def list_all(
         checkpoint_id=checkpoint,
         actor=actor,
         actor_kind=actor_kind,
-        action=action,
+        actions=action or (),
         since=since,
         until=until,
     )

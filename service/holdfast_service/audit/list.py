@@ -26,14 +26,14 @@ _CURSOR = "audit-events"
 
 @dataclass(frozen=True, kw_only=True)
 class AuditFilter:
-    """None: whatever. `action` is a prefix, `since` is inclusive and `until` is not."""
+    """None: whatever. `actions` are prefixes, of which one must fit, `since` is inclusive and `until` is not."""
 
     project: str | None = None
     run: str | None = None
     checkpoint_id: str | None = None
     actor: str | None = None
     actor_kind: ActorKind | None = None
-    action: str | None = None
+    actions: Sequence[str] = ()
     since: datetime | None = None
     until: datetime | None = None
 
@@ -71,8 +71,8 @@ def _query(session: Session, caller: Principal, wanted: AuditFilter) -> Select[A
         query = query.where(AuditEvent.actor == wanted.actor)
     if wanted.actor_kind is not None:
         query = query.where(AuditEvent.actor_kind == wanted.actor_kind)
-    if wanted.action is not None:
-        query = query.where(AuditEvent.action.startswith(wanted.action, autoescape=True))
+    if wanted.actions:
+        query = query.where(or_(*(AuditEvent.action.startswith(each, autoescape=True) for each in wanted.actions)))
     if wanted.since is not None:
         query = query.where(AuditEvent.at >= wanted.since)
     if wanted.until is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, select
 
-from holdfast_protocol.checkpoints import MetricValue
+from holdfast_protocol.checkpoints import nonfinite_name
 from holdfast_protocol.runs import (
     MOST_POINTS_REPLIED,
     CurveSegment,
@@ -23,6 +23,9 @@ from holdfast_service.curves.points import points_of
 from holdfast_service.db.tables.curves import Curve, CurvePoint
 from holdfast_service.lineage.restore_choice import line_of_run
 from holdfast_service.runs.views import attempt_numbered, run_named
+
+_MOST_NAMED = 1000
+"""Attempts in a query. Of a longer line all points are read."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ def read_history(context: ServiceContext, caller: Principal, project: str, run: 
         conditions: list[ColumnElement[bool]] = []
         if asked.attempt is not None:
             conditions.append(CurvePoint.attempt == asked.attempt)
+        elif len(line.segments) <= _MOST_NAMED:
+            conditions.append(CurvePoint.attempt.in_([segment.attempt for segment in line.segments]))
         if asked.from_step is not None:
             conditions.append(CurvePoint.step >= asked.from_step)
         if asked.to_step is not None:
@@ -75,4 +80,7 @@ def read_history(context: ServiceContext, caller: Principal, project: str, run: 
 
 
 def _shown(point: Measured) -> MetricPoint:
-    return MetricPoint(step=point.step, attempt=point.attempt, **MetricValue.of(point.value).model_dump())
+    nonfinite = nonfinite_name(point.value)
+    return MetricPoint(
+        step=point.step, attempt=point.attempt, value=point.value if nonfinite is None else None, nonfinite=nonfinite
+    )

@@ -7,18 +7,21 @@ of a run. A point is its metric, attempt and step; a report that comes twice, or
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import ColumnElement, bindparam, delete, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.checkpoints import MetricValue
 from holdfast_protocol.runs import MOST_CURVES, Measured, ToldPoint, thinned
 from holdfast_service.db.dialect import insert_absent, insert_new
 from holdfast_service.db.tables.curves import Curve, CurvePoint
 
 MOST_POINTS = 2048
 """Of one curve, in the catalog. Beyond, it is thinned to half, so that the next thinning is far."""
+HARD_MOST_POINTS = 3 * MOST_POINTS
+THINNED_AT_ONCE = 2
+"""Curves in one report: metrics that are logged together get beyond MOST_POINTS together, and to thin one takes long.
+The largest come first. Two of them lose more points than a report may bring."""
 _UNSYNCHRONIZED = {"synchronize_session": False}
 
 
@@ -33,13 +36,21 @@ def take_points(session: Session, run_id: str, attempt: int, told: Mapping[str, 
         insert_absent(session, Curve, [{"run_id": run_id, "name": name, "points": 0} for name in new])
         curves = _curves(session, run_id)
     rows = [
-        {"curve_id": curves[name].id, "attempt": attempt, "step": step, **MetricValue.of(float(value)).model_dump()}
+        {
+            "curve_id": curves[name].id,
+            "attempt": attempt,
+            "step": step,
+            # Not by `MetricValue`, which would check a thousand points again while the run's lock is held.
+            "value": None if isinstance(value, str) else value,
+            "nonfinite": value if isinstance(value, str) else None,
+        }
         for name in named
         if name in curves
         for step, value in told[name]
     ]
     added = Counter(row.curve_id for row in insert_new(session, CurvePoint, rows, CurvePoint.curve_id))
-    _count(session, [curve for curve in curves.values() if added[curve.id]], added)
+    if added:
+        _count(session, curves.values(), added)
     return [name for name in named if name not in curves]
 
 
@@ -49,13 +60,15 @@ def _curves(session: Session, run_id: str) -> dict[str, Curve]:
     return {curve.name: curve for curve in found}
 
 
-def _count(session: Session, curves: Iterable[Curve], added: Mapping[int, int]) -> None:
-    counts = []
-    for curve in curves:
-        points = curve.points + added[curve.id]
-        counts.append({"curve": curve.id, "count": points if points <= MOST_POINTS else _thin(session, curve.id)})
-    if counts:
-        session.connection().execute(_COUNTED, counts)
+def _count(session: Session, curves: Collection[Curve], added: Counter[int]) -> None:
+    before = {curve.id: curve.points for curve in curves}
+    counts = {curve_id: points + added[curve_id] for curve_id, points in before.items()}
+    large = sorted((each for each in counts if counts[each] > MOST_POINTS), key=lambda each: (-counts[each], each))
+    for at, curve_id in enumerate(large):
+        if at < THINNED_AT_ONCE or counts[curve_id] > HARD_MOST_POINTS:
+            counts[curve_id] = _thin(session, curve_id)
+    if changed := [{"curve": each, "count": count} for each, count in counts.items() if count != before[each]]:
+        session.connection().execute(_COUNTED, changed)
 
 
 _COUNTED = update(Curve).where(Curve.id == bindparam("curve")).values(points=bindparam("count"))

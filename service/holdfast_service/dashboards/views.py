@@ -14,6 +14,7 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from holdfast_service.dashboards.catalog import attempts, checkpoints, events, projects, restore_points, runs
+from holdfast_service.dashboards.curves import curve_points
 from holdfast_service.dashboards.definition import POSTGRES, SQLITE, Column, Dialect, View
 from holdfast_service.dashboards.goodput import attempt_goodput, goodput_by_day
 from holdfast_service.dashboards.samples import project_samples, run_samples
@@ -35,6 +36,7 @@ _MAKERS = (
     events,
     project_samples,
     run_samples,
+    curve_points,
 )
 GRANTS = "dashboard_grants"
 ROLE_MARK = "Holdfast dashboards of catalog "

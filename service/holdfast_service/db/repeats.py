@@ -28,9 +28,9 @@ from holdfast_service.errors import ProblemError
 KEPT_FOR = timedelta(days=7)
 
 
-def digest_of(what: str, *subject: str | None, request: BaseModel) -> str:
-    """The digest of what a call asks for."""
-    asked = [what, list(subject), request.model_dump(mode="json")]
+def digest_of(what: str, *subject: str | None, request: BaseModel | None = None) -> str:
+    """The digest of what a call asks for. `request`: its body, if it has one."""
+    asked = [what, list(subject), None if request is None else request.model_dump(mode="json")]
     return hashlib.sha256(canonical_bytes(asked)).hexdigest()
 
 

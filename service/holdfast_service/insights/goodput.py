@@ -57,19 +57,37 @@ def goodput_of(history: Sequence[AttemptHistory], now: datetime) -> Goodput:
     return _total([life.spent for life in lives], since, lives[-1].end if lives else None)
 
 
+@dataclass(frozen=True)
+class SeenAttempt:
+    """The productive seconds that an attempt had at an earlier moment."""
+
+    number: int
+    at: datetime
+    productive_seconds: float
+
+
 def spent_between(
-    history: Sequence[AttemptHistory], since: datetime, until: datetime, now: datetime
+    history: Sequence[AttemptHistory],
+    since: datetime,
+    until: datetime,
+    now: datetime,
+    seen: SeenAttempt | None = None,
 ) -> tuple[float, float] | None:
     """Productive and wall seconds of one run between two moments, as far as is known now; None while no step's time is
     known. What an attempt told is spread evenly over its life, and the time since the attempt before over that time, as
-    in the view goodput_by_day: so the parts of a run add up to its goodput."""
+    in the view goodput_by_day: so the parts of a run add up to its goodput. Of an attempt that was `seen` it is what
+    it told after that, spread evenly over the time after that: an hour in which it hung has none of what was before."""
     productive = wall = 0.0
     lives = _lives(history, now)
     for life in lives:
         opened = life.attempt.opened_at
         here, lived = _overlap(opened, life.end, since, until), (life.end - opened).total_seconds()
         wall += here + _overlap(life.ended_before, opened, since, until)
-        productive += life.spent.productive_seconds * here / lived if lived else 0.0
+        told = life.spent.productive_seconds
+        if seen is not None and seen.number == life.attempt.number and seen.at < life.end:
+            # Less than it was, because steps are lost meanwhile: the hours before keep what they had.
+            lived, told = (life.end - seen.at).total_seconds(), max(0.0, told - seen.productive_seconds)
+        productive += min(1.0, told / lived) * here if lived else 0.0
     return (productive, wall) if any(life.spent.step_seconds is not None for life in lives) else None
 
 

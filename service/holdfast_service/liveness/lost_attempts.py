@@ -13,6 +13,7 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Attempt, Run
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.training.announcements import end_stalls
 from holdfast_service.training.fencing import heard_until, is_silent
 
 
@@ -39,6 +40,7 @@ def mark_lost(session: Session, actor: Actor, settings: ServiceSettings) -> int:
         .returning(Attempt.id),
         execution_options={"synchronize_session": False},
     ).all()
+    end_stalls(session, lost)
     _record_lost(session, actor, lost)
     return len(lost)
 

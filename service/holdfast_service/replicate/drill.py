@@ -28,6 +28,7 @@ from holdfast_protocol.codecs import Codec, DecodeError, decode
 from holdfast_protocol.copies import DrillResult, StartDrill
 from holdfast_protocol.digests import DocumentError, checkpoint_digest, shard_digest
 from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
+from holdfast_protocol.policies.policy import PolicyKind
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.restores import RestorePoint, Skipped
 from holdfast_protocol.runs import ById, Point
@@ -43,6 +44,8 @@ from holdfast_service.db.tables.operations import Operation
 from holdfast_service.errors import ProblemError
 from holdfast_service.lineage.restore_choice import AvailableStores, choose_restore_point, point_of
 from holdfast_service.operations.queue import OperationRun, start_operation
+from holdfast_service.policies.policies import effective_policy
+from holdfast_service.replicate.lag import Objectives, objectives_of
 from holdfast_service.runs.views import no_checkpoint, run_named
 from holdfast_service.stores.base import ObjectKey, ObjectMismatch, ObjectMissing, Store
 
@@ -80,6 +83,7 @@ class DrillPlan:
     copies: dict[str, StoredChunk]
     newest_step: int
     newest_committed_at: datetime
+    objectives: Objectives
     lease_id: str
 
 
@@ -121,6 +125,7 @@ def plan_drill(
         copies=_copies(session, attached, checkpoint, {digest for shard in shards for digest in shard.chunks}),
         newest_step=newest.step,
         newest_committed_at=newest.committed_at,
+        objectives=objectives_of(effective_policy(session, PolicyKind.OBJECTIVES, project.id, found.id)),
         lease_id=_take_lease(session, context, run, checkpoint.id),
     )
 
@@ -319,6 +324,8 @@ def run_drill(context: ServiceContext, run: OperationRun) -> dict[str, Any]:
         newest_step=plan.newest_step,
         rpo_seconds=max(0.0, (plan.newest_committed_at - plan.point.committed_at).total_seconds()),
         rpo_steps=max(0, plan.newest_step - plan.point.step),
+        rto_objective_seconds=plan.objectives.rto_seconds,
+        rpo_objective_seconds=plan.objectives.rpo_seconds,
         skipped=plan.skipped,
     ).model_dump(mode="json")
 

@@ -15,8 +15,8 @@ from sqlalchemy import Subquery, and_, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page
-from holdfast_protocol.copies import RunCopies
-from holdfast_protocol.policies.policy import PolicyKind
+from holdfast_protocol.copies import ObjectivesPolicy, RunCopies
+from holdfast_protocol.policies.policy import PolicyError, PolicyKind, read_policy
 from holdfast_protocol.states import CheckpointState, Health, StoreRole
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
@@ -24,7 +24,7 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.pages import cut_page, decode_cursor
 from holdfast_service.db.tables.core import Checkpoint, Project, Run
 from holdfast_service.db.tables.operations import CheckpointCopy, Policy
-from holdfast_service.policies.policies import effective_policy
+from holdfast_service.policies.policies import StoredPolicy, effective_policies, effective_policy
 from holdfast_service.runs.views import project_named, run_named
 
 
@@ -144,6 +144,25 @@ def _behind_since(session: Session, rows: Subquery) -> dict[str, datetime]:
     return {row[0]: row[1] for row in found}
 
 
+@dataclass(frozen=True)
+class Objectives:
+    """None: there is no such objective."""
+
+    rpo_seconds: float | None = None
+    rto_seconds: float | None = None
+
+
+def objectives_of(policy: StoredPolicy | None) -> Objectives:
+    """None for what a policy of a later version says, and this one does not know. Pure."""
+    try:
+        found = None if policy is None else read_policy(PolicyKind.OBJECTIVES, policy.document)
+    except PolicyError:
+        return Objectives()
+    if not isinstance(found, ObjectivesPolicy):
+        return Objectives()
+    return Objectives(found.rpo_seconds, found.rto_seconds)
+
+
 _CURSOR = "copies"
 
 
@@ -172,6 +191,7 @@ def copies_of_project(
 def _views(session: Session, context: ServiceContext, project: Project, runs: Sequence[Run]) -> list[RunCopies]:
     second = context.attached(StoreRole.SECOND)
     lags = {} if second is None else lag_of(session, second.store_id, [run.id for run in runs])
+    policy_of = effective_policies(session, PolicyKind.OBJECTIVES)
     now = database_now(session)
     views = []
     for run in runs:
@@ -187,6 +207,7 @@ def _views(session: Session, context: ServiceContext, project: Project, runs: Se
                 copied_step=lag.copied_step,
                 copied_committed_at=lag.copied_committed_at,
                 lag_seconds=lag.seconds(now),
+                rpo_objective_seconds=objectives_of(policy_of(project.id, run.id)).rpo_seconds,
                 lag_steps=lag.steps,
                 lag_bytes=lag.missing_bytes,
                 waiting=lag.waiting,

@@ -68,9 +68,9 @@ def prune(context: ServiceContext, caller: Principal, project: str, run: str, re
         left = [fact for fact in chosen if fact.id in stays]
         if left and request.filter is None:
             raise refusal(left, stays)
-        purge_at = database_now(session)
+        trashing = Trashing.by_person(context, Actor.person(caller), request.reason)
+        purge_at = database_now(session) + trashing.keep_for
         if not request.dry_run:
-            trashing = Trashing.by_person(context, Actor.person(caller), request.reason)
             gone, purge_at = move_to_trash(session, found, may_go, trashing)
             left += [fact for fact in may_go if fact.id not in gone]
             may_go = [fact for fact in may_go if fact.id in gone]
@@ -78,7 +78,7 @@ def prune(context: ServiceContext, caller: Principal, project: str, run: str, re
         dry_run=request.dry_run,
         trashed=pruned_views(may_go),
         left=left_views(left, stays),
-        purge_at=None if request.dry_run else when(purge_at, may_go),
+        purge_at=when(purge_at, may_go),
         freed=freed_of(context, may_go),
         more=more,
     )

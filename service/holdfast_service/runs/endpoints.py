@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 
 from holdfast_protocol.base import Label, Name, Page, RunName
 from holdfast_protocol.checkpoints import CheckpointView, EditCheckpoint, Step
@@ -18,6 +18,7 @@ from holdfast_service.runs import projects
 from holdfast_service.runs.list_checkpoints import (
     CheckpointFilter,
     edit_checkpoint,
+    list_across_runs,
     list_checkpoints,
     select_checkpoint,
 )
@@ -29,6 +30,7 @@ from holdfast_service.web.parameters import (
     Cursor,
     IfMatch,
     Limit,
+    Moment,
     Operator,
     Reader,
     Trainer,
@@ -39,9 +41,11 @@ from holdfast_service.web.parameters import (
 
 service_router = APIRouter(route_class=GuardedRoute, tags=["service"])
 projects_router = APIRouter(route_class=GuardedRoute, prefix="/v1/projects", tags=["projects"])
+all_runs_router = APIRouter(route_class=GuardedRoute, prefix="/v1/runs", tags=["runs"])
 runs_router = APIRouter(route_class=GuardedRoute, prefix="/v1/projects/{project}/runs", tags=["runs"])
 checkpoints_router = APIRouter(route_class=GuardedRoute, prefix="/v1", tags=["checkpoints"])
 
+Statuses = Annotated[list[RunStatus] | None, Query(description="One or several.")]
 Deleted = Annotated[bool, Query(description="Those in the trash, and no others.")]
 
 
@@ -82,13 +86,29 @@ def put_project(
     return tagged(response, view)
 
 
+@all_runs_router.get("", name="list_all", summary="List the runs of all projects that the token sees, the newest first")
+def list_all_runs(
+    *,
+    context: Context,
+    caller: Reader,
+    status: Statuses = None,
+    tag: Annotated[Label | None, Query()] = None,
+    deleted: Deleted = False,
+    cursor: Cursor = None,
+    limit: Limit = DEFAULT_PAGE,
+) -> Page[RunView]:
+    return runs.list_runs(
+        context, caller, None, statuses=status or (), tag=tag, deleted=deleted, cursor=cursor, limit=limit
+    )
+
+
 @runs_router.get("", name="list", summary="List runs, the newest first, with their restore points")
 def list_runs(
     *,
     project: str,
     context: Context,
     caller: Reader,
-    status: Annotated[list[RunStatus] | None, Query(description="One or several.")] = None,
+    status: Statuses = None,
     tag: Annotated[Label | None, Query()] = None,
     deleted: Deleted = False,
     cursor: Cursor = None,
@@ -125,6 +145,59 @@ def edit_run(
     return tagged(response, runs.edit_run(context, caller, RunName(project, run), body, if_match))
 
 
+def _filter(
+    *,
+    state: Annotated[list[CheckpointState] | None, Query(description="One or several.")] = None,
+    health: Annotated[list[Health] | None, Query(description="One or several.")] = None,
+    min_step: Annotated[Step | None, Query()] = None,
+    max_step: Annotated[Step | None, Query()] = None,
+    committed_since: Annotated[Moment | None, Query(description="From this moment on.")] = None,
+    committed_before: Annotated[Moment | None, Query(description="Before this moment.")] = None,
+    label: Annotated[Label | None, Query()] = None,
+    attempt: Annotated[int | None, Query(ge=1)] = None,
+) -> CheckpointFilter:
+    return CheckpointFilter(
+        states=state or (),
+        healths=health or (),
+        min_step=min_step,
+        max_step=max_step,
+        committed_since=committed_since,
+        committed_before=committed_before,
+        label=label,
+        attempt=attempt,
+    )
+
+
+Wanted = Annotated[CheckpointFilter, Depends(_filter)]
+_RUN_BY_RUN = "run by run, the largest step first"
+
+
+@checkpoints_router.get(
+    "/checkpoints", name="list_all", summary=f"List checkpoints of all projects that the token sees, {_RUN_BY_RUN}"
+)
+def all_checkpoints(
+    *, context: Context, caller: Reader, wanted: Wanted, cursor: Cursor = None, limit: Limit = DEFAULT_PAGE
+) -> Page[CheckpointView]:
+    return list_across_runs(context, caller, None, wanted, cursor=cursor, limit=limit)
+
+
+@checkpoints_router.get(
+    "/projects/{project}/checkpoints",
+    name="list_of_project",
+    summary=f"List checkpoints of all runs of a project, {_RUN_BY_RUN}",
+)
+def project_checkpoints(
+    *,
+    project: str,
+    context: Context,
+    caller: Reader,
+    wanted: Wanted,
+    cursor: Cursor = None,
+    limit: Limit = DEFAULT_PAGE,
+) -> Page[CheckpointView]:
+    return list_across_runs(context, caller, project, wanted, cursor=cursor, limit=limit)
+
+
 @checkpoints_router.get(
     "/projects/{project}/runs/{run}/checkpoints", name="list", summary="List checkpoints, the largest step first"
 )
@@ -134,18 +207,10 @@ def checkpoints(
     run: str,
     context: Context,
     caller: Reader,
-    state: Annotated[list[CheckpointState] | None, Query(description="One or several.")] = None,
-    health: Annotated[list[Health] | None, Query(description="One or several.")] = None,
-    min_step: Annotated[Step | None, Query()] = None,
-    max_step: Annotated[Step | None, Query()] = None,
-    label: Annotated[Label | None, Query()] = None,
-    attempt: Annotated[int | None, Query(ge=1)] = None,
+    wanted: Wanted,
     cursor: Cursor = None,
     limit: Limit = DEFAULT_PAGE,
 ) -> Page[CheckpointView]:
-    wanted = CheckpointFilter(
-        states=state or (), healths=health or (), min_step=min_step, max_step=max_step, label=label, attempt=attempt
-    )
     return list_checkpoints(context, caller, project, run, wanted, cursor=cursor, limit=limit)
 
 

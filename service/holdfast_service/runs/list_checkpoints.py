@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, select, tuple_
+from sqlalchemy import ColumnElement, select, text, tuple_
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page
@@ -20,7 +21,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.copies.stored_bytes import stored_bytes_of_checkpoint
 from holdfast_service.db.dialect import holds_text
 from holdfast_service.db.pages import cut_page, decode_cursor
-from holdfast_service.db.tables.core import Checkpoint, Run
+from holdfast_service.db.tables.core import IN_TRASH, UNWELL, Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError, refuse_unless_seen
 from holdfast_service.lineage.best_and_proven import unproven_among
 from holdfast_service.lineage.restore_choice import choose_restore_point, line_of_run, point_of
@@ -29,6 +30,7 @@ from holdfast_service.runs.views import (
     checkpoint_view,
     current_checkpoint_view,
     locked_checkpoint,
+    project_named,
     run_named,
     seal_progress,
 )
@@ -38,12 +40,15 @@ _CURSOR = "checkpoints"
 
 @dataclass(frozen=True)
 class CheckpointFilter:
-    """Empty or None: all of them. `min_step` and `max_step` are within the range."""
+    """Empty or None: all of them. `min_step`, `max_step` and `committed_since` are within the range, `committed_before`
+    is not; with one of the last two, what was never committed is left out."""
 
     states: Sequence[CheckpointState] = ()
     healths: Sequence[Health] = ()
     min_step: int | None = None
     max_step: int | None = None
+    committed_since: datetime | None = None
+    committed_before: datetime | None = None
     label: str | None = None
     attempt: int | None = None
 
@@ -70,15 +75,67 @@ def list_checkpoints(
         rows, next_cursor = cut_page(
             _CURSOR, session.scalars(query.where(*conditions)).all(), limit, lambda row: (row.step, row.id)
         )
-        progress = seal_progress(session, rows)
-        unproven = unproven_among(session, [row.id for row in rows if row.committed_at is not None])
-        views = [
-            checkpoint_view(
-                owner.name, found.name, row, progress[row.id].sealed_ranks, progress[row.id].missing_ranks
-            ).model_copy(update={"unproven": row.id in unproven})
-            for row in rows
-        ]
+        views = _listed(session, [(row, owner.name, found.name) for row in rows])
     return Page(items=views, next_cursor=next_cursor)
+
+
+_CURSOR_ACROSS = "checkpoints across runs"
+
+
+def list_across_runs(
+    context: ServiceContext,
+    caller: Principal,
+    project: str | None,
+    wanted: CheckpointFilter,
+    *,
+    cursor: str | None,
+    limit: int,
+) -> Page[CheckpointView]:
+    """Of all runs of a project; `project` None: of every project that the caller may see. Those of one run stand
+    together, the largest step first: an index has them in this order, and one has the few that are not well or in the
+    trash alone. The runs are in the order of their ids; those in the trash are there as well. Raises `forbidden` and
+    `project_not_found`."""
+    key = (Checkpoint.run_id, Checkpoint.step, Checkpoint.id)
+    query = (
+        select(Checkpoint, Project.name, Run.name)
+        .join(Run, Run.id == Checkpoint.run_id)
+        .join(Project, Project.id == Run.project_id)
+        .order_by(*(column.desc() for column in key))
+        .limit(limit + 1)
+    )
+    if cursor is not None:
+        query = query.where(tuple_(*key) < tuple_(*decode_cursor(_CURSOR_ACROSS, cursor, str, int, str)))
+    with context.database.read() as session:
+        if project is not None:
+            query = query.where(Run.project_id == project_named(session, caller, project, deleted=True).id)
+        elif caller.project_id is not None:
+            query = query.where(Run.project_id == caller.project_id)
+        query = query.where(Run.purged_at.is_(None), *_conditions(session, wanted))
+        if wanted.healths and Health.OK not in wanted.healths:
+            query = query.where(text(f"checkpoints.{UNWELL}"))
+        if wanted.states and set(wanted.states) <= {CheckpointState.TRASHED, CheckpointState.DELETING}:
+            query = query.where(text(f"checkpoints.{IN_TRASH}"))
+        rows, next_cursor = cut_page(
+            _CURSOR_ACROSS,
+            session.execute(query).all(),
+            limit,
+            lambda row: (row[0].run_id, row[0].step, row[0].id),
+        )
+        views = _listed(session, rows)
+    return Page(items=views, next_cursor=next_cursor)
+
+
+def _listed(session: Session, rows: Sequence[tuple[Checkpoint, str, str]]) -> list[CheckpointView]:
+    """Of each row with the names of its project and its run. The same few statements for however many."""
+    found = [row for row, *_ in rows]
+    progress = seal_progress(session, found)
+    unproven = unproven_among(session, [row.id for row in found if row.committed_at is not None])
+    return [
+        checkpoint_view(project, run, row, progress[row.id].sealed_ranks, progress[row.id].missing_ranks).model_copy(
+            update={"unproven": row.id in unproven}
+        )
+        for row, project, run in rows
+    ]
 
 
 def _conditions(session: Session, wanted: CheckpointFilter) -> list[ColumnElement[bool]]:
@@ -91,6 +148,10 @@ def _conditions(session: Session, wanted: CheckpointFilter) -> list[ColumnElemen
         conditions.append(Checkpoint.step >= wanted.min_step)
     if wanted.max_step is not None:
         conditions.append(Checkpoint.step <= wanted.max_step)
+    if wanted.committed_since is not None:
+        conditions.append(Checkpoint.committed_at >= wanted.committed_since)
+    if wanted.committed_before is not None:
+        conditions.append(Checkpoint.committed_at < wanted.committed_before)
     if wanted.attempt is not None:
         conditions.append(Checkpoint.attempt_number == wanted.attempt)
     if wanted.label is not None:

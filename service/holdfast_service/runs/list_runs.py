@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +41,7 @@ _CURSOR = "runs"
 def list_runs(
     context: ServiceContext,
     caller: Principal,
-    project: str,
+    project: str | None,
     *,
     statuses: Sequence[RunStatus],
     tag: str | None = None,
@@ -47,8 +49,8 @@ def list_runs(
     cursor: str | None,
     limit: int,
 ) -> Page[RunView]:
-    """Without `statuses` all of them; with `tag` those that have it; with `deleted` those in the trash, and no others.
-    Raises `forbidden` and `project_not_found`."""
+    """`project` None: of every project that the caller may see. Without `statuses` all of them; with `tag` those that
+    have it; with `deleted` those in the trash, and no others. Raises `forbidden` and `project_not_found`."""
     query = select(Run).order_by(Run.created_at.desc(), Run.id.desc()).limit(limit + 1)
     query = query.where(Run.deleted_at.is_not(None) if deleted else Run.deleted_at.is_(None), Run.purged_at.is_(None))
     if statuses:
@@ -57,20 +59,23 @@ def list_runs(
         created_at, run_id = decode_cursor(_CURSOR, cursor, str, str)
         query = query.where(tuple_(Run.created_at, Run.id) < tuple_(moment_from_text(created_at), run_id))
     with context.database.read() as session:
-        owner = project_named(session, caller, project, deleted=deleted)
         if tag is not None:
             query = query.where(holds_text(session, Run.tags, tag))
-        found = session.scalars(query.where(Run.project_id == owner.id)).all()
+        if project is not None:
+            query = query.where(Run.project_id == project_named(session, caller, project, deleted=deleted).id)
+        elif caller.project_id is not None:
+            query = query.where(Run.project_id == caller.project_id)
+        found = session.scalars(query).all()
         rows, next_cursor = cut_page(_CURSOR, found, limit, lambda row: (moment_to_text(row.created_at), row.id))
-        return Page(items=_run_views(session, owner, rows), next_cursor=next_cursor)
+        return Page(items=_run_views(session, rows), next_cursor=next_cursor)
 
 
 def show_run(context: ServiceContext, caller: Principal, project: str, run: str) -> RunView:
     """Raises `forbidden`, `project_not_found` and `run_not_found`."""
     with context.database.read() as session:
-        owner, found = run_named(session, caller, project, run)
+        _, found = run_named(session, caller, project, run)
         stored = stored_bytes_of_run(session, found.id)
-        return _run_views(session, owner, [found])[0].model_copy(update={"stored_bytes": stored})
+        return _run_views(session, [found])[0].model_copy(update={"stored_bytes": stored})
 
 
 def put_run(context: ServiceContext, caller: Principal, project: str, run: str) -> tuple[RunView, bool]:
@@ -78,7 +83,7 @@ def put_run(context: ServiceContext, caller: Principal, project: str, run: str) 
     with context.database.transaction() as session:
         owner = project_named(session, caller, project)
         there = session.scalar(select(Run.id).where(Run.project_id == owner.id, Run.name == run))
-        return _run_views(session, owner, [ensure_run(session, owner, run, Actor.person(caller))])[0], there is None
+        return _run_views(session, [ensure_run(session, owner, run, Actor.person(caller))])[0], there is None
 
 
 def edit_run(
@@ -97,9 +102,8 @@ def edit_run(
         if request.note is not None:
             after["note"] = request.note
         if before != after:  # else an earlier try has done it, and its reply was lost
-            refuse_unless_seen("the run", f'"{found.edits}"', if_match)
+            refuse_unless_seen("the run", _etag(found), if_match)
             found.tags, found.note = after.values()
-            found.edits += 1
             changed = [field for field in after if after[field] != before[field]]
             record_event(
                 session,
@@ -107,12 +111,26 @@ def edit_run(
                 "run.edit",
                 project_id=owner.id,
                 run_id=found.id,
-                before={field: before[field] for field in changed},
-                after={field: after[field] for field in changed},
+                before=_told({field: before[field] for field in changed}),
+                after=_told({field: after[field] for field in changed}),
             )
             subject_changed(session, RecordKind.RUN, found.id, owner.id)
             session.flush()
-        return _run_views(session, owner, [found])[0]
+        return _run_views(session, [found])[0]
+
+
+def _etag(run: Run) -> str:
+    """It follows from what an edit can change, so a rebuilt catalog has the same."""
+    said = json.dumps([run.tags, run.note]).encode()
+    return f'"{hashlib.sha256(said).hexdigest()[:32]}"'
+
+
+def _told(edited: dict[str, Any]) -> dict[str, Any]:
+    """For the audit log, which keeps for ever what it is told: how long the note is, and not the note."""
+    return {
+        **{field: value for field, value in edited.items() if field != "note"},
+        **({"note_characters": len(edited["note"])} if "note" in edited else {}),
+    }
 
 
 def _newest() -> ColumnElement[bool]:
@@ -120,10 +138,12 @@ def _newest() -> ColumnElement[bool]:
     return (Attempt.run_id == Run.id) & (Attempt.number == Run.latest_attempt)
 
 
-def _run_views(session: Session, project: Project, runs: Sequence[Run]) -> list[RunView]:
+def _run_views(session: Session, runs: Sequence[Run]) -> list[RunView]:
     """The same few statements for however many runs, and whatever they have."""
     ids = [run.id for run in runs]
-    sums = sums_of_runs(session, project.id, ids)
+    owners = {run.project_id for run in runs}
+    names = dict(session.execute(select(Project.id, Project.name).where(Project.id.in_(owners))).all())
+    sums = sums_of_runs(session, owners, ids)
     newest_step = (
         select(Checkpoint.step)
         .where(Checkpoint.run_id == Run.id, Checkpoint.state == CheckpointState.COMMITTED)
@@ -145,7 +165,7 @@ def _run_views(session: Session, project: Project, runs: Sequence[Run]) -> list[
         views.append(
             RunView(
                 id=run.id,
-                project=project.name,
+                project=names[run.project_id],
                 name=run.name,
                 created_at=run.created_at,
                 latest_attempt=run.latest_attempt,
@@ -161,7 +181,7 @@ def _run_views(session: Session, project: Project, runs: Sequence[Run]) -> list[
                 restore_point=points.get(run.id),
                 tags=list(run.tags),
                 note=run.note,
-                etag=f'"{run.edits}"',
+                etag=_etag(run),
             )
         )
     return views

@@ -17,6 +17,7 @@ from holdfast_protocol.attempts import AttemptView, NoticeView
 from holdfast_protocol.checkpoints import CheckpointView, Component, MetricValue
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.pruning import InTrash
+from holdfast_protocol.restores import Skipped
 from holdfast_protocol.states import (
     AbortCause,
     AttemptOutcome,
@@ -462,6 +463,7 @@ def attempt_view(row: Attempt, *, listed: bool = False) -> AttemptView:
         notice=None if row.notice is None else NoticeView.model_validate(row.notice),
         refused_at=row.refused_at,
         resumed_from=row.resumed_from_id,
+        skipped=None if row.skipped is None else [Skipped.model_validate(each) for each in row.skipped],
         rolled_back_at=row.rolled_back_at,
     )
 

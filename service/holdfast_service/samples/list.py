@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -103,9 +104,9 @@ def _missed_hours(
         ProjectSampleRow.hour > min(gaps.values()),
         ProjectSampleRow.hour < max(gaps),
     )
-    sampled = session.scalars(query).all()
+    sampled = session.scalars(query.order_by(ProjectSampleRow.hour)).all()
     return {
-        hour: (hour - earlier) // HOUR - 1 - sum(earlier < each < hour for each in sampled)
+        hour: (hour - earlier) // HOUR - 1 - (bisect_left(sampled, hour) - bisect_right(sampled, earlier))
         for hour, earlier in gaps.items()
     }
 

@@ -7,19 +7,21 @@ attempts are read, as its goodput needs them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Select, exists, select
+from sqlalchemy import ColumnElement, Select, case, exists, func, select
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.states import CheckpointState
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now, insert_absent
-from holdfast_service.db.tables.core import Attempt, Project, Run
+from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
 from holdfast_service.db.tables.samples import ProjectSampleRow, RunSampleRow
-from holdfast_service.insights.goodput import attempt_histories, spent_between
+from holdfast_service.insights.goodput import SeenAttempt, attempt_histories, goodput_of, spent_between
 from holdfast_service.lineage.restore_choice import newest_restore_points
 from holdfast_service.tallies.sums import sums_of_projects, sums_of_runs
 from holdfast_service.usage.cost import cost_of, current_prices
@@ -46,7 +48,8 @@ def due_projects(hour: datetime) -> Select[str]:
 
 @dataclass
 class _LiveRuns:
-    """Of one project. `productive_seconds` and `wall_seconds`: None while no step's time is known."""
+    """Of one project. `productive_seconds` and `wall_seconds`: None while no step's time is known, and as the age if
+    runs were left out."""
 
     count: int = 0
     without_restore_point: int = 0
@@ -66,12 +69,18 @@ class _LiveRuns:
             self.productive_seconds = (self.productive_seconds or 0.0) + spent[0]
             self.wall_seconds = (self.wall_seconds or 0.0) + spent[1]
 
+    def leave_out(self, live: int, without_restore_point: int) -> None:
+        """There are more runs than were looked at: these are all that are live."""
+        self.count, self.without_restore_point = live, without_restore_point
+        self.oldest_restore_point_seconds = self.productive_seconds = self.wall_seconds = None
+
 
 def take_samples(context: ServiceContext, hour: datetime) -> int:
     """How many projects were sampled. What is there stays as it is."""
     live: dict[str, _LiveRuns] = {}
     with context.database.read() as session:
         runs = [_Run(*row) for row in session.execute(_runs(hour))]
+        counts = session.execute(_counts(hour)).all() if len(runs) == MOST_RUNS else []
     for begin in range(0, len(runs), AT_ONCE):
         if context.stopping.is_set():
             return 0
@@ -79,6 +88,10 @@ def take_samples(context: ServiceContext, hour: datetime) -> int:
             rows = list(_sample_runs(session, runs[begin : begin + AT_ONCE], hour, live))
         with context.database.transaction() as session:
             insert_absent(session, RunSampleRow, rows)
+    looked_at = Counter(run.project_id for run in runs)
+    for project_id, ran, is_live, without in counts:
+        if ran > looked_at[project_id]:
+            live.setdefault(project_id, _LiveRuns()).leave_out(is_live, without)
     taken = 0
     while not context.stopping.is_set():
         with context.database.read() as session:
@@ -100,19 +113,64 @@ class _Run:
     ended_at: datetime | None
 
 
+def _ran(hour: datetime) -> tuple[ColumnElement[bool], ...]:
+    """Of a run and its newest attempt: it had one open in the hour or later, and is of a project that is due. A run
+    that was made after the hour is not of it, however late the pass is."""
+    return (
+        Attempt.run_id == Run.id,
+        Attempt.number == Run.latest_attempt,
+        Run.deleted_at.is_(None),
+        Run.created_at < hour + HOUR,
+        Attempt.ended_at.is_(None) | (Attempt.ended_at > hour),
+        Run.project_id.in_(due_projects(hour)),
+    )
+
+
 def _runs(hour: datetime) -> Select[str, str, int | None, datetime | None]:
-    """Those that had an attempt open in the hour or later, of the projects that are due."""
     return (
         select(Run.id, Run.project_id, Attempt.last_step, Attempt.ended_at)
-        .join(Attempt, (Attempt.run_id == Run.id) & (Attempt.number == Run.latest_attempt))
-        .where(
-            Run.deleted_at.is_(None),
-            Attempt.ended_at.is_(None) | (Attempt.ended_at > hour),
-            Run.project_id.in_(due_projects(hour)),
-        )
+        .where(*_ran(hour))
         .order_by(Attempt.opened_at.desc(), Run.id)
         .limit(MOST_RUNS)
     )
+
+
+def _counts(hour: datetime) -> Select[str, int, int, int]:
+    """Of each project the runs, those of them that are live, and of these the ones that have committed nothing: whether
+    what others have committed is a restore point is not looked up."""
+    live = Attempt.ended_at.is_(None)
+    committed = exists().where(Checkpoint.run_id == Run.id, Checkpoint.state == CheckpointState.COMMITTED)
+    return (
+        select(
+            Run.project_id,
+            func.count(),
+            func.coalesce(func.sum(case((live, 1), else_=0)), 0),
+            func.coalesce(func.sum(case((live & ~committed, 1), else_=0)), 0),
+        )
+        .where(*_ran(hour))
+        .group_by(Run.project_id)
+    )
+
+
+def _seen_before(session: Session, run_ids: Collection[str], hour: datetime) -> dict[str, SeenAttempt]:
+    """By run, what its open attempt had at its newest sample of the day before. One that was taken late in this hour is
+    passed over: the time since then tells too little of it."""
+    rows = session.execute(
+        select(
+            RunSampleRow.run_id, RunSampleRow.attempt, RunSampleRow.taken_at, RunSampleRow.attempt_productive_seconds
+        )
+        .where(
+            RunSampleRow.run_id.in_(run_ids),
+            RunSampleRow.hour >= hour - 24 * HOUR,
+            RunSampleRow.taken_at <= hour + HOUR / 2,
+        )
+        .order_by(RunSampleRow.hour)
+    )
+    return {
+        run_id: SeenAttempt(number, at, productive)
+        for run_id, number, at, productive in rows
+        if number is not None and productive is not None
+    }
 
 
 def _sample_runs(
@@ -121,6 +179,7 @@ def _sample_runs(
     """The rows of those that are live, by id. Adds each to what its project has."""
     now = database_now(session)
     histories = attempt_histories(session, [run.id for run in runs])
+    seen = _seen_before(session, [run.id for run in runs], hour)
     points = newest_restore_points(session, [run.id for run in runs if run.ended_at is None])
     by_project: dict[str, list[str]] = {}
     for run in runs:
@@ -132,10 +191,12 @@ def _sample_runs(
     }
     for run in sorted(runs, key=lambda each: each.id):
         of_project = live.setdefault(run.project_id, _LiveRuns())
-        spent = spent_between(histories.get(run.id, []), hour, hour + HOUR, now)
+        history = histories.get(run.id, [])
+        spent = spent_between(history, hour, hour + HOUR, now, seen.get(run.id))
         of_project.add_spent(spent)
-        if run.ended_at is not None:
+        if run.ended_at is not None or not history:
             continue
+        newest = goodput_of(history, now).attempts[-1]
         point = points.get(run.id)
         values = {
             "run_id": run.id,
@@ -148,6 +209,8 @@ def _sample_runs(
             "restore_point_age_seconds": None if point is None else (now - point.committed_at).total_seconds(),
             "last_step": run.last_step,
             "restore_point_step": None if point is None else point.step,
+            "attempt": newest.attempt,
+            "attempt_productive_seconds": None if spent is None else newest.productive_seconds,
         }
         of_project.add(values)
         yield values
@@ -162,7 +225,7 @@ def _sample_projects(
     prices = current_prices(session).prices
     rows = []
     for project_id, usage in zip(
-        ids, usage_of_projects(session, context, [projects[each] for each in ids]), strict=True
+        ids, usage_of_projects(session, context, [projects[each] for each in ids], orphans=False), strict=True
     ):
         stores: dict[str, int] = {}
         for each in usage.stores:

@@ -55,13 +55,14 @@ def sums_of_projects(session: Session, project_ids: Collection[str]) -> dict[str
     return _added(session, project_ids, tallies, deltas)
 
 
-def sums_of_runs(session: Session, project_id: str, run_ids: Collection[str]) -> dict[str, Sums]:
-    """By run id; all of one project."""
+def sums_of_runs(session: Session, project_ids: str | Collection[str], run_ids: Collection[str]) -> dict[str, Sums]:
+    """By run id. `project_ids`: the projects of all these runs."""
+    owners = [project_ids] if isinstance(project_ids, str) else project_ids
     tallies = select(CheckpointTally.run_id, *_columns(CheckpointTally)).where(
-        CheckpointTally.project_id == project_id, CheckpointTally.run_id.in_(run_ids)
+        CheckpointTally.project_id.in_(owners), CheckpointTally.run_id.in_(run_ids)
     )
     deltas = select(CheckpointDelta.run_id, *_columns(CheckpointDelta)).where(
-        CheckpointDelta.project_id == project_id, CheckpointDelta.run_id.in_(run_ids)
+        CheckpointDelta.project_id.in_(owners), CheckpointDelta.run_id.in_(run_ids)
     )
     return _added(session, run_ids, tallies, deltas)
 

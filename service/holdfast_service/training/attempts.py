@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import and_, exists, select, update
-from sqlalchemy.orm import Session, defer
+from sqlalchemy.orm import Session, defer, undefer
 
 from holdfast_protocol.attempts import (
     AttemptOpened,
@@ -38,7 +38,6 @@ from holdfast_service.db.engine import note_change, refuse_if_went_back
 from holdfast_service.db.pages import cut_page, decode_cursor
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError
-from holdfast_service.events.announce import announce
 from holdfast_service.lineage.restore_choice import (
     AvailableStores,
     available_stores,
@@ -61,6 +60,14 @@ from holdfast_service.runs.views import (
     run_named,
 )
 from holdfast_service.training.abort import abort
+from holdfast_service.training.announcements import (
+    announce_end,
+    announce_restore,
+    announce_revival,
+    end_stalls,
+    kept_skipped,
+    why_there,
+)
 from holdfast_service.training.crash_loop import break_crash_loop
 from holdfast_service.training.fencing import beat, is_of_launch, lock_attempt, lock_run, pass_fence, reached
 
@@ -255,9 +262,16 @@ def _open(
     if run.latest_attempt != known and request.rolls_back is None:
         decision = break_crash_loop(session, run, decision, attempts=breaks_after, available=available)
         attempt.offered_id = None if decision.restore_point is None else decision.restore_point.checkpoint_id
+        attempt.skipped = kept_skipped(decision)
         if (point := decision.restore_point) is not None:
-            _announce_restore(
-                session, run, attempt, EventType.RESTORE_STARTED, checkpoint_id=point.checkpoint_id, step=point.step
+            announce_restore(
+                session,
+                run,
+                attempt,
+                EventType.RESTORE_STARTED,
+                checkpoint_id=point.checkpoint_id,
+                step=point.step,
+                reason=why_there(decision),
             )
     if run.latest_attempt != known:
         subject_changed(session, RecordKind.RUN, run.id, run.project_id)
@@ -290,12 +304,14 @@ def _fence_the_older(session: Session, run: Run, request: OpenAttempt) -> tuple[
     number = run.latest_attempt + 1
     run.latest_attempt = number
     aborted = _abort_uploading(session, run, number, now)
-    session.execute(
+    fenced = session.scalars(
         update(Attempt)
         .where(Attempt.run_id == run.id, Attempt.ended_at.is_(None))
-        .values(ended_at=now, outcome=AttemptOutcome.FENCED, outcome_detail=f"attempt {number} has taken over"),
+        .values(ended_at=now, outcome=AttemptOutcome.FENCED, outcome_detail=f"attempt {number} has taken over")
+        .returning(Attempt.id),
         execution_options={"synchronize_session": False},
-    )
+    ).all()
+    end_stalls(session, fenced)
     if request.rolls_back is not None:
         session.execute(
             update(Attempt)
@@ -357,26 +373,10 @@ def record_resumed_from(
             note_change(session, f"attempt {attempt.number} of {project_name}/{run_name} resumed")
             if request.checkpoint_id is not None:
                 step = session.scalar(select(Checkpoint.step).where(Checkpoint.id == request.checkpoint_id))
-                _announce_restore(
+                announce_restore(
                     session, run, attempt, EventType.RESTORE_FINISHED, checkpoint_id=request.checkpoint_id, step=step
                 )
         return attempt_view(attempt)
-
-
-def _announce_restore(
-    session: Session, run: Run, attempt: Attempt, event: EventType, *, checkpoint_id: str, step: int | None
-) -> None:
-    announce(
-        session,
-        event,
-        f"attempt {attempt.number} of {run.id} from {checkpoint_id}",
-        database_now(session),
-        project_id=run.project_id,
-        run_id=run.id,
-        attempt=attempt.number,
-        step=step,
-        checkpoint_id=checkpoint_id,
-    )
 
 
 def _is_own(session: Session, run: Run, attempt: Attempt, request: ResumedFrom) -> bool:
@@ -487,6 +487,8 @@ def _note(context: ServiceContext, caller: Principal, project_name: str, run_nam
         if attempt is None or attempt.number == run.latest_attempt or not is_of_launch(attempt, fence):
             return
         attempt.refused_at = database_now(session)
+        if attempt.outcome == AttemptOutcome.LOST:
+            announce_revival(session, attempt, run.project_id, "it has called, after another attempt had taken over")
         if attempt.rolled_back_at is None:
             attempt.outcome = AttemptOutcome.FENCED
             attempt.outcome_detail = f"attempt {attempt.number + 1} has taken over while it was still alive"
@@ -510,13 +512,6 @@ def take_heartbeat(
     return HeartbeatReply(save_interval_seconds=context.save_advice.interval_seconds(run.id), metrics_left_out=left_out)
 
 
-_EVENTS = {
-    AttemptOutcome.FAILED: EventType.ATTEMPT_FAILED,
-    AttemptOutcome.PREEMPTED: EventType.ATTEMPT_PREEMPTED,
-    AttemptOutcome.FINISHED: EventType.ATTEMPT_FINISHED,
-}
-
-
 def end_attempt(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: EndAttempt
 ) -> AttemptView:
@@ -537,33 +532,20 @@ def end_attempt(
         take_progress_report(session, attempt, request, now)
         take_points(session, run.id, attempt.number, request.metrics)
         if attempt.outcome is None or attempt.outcome == AttemptOutcome.LOST:
+            if attempt.outcome is not None:
+                announce_revival(session, attempt, run.project_id, "it has told its end")
             attempt.ended_at = now
             attempt.outcome = request.outcome
             attempt.outcome_detail = without_secrets(request.detail) or None
             attempt.error_type = request.error_type
             attempt.error_rank = request.error_rank
             attempt.notice = None if request.notice is None else request.notice.model_dump()
-            attempt.stalled_at = None
             session.flush()
-            _announce_end(session, run, attempt, now)
+            if attempt.stalled_at is not None:
+                end_stalls(session, [attempt.id])
+            announce_end(session, run, attempt, now)
             subject_changed(session, RecordKind.RUN, run.id, run.project_id)
         return attempt_view(attempt)
-
-
-def _announce_end(session: Session, run: Run, attempt: Attempt, now: datetime) -> None:
-    event = _EVENTS.get(AttemptOutcome(str(attempt.outcome)))
-    if event is not None:
-        announce(
-            session,
-            event,
-            f"attempt {attempt.number} of {run.id}",
-            now,
-            project_id=run.project_id,
-            run_id=run.id,
-            attempt=attempt.number,
-            step=attempt.last_step,
-            reason=attempt.outcome_detail,
-        )
 
 
 _CURSOR = "attempts"
@@ -579,7 +561,7 @@ def list_attempts(
         # A page of environments is much, and of no use: the view of one attempt shows its own.
         statement = (
             select(Attempt)
-            .options(defer(Attempt.environment))
+            .options(defer(Attempt.environment), undefer(Attempt.skipped))
             .where(Attempt.run_id == run.id)
             .order_by(Attempt.number.desc())
             .limit(limit + 1)

@@ -23,6 +23,7 @@ from holdfast_service.db.tables.operations import Controller
 from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import attempt_numbered, no_checkpoint, refuse_if_deleted, run_named
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.training.announcements import announce_revival
 from holdfast_service.work.processes import last_served_at
 
 
@@ -351,12 +352,15 @@ def beat(session: Session, attempt: Attempt, now: datetime, settings: ServiceSet
         update(Attempt).where(Attempt.id == free.scalar_subquery()).values(heartbeat_at=now),
         execution_options={"synchronize_session": False},
     )
-    session.execute(
+    revived = session.scalar(
         update(Attempt)
         .where(Attempt.id == attempt.id, Attempt.outcome == AttemptOutcome.LOST)
-        .values(ended_at=None, outcome=None, outcome_detail=None),
+        .values(ended_at=None, outcome=None, outcome_detail=None)
+        .returning(Attempt.id),
         execution_options={"synchronize_session": False},
     )
+    if revived is not None:
+        announce_revival(session, attempt, session.get_one(Run, attempt.run_id).project_id, "it has called again")
 
 
 def reached(session: Session, attempt: Attempt, step: int) -> None:

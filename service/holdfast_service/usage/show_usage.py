@@ -3,7 +3,7 @@ kept (`tallies/`); those of one run are counted from its rows."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -49,7 +49,11 @@ def show_usage(context: ServiceContext, caller: Principal, project: str, run: st
         return _of_run(session, context, owner, found)
 
 
-def usage_of_projects(session: Session, context: ServiceContext, projects: Sequence[Project]) -> list[UsageView]:
+def usage_of_projects(
+    session: Session, context: ServiceContext, projects: Sequence[Project], *, orphans: bool = True
+) -> list[UsageView]:
+    """The same few statements for however many projects. Without `orphans` the sweeps of stores, which list all
+    projects, are not read, and their figures are null."""
     ids = [project.id for project in projects]
     # Before the bytes: what is taken up in between is in them.
     until = counted_until(session)
@@ -57,8 +61,10 @@ def usage_of_projects(session: Session, context: ServiceContext, projects: Seque
     counted: defaultdict[str, list[CountedBytes]] = defaultdict(list)
     for each in counted_bytes(session, ids):
         counted[each.project_id].append(each)
+    shared = _Shared.read(session, context, until)
+    found = _orphans(session, [project.name for project in projects]) if orphans else {}
     return [
-        _view(session, context, project.name, None, counted[project.id], committed[project.id], until)
+        _view(shared, project.name, None, counted[project.id], committed[project.id], found.get(project.name))
         for project in projects
     ]
 
@@ -67,25 +73,43 @@ def _of_run(session: Session, context: ServiceContext, project: Project, run: Ru
     """Counted, and as of now: what a run uses, others may use too."""
     counted = count_bytes(session, run.id)
     committed = sums_of_runs(session, project.id, [run.id])[run.id]
-    return _view(session, context, project.name, run.name, counted, committed, database_now(session))
+    shared = _Shared.read(session, context, database_now(session))
+    return _view(shared, project.name, run.name, counted, committed, None)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What all views of a reply have in common."""
+
+    at: datetime
+    counted_until: datetime | None
+    stores: Mapping[int, Store]
+    roles: Mapping[int, StoreRole]
+
+    @classmethod
+    def read(cls, session: Session, context: ServiceContext, counted_until: datetime | None) -> _Shared:
+        return cls(
+            at=database_now(session),
+            counted_until=counted_until,
+            stores={row.id: row for row in session.scalars(select(Store))},
+            roles={attached.store_id: attached.role for attached in context.stores},
+        )
 
 
 def _view(  # noqa: PLR0917 (the parts of one reply)
-    session: Session,
-    context: ServiceContext,
+    shared: _Shared,
     project: str,
     run: str | None,
     counted: list[CountedBytes],
     committed: Sums,
-    until: datetime | None,
+    orphans: _Orphans | None,
 ) -> UsageView:
-    orphans = _orphans(session, project) if run is None else None
-    stores = list(_by_store(session, context, counted))
+    stores = list(_by_store(shared, counted))
     return UsageView(
         project=project,
         run=run,
-        at=database_now(session),
-        counted_until=until,
+        at=shared.at,
+        counted_until=shared.counted_until,
         logical_bytes=committed.logical_bytes,
         deduplicated_bytes=committed.deduplicated_bytes,
         stored_bytes=sum(one.stored_bytes for one in stores),
@@ -101,18 +125,16 @@ def _view(  # noqa: PLR0917 (the parts of one reply)
     )
 
 
-def _by_store(session: Session, context: ServiceContext, counted: list[CountedBytes]) -> Iterable[StoreBytes]:
-    rows = {row.id: row for row in session.scalars(select(Store))}
-    roles: Mapping[int, StoreRole] = {attached.store_id: attached.role for attached in context.stores}
+def _by_store(shared: _Shared, counted: list[CountedBytes]) -> Iterable[StoreBytes]:
     groups: defaultdict[tuple[int, str, str], list[CountedBytes]] = defaultdict(list)
     for each in counted:
         groups[each.store_id, each.storage_class or "", each.tier.value].append(each)
     for (store_id, _, _), parts in sorted(groups.items()):
         size = {kind: sum(part.bytes for part in parts if part.kept_for is kind) for kind in KeptFor}
         yield StoreBytes(
-            store=roles.get(store_id),
-            store_url=rows[store_id].url,
-            store_kind=rows[store_id].kind,
+            store=shared.roles.get(store_id),
+            store_url=shared.stores[store_id].url,
+            store_kind=shared.stores[store_id].kind,
             storage_class=parts[0].storage_class,
             tier=parts[0].tier,
             copies=sum(part.copies for part in parts),
@@ -126,15 +148,18 @@ def _by_store(session: Session, context: ServiceContext, counted: list[CountedBy
         )
 
 
-def _orphans(session: Session, project: str) -> _Orphans | None:
-    """What the last sweep of each store found of this project and left there."""
+def _orphans(session: Session, projects: Sequence[str]) -> dict[str, _Orphans]:
+    """By project, what the last sweep of each store found of it and left there; empty before any sweep."""
     found = [
         StoreSweep.model_validate(sweep)
         for sweep in session.scalars(select(StoreMaintenance.sweep).where(StoreMaintenance.sweep.is_not(None)))
         if sweep is not None
     ]
     if not found:
-        return None
-    swept = [one for sweep in found for one in sweep.projects if one.project == project]
-    size = sum(one.orphan_bytes - one.deleted_bytes for one in swept)
-    return _Orphans(size, min(sweep.swept_at for sweep in found))
+        return {}
+    size: Counter[str] = Counter()
+    for sweep in found:
+        for one in sweep.projects:
+            size[one.project] += one.orphan_bytes - one.deleted_bytes
+    swept_at = min(sweep.swept_at for sweep in found)
+    return {project: _Orphans(size[project], swept_at) for project in projects}

@@ -13,7 +13,7 @@ TAGS = {
     "checkpoints": "A step of a run: begun, uploaded shard by shard, sealed, committed; pinned, edited, taken back.",
     "uploads": "Which chunks of a shard the store lacks, and the tickets to upload them.",
     "restores": "The restore point of a run, and the tickets to read a checkpoint.",
-    "policies": "What a project or a run wants of retention, copies and tiers.",
+    "policies": "What a project or a run wants of retention, copies and tiers, and its objectives (RPO, RTO).",
     "retention": "What a policy keeps and why; expiring what was shown; deleting by hand.",
     "holds": "What no policy and no person takes away.",
     "copies": "Copies in a second store: how far behind it is, and restores from it alone.",

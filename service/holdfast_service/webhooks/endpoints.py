@@ -15,6 +15,8 @@ from holdfast_service.webhooks.manage import (
     delete_webhook,
     list_deliveries,
     list_webhooks,
+    redeliver,
+    show_delivery,
     show_webhook,
     try_out,
 )
@@ -67,3 +69,20 @@ def deliveries(
     limit: Limit = DEFAULT_PAGE,
 ) -> Page[DeliveryView]:
     return list_deliveries(context, caller, webhook_id, cursor=cursor, limit=limit)
+
+
+@router.get("/webhooks/{webhook_id}/deliveries/{delivery_id}", name="show_delivery", summary="What became of one call")
+def delivery(webhook_id: str, delivery_id: str, context: Context, caller: Admin) -> DeliveryView:
+    return show_delivery(context, caller, webhook_id, delivery_id)
+
+
+@router.post(
+    "/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver",
+    status_code=202,
+    name="redeliver",
+    summary="Have a call made again, whether it has arrived or was given up",
+)
+def make_again(
+    webhook_id: str, delivery_id: str, context: Context, caller: Admin, idempotency_key: IdempotencyKey = None
+) -> DeliveryView:
+    return redeliver(context, caller, webhook_id, delivery_id, idempotency_key)

@@ -7,13 +7,18 @@ that began it: both have the same name.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
 from holdfast_protocol.events import Event, EventType
 from holdfast_protocol.webhooks import WebhookFormat
 
-_ENDS = {EventType.RUN_GOES_ON: EventType.RUN_STALLED, EventType.STORE_AVAILABLE: EventType.STORE_UNAVAILABLE}
+_ENDS = {
+    EventType.ATTEMPT_REVIVED: EventType.ATTEMPT_LOST,
+    EventType.RUN_GOES_ON: EventType.RUN_STALLED,
+    EventType.STORE_AVAILABLE: EventType.STORE_UNAVAILABLE,
+}
 _CRITICAL = {
     EventType.CHECKPOINT_CORRUPT,
     EventType.ATTEMPT_LOST,
@@ -44,6 +49,13 @@ ROUTINE = {
     EventType.CHECKPOINT_PURGED,
 }
 """They come by the thousand, and wait for those that somebody needs to hear."""
+
+
+def with_ends(format_: WebhookFormat, events: Iterable[EventType]) -> set[EventType]:
+    """`events`, and for a receiver that keeps alerts what ends the alerts that they open."""
+    wanted = set(events)
+    ends = {end for end, begin in _ENDS.items() if begin in wanted} if format_ in KEEPS_ALERTS else set()
+    return wanted | ends
 
 
 def render(format_: WebhookFormat, body: Event, routing_key: str | None = None) -> bytes:

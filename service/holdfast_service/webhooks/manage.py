@@ -1,7 +1,8 @@
-"""Webhooks of a project: made, shown, tried out and deleted."""
+"""Webhooks of a project: made, shown, tried out and deleted; calls that a person has made again."""
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ from holdfast_protocol.webhooks import CreateWebhook, DeliveryView, WebhookCreat
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.pages import cut_page, decode_cursor
 from holdfast_service.db.repeats import Repeatable, already_made, digest_of
@@ -24,6 +26,7 @@ from holdfast_service.db.tables.webhooks import TO_DELIVER, Webhook, WebhookDeli
 from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import project_named, refuse_if_deleted
 from holdfast_service.webhooks.call import new_secret, shown
+from holdfast_service.webhooks.formats import with_ends
 from holdfast_service.webhooks.outbox import delivery_row
 from holdfast_service.webhooks.target import RefusedTargetError, parsed
 
@@ -112,7 +115,8 @@ def create_webhook(
     context: ServiceContext, caller: Principal, project_name: str, request: CreateWebhook, key: str | None = None
 ) -> WebhookCreated:
     """Makes a webhook. Its secret is shown once; it is kept as it is and signs each call of the standard format. Its
-    name is resolved when it is called, each time: only its form is judged here. `key`: the client's Idempotency-Key.
+    name is resolved when it is called, each time: only its form is judged here. For a receiver that keeps alerts open
+    the events that end them are added. `key`: the client's Idempotency-Key.
     Raises `invalid_request`, `already_made` and `idempotency_key_reused`."""
     try:
         parsed(request.url, context.settings.webhook_hosts)
@@ -138,7 +142,7 @@ def create_webhook(
             project_id=project.id,
             url=request.url,
             secret=secret,
-            events=sorted({event.value for event in request.events}),
+            events=sorted(event.value for event in with_ends(request.format, request.events)),
             format=request.format.value,
             created_at=database_now(session),
             created_by=caller.name,
@@ -184,10 +188,7 @@ def try_out(context: ServiceContext, caller: Principal, webhook_id: str) -> Deli
     `webhook_not_found`, `project_not_found` for a project in the trash, and `invalid_request` for a webhook that was
     deleted."""
     with context.database.transaction() as session:
-        project, hook = webhook_by_id(session, caller, webhook_id)
-        refuse_if_deleted(project)
-        if hook.deleted_at is not None:
-            raise ProblemError(ProblemCode.INVALID_REQUEST, f"The webhook {webhook_id} was deleted. Make it anew.")
+        project, hook = _hook_to_call(session, caller, webhook_id)
         body = Event(
             type=EventType.TEST,
             timestamp=database_now(session),
@@ -204,6 +205,62 @@ def try_out(context: ServiceContext, caller: Principal, webhook_id: str) -> Deli
         )
         made = select(WebhookDelivery).where(WebhookDelivery.webhook_id == hook.id, WebhookDelivery.subject == subject)
         return delivery_view(session.execute(made).scalar_one())
+
+
+def redeliver(
+    context: ServiceContext, caller: Principal, webhook_id: str, called: str, key: str | None = None
+) -> DeliveryView:
+    """Has a call made again, also one that has arrived: the same body and `webhook-id`, due at once, with as many tries
+    as a new one. The controller makes it. A call that is being made now is left alone: its answer comes anyway. `key`:
+    the client's Idempotency-Key. Raises `webhook_not_found`, `delivery_not_found`, `project_not_found` for a project in
+    the trash, `invalid_request` for a webhook that was deleted, and `idempotency_key_reused`."""
+    repeat = Repeatable(caller.token_id, key, digest_of("redelivery", webhook_id, called))
+    with context.database.transaction() as session:
+        project, hook = _hook_to_call(session, caller, webhook_id)
+        if repeat.earlier(session) is not None:
+            return delivery_view(_delivery(session, hook, called))
+        row = _delivery(session, hook, called, locked=True)
+        now = database_now(session)
+        repeat.made(session, called)
+        if not lease.is_taken(row, now):
+            record_event(
+                session,
+                Actor.person(caller),
+                "webhook.redeliver",
+                project_id=project.id,
+                before={"tries": row.tries, "status": row.last_status, "error": row.last_error},
+                after={"webhook": hook.id, "delivery": called, "host": host_of(hook.url)},
+            )
+            lease.end_locked(row)  # of a process that has died at it, or answers too late
+            row.tries, row.next_try_at = 0, now
+            row.delivered_at = row.given_up_at = row.last_status = row.last_error = None
+            session.flush()
+        return delivery_view(row)
+
+
+def _hook_to_call(session: Session, caller: Principal, webhook_id: str) -> tuple[Project, Webhook]:
+    project, hook = webhook_by_id(session, caller, webhook_id)
+    refuse_if_deleted(project)
+    if hook.deleted_at is not None:
+        raise ProblemError(ProblemCode.INVALID_REQUEST, f"The webhook {webhook_id} was deleted. Make it anew.")
+    return project, hook
+
+
+def _delivery(session: Session, hook: Webhook, called: str, *, locked: bool = False) -> WebhookDelivery:
+    """`called`: the call's `webhook-id`. Raises `delivery_not_found`."""
+    number = called.rpartition("_")[2]
+    row = None
+    if re.fullmatch("[0-9]{1,18}", number):
+        query = select(WebhookDelivery).where(WebhookDelivery.id == int(number), WebhookDelivery.webhook_id == hook.id)
+        row = session.scalar(query.with_for_update() if locked else query)
+    if row is None or delivery_id(row) != called:
+        raise ProblemError(
+            ProblemCode.DELIVERY_NOT_FOUND,
+            f"The webhook {hook.id} has no call {called!r}. Correct the id; `holdfast webhooks deliveries {hook.id}` "
+            "shows them. Calls that were over long ago are forgotten.",
+            webhook=hook.id,
+        )
+    return row
 
 
 _CURSOR = "deliveries"
@@ -226,6 +283,13 @@ def show_webhook(context: ServiceContext, caller: Principal, webhook_id: str) ->
     with context.database.read() as session:
         project, hook = webhook_by_id(session, caller, webhook_id)
         return webhook_views(session, project, [hook])[0]
+
+
+def show_delivery(context: ServiceContext, caller: Principal, webhook_id: str, called: str) -> DeliveryView:
+    """Raises `webhook_not_found` and `delivery_not_found`."""
+    with context.database.read() as session:
+        _, hook = webhook_by_id(session, caller, webhook_id)
+        return delivery_view(_delivery(session, hook, called))
 
 
 def list_deliveries(

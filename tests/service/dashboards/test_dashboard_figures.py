@@ -11,7 +11,7 @@ from sqlalchemy import text, update
 from holdfast_protocol.attempts import AttemptView
 from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.events import EventView
-from holdfast_protocol.runs import ProjectView, RunView
+from holdfast_protocol.runs import MetricsHistory, ProjectView, RunView
 from holdfast_protocol.usage import UsageView
 from holdfast_service.dashboards.definition import Kind
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Run
@@ -30,9 +30,11 @@ def filled(service: RunningService) -> RunningService:
     job = Job(http, "demo/gpt", create=True, environment={"torch": "2.13.0"})
     saved = [job.save(step, metrics={"loss": {"value": 1 / step}}) for step in (100, 200, 300, 400)]
     job.heartbeat(400, first_step=1, steps_run=400, steps_per_second=2.0, save_blocked_seconds=1.5, saves_begun=4)
+    job.heartbeat(400, metrics={"loss": [[step, 1 / step] for step in range(50, 401, 50)], "lr": [[100, 0.1]]})
     job.end("failed", detail="CUDA error", error_type="RuntimeError", error_rank=0)
     again = Job(http, "demo/gpt", after=1)
     again.resumed_from(saved[1]["id"], rollback=True)
+    again.heartbeat(250, metrics={"loss": [[210, 0.5], [220, "nan"], [230, "-inf"], [240, 0.25]]})
     saved += [again.save(step) for step in (250, 350, 450)]
     again.begin(500).abort("a rank has gone")
     again.begin(550)
@@ -43,6 +45,7 @@ def filled(service: RunningService) -> RunningService:
         session.execute(update(Checkpoint).where(Checkpoint.id == saved[6]["id"]).values(bad))
     other = Job(http, "other/bert", create=True)
     other.save(7)
+    other.heartbeat(7, metrics={"loss": [[7, 1.5]]})
     other.end("finished")
     gone = Job(http, "demo/gone", create=True)
     gone.save(1)
@@ -144,6 +147,19 @@ def test_events(filled: RunningService) -> None:
         assert (row["type"], row["happened_at"]) == (event.type, event.timestamp)
         for column in type(event.data).model_fields:
             assert row[column] == getattr(event.data, column), column
+
+
+def test_the_points_of_curves_are_those_of_the_lineage(filled: RunningService) -> None:
+    shown = rows(filled, "curve_points", "run = 'gpt' ORDER BY metric, step")
+    of_loss = [
+        (row["step"], row["attempt"], row["value"], row["nonfinite"]) for row in shown if row["metric"] == "loss"
+    ]
+    assert of_loss[:4] == [(step, 1, 1 / step, None) for step in (50, 100, 150, 200)]
+    assert of_loss[4:] == [(210, 2, 0.5, None), (220, 2, None, "nan"), (230, 2, None, "-inf"), (240, 2, 0.25, None)]
+    told = MetricsHistory.model_validate(answer(filled.http().get("/v1/projects/demo/runs/gpt/metrics-history")))
+    assert [(row["metric"], row["step"], row["attempt"], row["value"], row["nonfinite"]) for row in shown] == [
+        (curve.name, at.step, at.attempt, at.value, at.nonfinite) for curve in told.metrics for at in curve.points
+    ]
 
 
 def test_the_last_day_of_usage_is_what_rest_shows(filled: RunningService) -> None:

@@ -10,8 +10,9 @@ import pytest
 from holdfast_protocol.runs import Latest
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.db.tables.core import Checkpoint
+from holdfast_service.db.tables.curves import Curve, CurvePoint
 from holdfast_service.insights.goodput import attempt_histories, goodput_of
-from holdfast_service.lineage.restore_choice import choose_restore_point, newest_restore_points
+from holdfast_service.lineage.restore_choice import choose_restore_point, line_of_run, newest_restore_points
 from tests.support.dashboards import read_view
 from tests.support.random_catalogs import fill
 from tests.support.service import RunningService
@@ -46,6 +47,27 @@ def test_restore_points_are_those_of_rest(service: RunningService) -> None:
     found = [row for row in shown.values() if row["checkpoint_id"] is not None]
     assert 30 < len(found) < 130, "the catalog must have both"
     assert any(row["newer_checkpoints"] for row in found)
+
+
+def test_points_of_curves_are_those_on_the_lineage_of_rest(service: RunningService) -> None:
+    with service.context.database.transaction() as session:
+        runs = fill(session, runs=150, seed=2)
+    shown = defaultdict(list)
+    on_lineage = defaultdict(list)
+    with service.context.database.read(snapshot=True) as session:
+        for row in read_view(session, "curve_points"):
+            shown[row["run_id"]].append((row["metric"], row["attempt"], row["step"], row["value"]))
+        lines = {run: line_of_run(session, run, also_uncommitted=True) for run in runs}
+        columns = (Curve.run_id, Curve.name, CurvePoint.attempt, CurvePoint.step, CurvePoint.value)
+        told = session.query(*columns).join(CurvePoint, CurvePoint.curve_id == Curve.id).all()
+        for run, *point in told:
+            if (point[1], point[2]) in lines[run]:
+                on_lineage[run].append(tuple(point))
+    assert {run: sorted(points) for run, points in shown.items()} == {
+        run: sorted(points) for run, points in on_lineage.items()
+    }
+    assert 0 < sum(map(len, shown.values())) < len(told)
+    assert any(len({attempt for _, attempt, _, _ in points}) > 2 for points in shown.values())
 
 
 def test_goodput_is_that_of_rest_and_its_days_add_up(service: RunningService) -> None:

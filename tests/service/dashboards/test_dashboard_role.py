@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 import psycopg
 import pytest
 from alembic import command
+from scripts import write_dashboards
 from sqlalchemy import inspect, make_url, select, text
 
 from holdfast_service.dashboards.role import EVERY, DashboardRoleError, put_role, remove_role
@@ -51,6 +54,7 @@ def filled(service: RunningService) -> RunningService:
     for run in ("demo/gpt", "hidden/secret-run"):
         job = Job(service.http(), run, create=True)
         job.save(100)
+        job.heartbeat(100, metrics={"loss": [[100, 1.0]]})
         sample_now(service)
         job.end("finished")
     service.http().get("/v1/events").raise_for_status()  # numbers them
@@ -117,7 +121,7 @@ def test_a_role_of_one_project_sees_no_row_of_another(filled: RunningService, na
         )
         told: list[str] = []
         connection.add_notice_handler(lambda notice: told.append(notice.message_primary or ""))
-        for subject in ("projects", "runs", "checkpoints", "restore_points", "usage_by_day", "events"):
+        for subject in ("projects", "runs", "checkpoints", "restore_points", "usage_by_day", "events", "curve_points"):
             connection.execute(f"SELECT * FROM dashboard_v1_{subject} WHERE pg_temp.told(project)")
         assert set(told) == {"demo"}
         # Its own tables, which stand before the catalog's in the order of names.
@@ -546,10 +550,41 @@ def test_the_guides_queries_find_something_for_the_role(service: RunningService,
         fill(session, runs=40, seed=5)
     sample_now(service)
     put_role(service.context.database, name, projects=["random-1"])
-    assert len(QUERIES) == 6
+    assert len(QUERIES) == 7
     with logged_in(service, name) as connection:
         for query in QUERIES:
             found = connection.execute(query)
             assert found.fetchall(), query
             with pytest.raises(psycopg.errors.UndefinedColumn):  # so a column of another name would be seen
                 connection.execute(re.sub(r"\brun(_id)?\b|\bday\b|\bhour\b", "renamed", query))
+
+
+PANELS = {
+    panel["title"]: panel["sql"]
+    for dashboard in write_dashboards.definitions()
+    for panel in write_dashboards.panels_of(dashboard)
+    if "sql" in panel
+}
+
+
+@pytest.mark.parametrize("title", PANELS)
+def test_grafanas_panels_find_something_for_the_role(service: RunningService, name: str, title: str) -> None:
+    with service.context.database.transaction() as session:
+        fill(session, runs=40, seed=5)
+    sample_now(service)
+    put_role(service.context.database, name, projects=["random-1"])
+    whole = re.sub(r"\$__timeFilter\(([^)]+)\)", r"\1 BETWEEN now() - interval '10 years' AND now()", PANELS[title])
+    assert whole != PANELS[title]
+    with logged_in(service, name) as connection:
+        for chosen in (".*", r"random\-1", r"(other|random\-1)"):
+            found = connection.execute(whole.replace("${project:regex}", chosen))  # type: ignore[call-overload]
+            assert [column.name for column in found.description or ()] == ["time", "metric", "value"]
+            rows = found.fetchall()
+            assert any(isinstance(value, float) and math.isfinite(value) for _, _, value in rows), chosen
+            assert {metric for _, metric, _ in rows} == {"random-1"}
+            assert {type(moment) for moment, _, _ in rows} == {datetime}
+        other = connection.execute(whole.replace("${project:regex}", "other"))  # type: ignore[call-overload]
+        assert other.fetchall() == []
+        renamed = re.sub(r"\b(uploaded|stored)_bytes\b", "renamed", whole)
+        with pytest.raises(psycopg.errors.UndefinedColumn):
+            connection.execute(renamed.replace("${project:regex}", ".*"))  # type: ignore[call-overload]

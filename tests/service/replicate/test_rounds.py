@@ -194,6 +194,11 @@ def test_the_lag_is_told_before_any_controller_has_looked(
     clock.advance(120)
     behind = answer(http.get("/v1/projects/demo/runs/gpt/copies"))
     assert behind["lag_seconds"] >= 120
+    assert behind["rpo_objective_seconds"] is None
+    objectives = "/v1/projects/demo/runs/gpt/policies/objectives"
+    assert http.put(objectives, json={"document": {"rpo": 60}}).json()["code"] == "invalid_request"
+    answer(http.put(objectives, json={"document": {"rpo_seconds": 60}}))
+    assert answer(http.get("/v1/projects/demo/runs/gpt/copies"))["rpo_objective_seconds"] == 60
     assert (behind["waiting"], behind["copied_step"], behind["newest_step"]) == (1, None, 100)
     assert behind["lag_bytes"] == len(CONTENT) * 2 + len(b"index ")
     metrics = http.get("/metrics").text

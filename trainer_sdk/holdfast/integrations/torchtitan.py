@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import torch
@@ -100,6 +101,8 @@ class HoldfastCheckpointManager(CheckpointManager):
                 "Each pipeline stage has a part of the model of its own, and no part alone is a model. "
                 "Set last_save_model_only=False."
             )
+        # A rank 0 that is not the last stage has no loss, and tells a number in its place.
+        self._logged = _Logged() if self._stages else _logged_by(states.get("train_state"))
         self._about = _About()
         self._run = str(TrainerSettings().run_name(config.run or None))
         if not self.load_only:
@@ -140,17 +143,17 @@ class HoldfastCheckpointManager(CheckpointManager):
         checkpointer = self._checkpointer
         if checkpointer is None:
             return False
+        metrics = self._logged.at(curr_step)
         if curr_step > 0:
-            checkpointer.step(curr_step, self._whole(curr_step))
+            checkpointer.step(curr_step, self._whole(curr_step), metrics)
         if not self._should_save(curr_step, last_step):
             return False
         kind = CheckpointKind.FINAL if last_step and curr_step > 0 else CheckpointKind.PERIODIC
         if last_step and self.last_save_in_hf:
             self._save_last_step(curr_step)
         model_only = last_step and self.last_save_model_only and not self.last_save_in_hf
-        handle = checkpointer.save(
-            curr_step, self._export(curr_step) if model_only else self._whole(curr_step), kind=kind
-        )
+        state = self._export(curr_step) if model_only else self._whole(curr_step)
+        handle = checkpointer.save(curr_step, state, metrics, kind)
         self.save_future = handle.committed
         self._about.saved.append(curr_step)
         if last_step:
@@ -254,6 +257,36 @@ class _About:
 
     def load_resharded_state_dict(self, states: list[Any], *, rank: int, world_size: int) -> None:
         self.load_state_dict(states[0])
+
+
+class _Logged:
+    """What torchtitan logged last: its own logger, and between its calls what they were given."""
+
+    def __init__(self, inner: Any = None) -> None:
+        self._inner = inner
+        self._step = -1
+        self._metrics: dict[str, Any] = {}
+
+    def at(self, step: int) -> dict[str, Any]:
+        return self._metrics if step == self._step else {}
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        self._inner.log(metrics, step)
+        self._step = step
+        self._metrics = {name: value for name, value in metrics.items() if len(name) <= 100 and isinstance(value, Real)}
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _logged_by(trainer: Any) -> _Logged:
+    """Between a trainer and its loggers, if it has them. They get numbers, on every rank and before the step's save:
+    nothing is left to read from a device."""
+    processor = getattr(trainer, "metrics_processor", None)
+    logged = _Logged(getattr(processor, "logger", None))
+    if processor is not None:
+        processor.logger = logged
+    return logged
 
 
 class _Alike:

@@ -230,6 +230,7 @@ class HeartbeatThread:
         self._fence = fence
         self._progress = progress
         self._curve = curve
+        self._generation = curve.generation
         self._note = note
         self._take_interval = take_interval
         self._stop = threading.Event()
@@ -276,10 +277,12 @@ class HeartbeatThread:
         self._stop.set()
         if self._beating is not None:
             self._beating.join(timeout=1.0)
+            self._curve.take_arrived()
             if self._curve.unsent():  # why the job goes back may be just that
                 self._send_one()
 
     def _word(self, outcome: AttemptOutcome, detail: str) -> EndAttempt:
+        self._curve.take_arrived()
         return EndAttempt(
             **self._fence.model_dump(),
             **self._progress.read(),
@@ -292,7 +295,7 @@ class HeartbeatThread:
         try:
             self._client.attempts.end(self._run.project, self._run.run, self._opened.attempt, word)
             self._told = True
-            self._curve.sent(word.metrics)
+            self._curve.sent(word.metrics, generation=self._generation)
         except StaleAttempt as error:
             self._note(error)
         except (HoldfastError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
@@ -319,7 +322,7 @@ class HeartbeatThread:
         )
         try:
             reply = self._client.attempts.heartbeat(self._run.project, self._run.run, self._opened.attempt, request)
-            self._curve.sent(request.metrics, reply.metrics_left_out)
+            self._curve.sent(request.metrics, reply.metrics_left_out, generation=self._generation)
             self._take_interval(reply.save_interval_seconds)
         except ServiceUnavailable as error:
             log.info("a heartbeat was lost: %s", error)

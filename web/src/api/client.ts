@@ -113,8 +113,8 @@ export interface Pages<Item> {
 interface PagesOptions<Item> {
   enabled?: boolean;
   /** After how many milliseconds the pages that were read are asked for again, while the tab is in sight: for what no
-   * event tells. */
-  askedAgainAfter?: (items: readonly Item[]) => number;
+   * event tells. False: not again. */
+  askedAgainAfter?: (items: readonly Item[]) => number | false;
 }
 
 /** A list that is read page by page, as it is scrolled: the items of all pages that were read. */

@@ -20,6 +20,8 @@ interface WholeOptions<Item> {
   enabled?: boolean;
   /** Whether the rest of the list has nothing that is looked for. */
   isEnough?: (items: readonly Item[]) => boolean;
+  /** As for `usePages`. */
+  askedAgainAfter?: (items: readonly Item[]) => number;
 }
 
 /** A list that is read page after page without being scrolled, to its end or to a bound. For what may say that there
@@ -27,9 +29,10 @@ interface WholeOptions<Item> {
 export function useWhole<Path extends PagedPath>(
   path: Path,
   params: ParamsOf<Path>,
-  { enabled = true, isEnough = () => false }: WholeOptions<ItemOf<Path>> = {},
+  { isEnough = () => false, ...options }: WholeOptions<ItemOf<Path>> = {},
 ): Whole<ItemOf<Path>> {
-  const { items, isPending, error, hasMore, isLoadingMore, loadMore, retry } = usePages(path, params, { enabled });
+  const { enabled = true } = options;
+  const { items, isPending, error, hasMore, isLoadingMore, loadMore, retry } = usePages(path, params, options);
   const [most, setMost] = useState(READ_AT_FIRST);
   const isDone = !hasMore || isEnough(items);
   const wantsMore = enabled && !isDone && !error && items.length < most;

@@ -38,6 +38,7 @@ const ANSWERS = {
     new URL(request.url).searchParams.getAll("status").includes("failed") ? page(RUN) : page(),
   "GET /v1/projects/demo/runs/llama/goodput": () => ({ goodput: 0.923 }),
   "GET /v1/projects/demo/bad-copies": () => page(),
+  "GET /v1/projects/demo/checkpoints": () => page(),
   "GET /v1/events": () => page(),
   "GET /v1/stores": () => page(),
   "GET /v1/projects/demo/usage": () => problem(403, "forbidden", "The token may not read usage."),

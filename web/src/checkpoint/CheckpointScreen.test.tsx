@@ -149,7 +149,7 @@ it("drills this very checkpoint, makes one drill however often it is tried, and 
     [`GET /v1/checkpoints/${ID}/manifest`]: () => ({ checkpoint: CHECKPOINT, layout_digest: null, shards: [] }),
     [`GET /v1/checkpoints/${ID}/impact`]: () => ({ chunks: [], checkpoints: [], runs: [], left_off: 0, lost: false }),
     [`GET ${RUN}/copies`]: () => ({ store: null }),
-    "GET /v1/stores": () => page({ role: "primary" }, { role: "second" }),
+    "GET /v1/store-clocks": () => page({ role: "primary" }, { role: "second" }),
     "GET /v1/operations": () => page(...(started.length < 2 ? [] : [DRILL])),
     [`POST ${RUN}/drills`]: async (request: Request) => {
       started.push({ key: request.headers.get("idempotency-key"), body: await request.json() });
@@ -175,6 +175,26 @@ it("drills this very checkpoint, makes one drill however often it is tried, and 
   expect(started[1]?.key).toBe(started[0]?.key);
   const listed = asked.find((each) => each.url.includes("/v1/operations"));
   expect(new URL(listed?.url ?? "").searchParams.get("checkpoint_id")).toBe(ID);
+});
+
+it("starts a drill from the head of its screen, and shows it among the others", async () => {
+  serve({
+    ...ANSWERS,
+    [`GET /v1/checkpoints/${ID}/manifest`]: () => ({ checkpoint: CHECKPOINT, layout_digest: null, shards: [] }),
+    [`GET /v1/checkpoints/${ID}/impact`]: () => ({ chunks: [], checkpoints: [], runs: [], left_off: 0, lost: false }),
+    [`GET ${RUN}/copies`]: () => ({ store: null }),
+    "GET /v1/store-clocks": () => page({ role: "primary" }),
+    "GET /v1/operations": () => page(DRILL),
+    [`POST ${RUN}/drills`]: () => DRILL,
+  });
+  const router = open(`/ui/checkpoints/${ID}`);
+  expect(await screen.findByText("holdfast drills start demo/gpt@1200#2")).toBeVisible();
+  await userEvent.click(screen.getByRole("button", { name: "Drill" }));
+  await userEvent.click(within(screen.getByRole("dialog")).getByRole("button", { name: "Start the drill" }));
+  expect(await screen.findByRole("list", { name: "Drills of this checkpoint" })).toHaveTextContent(
+    "each byte verified",
+  );
+  expect(router.state.location.search).toMatchObject({ part: "copies" });
 });
 
 it("deletes after the dry run, by typing the count", async () => {

@@ -6,6 +6,7 @@ import { Reply } from "@/components/states";
 import { RunName } from "@/runs/RunName";
 import styles from "./checkpoint.module.css";
 import { CopiesPart } from "./copies/CopiesPart";
+import { DrillButton } from "./copies/Drills";
 import { HealthBadge } from "./HealthBadge";
 import { HistoryPart } from "./history/HistoryPart";
 import { PARTS, type Part } from "./route";
@@ -69,6 +70,9 @@ function Loaded({ checkpoint }: { checkpoint: CheckpointView }) {
           <Link to="/checkpoints/$id/compare" params={{ id: checkpoint.id }}>
             Compare
           </Link>
+          {["committed", "trashed"].includes(checkpoint.state) && (
+            <DrillButton checkpoint={checkpoint}>Drill</DrillButton>
+          )}
         </span>
       }
     >

@@ -216,9 +216,11 @@ function Commands({ checkpoint }: { checkpoint: CheckpointView }) {
         <CopyCommand command={`ckpt.restore(state, at="${at}")`} label="the call that restores it" />
         <p>Prove that it can be restored</p>
         <CopyCommand
-          command={`holdfast scrubs start ${checkpoint.project}/${checkpoint.run}@${at}`}
-          label="the command that reads its bytes again"
+          command={`holdfast drills start ${name}`}
+          label="the command that proves that it can be restored"
         />
+        <p>Read its bytes again, in every store</p>
+        <CopyCommand command={`holdfast scrubs start ${name}`} label="the command that reads its bytes again" />
       </div>
     </Section>
   );

@@ -73,6 +73,8 @@ export function ConfirmDialog(props: ConfirmDialogProps) {
             <br />
             <input
               id={`${id}-typed`}
+              // The dialog opens with the focus on what has this attribute. React's own property would come too early.
+              ref={(field) => field?.setAttribute("autofocus", "")}
               autoComplete="off"
               value={text}
               onChange={(event) => setText(event.target.value)}

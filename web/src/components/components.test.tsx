@@ -154,6 +154,23 @@ describe("ConfirmDialog", () => {
     expect(onClose).toHaveBeenCalledOnce();
   });
 
+  it("leaves a key to the dialog above it", () => {
+    const [onClose, onCloseAbove] = [vi.fn(), vi.fn()];
+    render(
+      <>
+        <ConfirmDialog title="Below" action="Go" onConfirm={async () => undefined} onClose={onClose}>
+          <p>It is under another one.</p>
+        </ConfirmDialog>
+        <ConfirmDialog title="Above" action="Go" onConfirm={async () => undefined} onClose={onCloseAbove}>
+          <p>It was opened last.</p>
+        </ConfirmDialog>
+      </>,
+    );
+    fireEvent.keyDown(document.body, { key: "Escape" });
+    expect(onCloseAbove).toHaveBeenCalledOnce();
+    expect(onClose).not.toHaveBeenCalled();
+  });
+
   it("stays open with the reason if the service refuses", async () => {
     const onClose = vi.fn();
     const refused = () => Promise.reject(new ProblemError(PROBLEM));

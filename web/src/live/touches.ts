@@ -7,14 +7,15 @@ type EventData = Schemas["EventData"];
 /** What each event changes: words of the paths whose replies are asked for again. A type that is missing here is an
  * error of the compiler. */
 const TOUCHED: Record<EventType, readonly string[]> = {
-  "attempt.failed": ["runs", "attempts", "goodput", "advice"],
-  "attempt.lost": ["runs", "attempts", "goodput", "advice"],
-  "attempt.preempted": ["runs", "attempts", "goodput", "advice"],
-  "attempt.finished": ["runs", "attempts", "goodput", "advice"],
+  "attempt.failed": ["runs", "attempts", "metrics-history", "goodput", "advice"],
+  "attempt.lost": ["runs", "attempts", "metrics-history", "goodput", "advice"],
+  "attempt.revived": ["runs", "attempts", "metrics-history", "goodput", "advice"],
+  "attempt.preempted": ["runs", "attempts", "metrics-history", "goodput", "advice"],
+  "attempt.finished": ["runs", "attempts", "metrics-history", "goodput", "advice"],
   "run.stalled": ["runs", "attempts"],
   "run.goes_on": ["runs", "attempts"],
   "restore.started": ["runs", "attempts"],
-  "restore.finished": ["runs", "attempts", "goodput"],
+  "restore.finished": ["runs", "attempts", "metrics-history", "goodput"],
   "checkpoint.committed": ["runs", "checkpoints", "restore-point", "usage", "cost", "copies", "projects", "plan"],
   "checkpoint.aborted": ["checkpoints"],
   "checkpoint.trashed": ["runs", "checkpoints", "restore-point", "usage", "plan", "audit-events"],

@@ -1,18 +1,18 @@
-import { changesOf, exactBytes, formatValue, parseBytes, summaryOf } from "./changes";
+import { exactBytes, formatValue, parseBytes, sameOf, summaryOf } from "./changes";
 
-it("puts what differs first, and names what only one side has", () => {
-  const found = changesOf({ kind: "drill", state: "running" }, { kind: "drill", state: "cancelled", error: null });
-  expect(found.map((each) => [each.field, each.differs])).toEqual([
-    ["state", true],
-    ["error", true],
-    ["kind", false],
-  ]);
+it("names what both sides have in common", () => {
+  const same = sameOf({ kind: "drill", state: "running" }, { kind: "drill", state: "cancelled", error: null });
+  expect(same).toEqual([{ path: "kind", before: "drill", after: "drill" }]);
+  expect([sameOf(null, { kind: "drill" }), sameOf({ kind: "drill" }, null)]).toEqual([[], []]);
 });
 
 it("says a change in one line", () => {
   expect(summaryOf({ quota_bytes: null }, { quota_bytes: 5000 })).toBe("quota bytes: none → 5,000");
   expect(summaryOf({ host: "a.example" }, null)).toBe("host: was a.example");
   expect(summaryOf(null, { scopes: ["read", "train"] })).toBe("scopes: read, train");
+  expect(summaryOf({ document: { keep_last: 2, rules: [1] } }, { document: { keep_last: 3, rules: [1] } })).toBe(
+    "document.keep last: 2 → 3",
+  );
   expect(summaryOf(null, null)).toBe("");
 });
 

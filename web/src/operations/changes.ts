@@ -1,21 +1,12 @@
-/** A field that an audit event names. `before` or `after` is undefined where that side does not name it. */
-export interface Change {
-  field: string;
-  before: unknown;
-  after: unknown;
-  differs: boolean;
-}
+import { type Change, changesOf } from "@/format/changes";
 
 type Fields = Record<string, unknown> | null;
 
-/** The fields of both sides, those that differ first; each once, in the order that the service gave. */
-export function changesOf(before: Fields, after: Fields): Change[] {
-  const names = new Set([...Object.keys(before ?? {}), ...Object.keys(after ?? {})]);
-  const all = [...names].map((field) => {
-    const [old, now] = [before?.[field], after?.[field]];
-    return { field, before: old, after: now, differs: JSON.stringify(old) !== JSON.stringify(now) };
-  });
-  return [...all.filter((each) => each.differs), ...all.filter((each) => !each.differs)];
+/** The fields that both sides name with the same value: they tell what the change was made to. */
+export function sameOf(before: Fields, after: Fields): Change[] {
+  return Object.entries(before ?? {})
+    .filter(([path, value]) => JSON.stringify(value) === JSON.stringify(after?.[path]))
+    .map(([path, value]) => ({ path, before: value, after: value }));
 }
 
 /** A value of JSON on one line. undefined: the side does not name the field. */
@@ -30,10 +21,9 @@ export function formatValue(value: unknown): string {
 
 /** The first changes in one line: "quota bytes: none → 5,000". */
 export function summaryOf(before: Fields, after: Fields): string {
-  return changesOf(before, after)
-    .filter((each) => each.differs)
-    .map(({ field, before: old, after: now }) => {
-      const name = field.replaceAll("_", " ");
+  return changesOf(before ?? {}, after ?? {}, { lists: true })
+    .map(({ path, before: old, after: now }) => {
+      const name = path.replaceAll("_", " ");
       if (old === undefined) return `${name}: ${formatValue(now)}`;
       if (now === undefined) return `${name}: was ${formatValue(old)}`;
       return `${name}: ${formatValue(old)} → ${formatValue(now)}`;

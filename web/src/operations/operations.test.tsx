@@ -239,11 +239,23 @@ describe("webhooks", () => {
     const made = await sent("POST /v1/projects/demo/webhooks");
     expect(made?.body).toEqual({
       ...{ url: "https://alerts.example/holdfast", format: "standard" },
-      events: expect.arrayContaining(["attempt.failed", "attempt.lost"]),
+      events: expect.arrayContaining(["attempt.failed", "attempt.lost", "run.goes_on", "store.available"]),
     });
     expect(made?.request.headers.get("Idempotency-Key")).toMatch(/^[0-9a-f]{32}$/);
     await userEvent.click(screen.getByRole("button", { name: "I have copied it" }));
     expect(screen.queryByText("whsec_once")).not.toBeInTheDocument();
+  });
+
+  it("sends a call that was given up again, with a key", async () => {
+    const again = "POST /v1/webhooks/wh_1/deliveries/msg_1/redeliver";
+    const { sent } = open("/ui/operations/webhooks?webhook=wh_1", {
+      ...answers,
+      "GET /v1/webhooks/wh_1/deliveries": () => page({ ...DELIVERY, next_try_at: null, given_up_at: AT }),
+      [again]: () => ({ ...DELIVERY, tries: 0 }),
+    });
+    await userEvent.click(await screen.findByRole("button", { name: "Send attempt.lost msg_1 again" }));
+    expect(await screen.findByText(/msg_1 is sent again/)).toBeVisible();
+    expect((await sent(again))?.request.headers.get("Idempotency-Key")).toMatch(/^[0-9a-f]{32}$/);
   });
 
   it("deletes one when that is confirmed", async () => {
@@ -364,6 +376,13 @@ it("says who changed what, by filters in the address", async () => {
   );
   expect(router.state.location.search).toMatchObject({ actor: "ana", action: "checkpoint." });
   expect(screen.getByText("state: committed → trashed")).toBeVisible();
+  await userEvent.click(screen.getByLabelText("Deletions only"));
+  await waitFor(() =>
+    expect(queries("/v1/audit-events").at(-1)?.getAll("action")).toEqual(
+      expect.arrayContaining(["checkpoint.trash", "checkpoint.expire", "run.delete", "project.delete"]),
+    ),
+  );
+  expect(router.state.location.searchStr).not.toContain("action");
 });
 
 it("shows the processes, and which is silent", async () => {

@@ -1,7 +1,7 @@
 import type { ReactNode } from "react";
-import { useEffect, useId, useLayoutEffect, useRef, useState } from "react";
+import { useEffect, useId, useRef, useState } from "react";
 import { useSession } from "@/api/session";
-import { HintPlace } from "@/components/Hint";
+import { Dialog } from "@/components/dialog/Dialog";
 import { ErrorState } from "@/components/states";
 import { refresh } from "@/live/refresh";
 import styles from "./Operations.module.css";
@@ -100,30 +100,6 @@ export function TextFilter({ label, value, onChange, known, type = "text" }: Tex
   );
 }
 
-interface ChoiceProps<Value extends string> {
-  label: string;
-  value: Value | undefined;
-  offered: readonly Value[];
-  onChange: (value: Value | undefined) => void;
-}
-
-export function Choice<Value extends string>({ label, value, offered, onChange }: ChoiceProps<Value>) {
-  return (
-    <label className={styles.filter}>
-      {label}
-      <select
-        value={value ?? ""}
-        onChange={(event) => onChange((event.target.value || undefined) as Value | undefined)}
-      >
-        <option value="">all</option>
-        {offered.map((each) => (
-          <option key={each}>{each}</option>
-        ))}
-      </select>
-    </label>
-  );
-}
-
 interface EverywhereProps {
   project: string | undefined;
   everywhere: boolean;
@@ -154,50 +130,20 @@ interface DetailsProps {
   onClose: () => void;
   /** What the closing button says. */
   close?: string;
-  /** Escape does not close it: what it shows is not shown again. */
+  /** No key closes it: what it shows is not shown again. */
   keeps?: boolean;
 }
 
-/** One row, whole. Rendered while it is open; the browser's own dialog gives the focus back. */
+/** One row, whole. Rendered while it is open. */
 export function Details({ title, children, onClose, close = "Close", keeps = false }: DetailsProps) {
-  const [dialog, setDialog] = useState<HTMLDialogElement | null>(null);
-  const id = useId();
-  useLayoutEffect(() => {
-    dialog?.showModal();
-    return () => dialog?.close();
-  }, [dialog]);
   return (
-    <dialog
-      ref={setDialog}
-      className={styles.dialog}
-      aria-labelledby={id}
-      onCancel={(event) => {
-        event.preventDefault();
-        if (!keeps) onClose();
-      }}
-    >
-      <HintPlace value={dialog}>
-        <h2 id={id}>{title}</h2>
-        {children}
-        <p className={styles.buttons}>
-          <button type="button" onClick={onClose}>
-            {close}
-          </button>
-        </p>
-      </HintPlace>
-    </dialog>
-  );
-}
-
-export function Facts({ children }: { children: ReactNode }) {
-  return <dl className={styles.facts}>{children}</dl>;
-}
-
-export function Fact({ name, children }: { name: string; children: ReactNode }) {
-  return (
-    <>
-      <dt>{name}</dt>
-      <dd>{children}</dd>
-    </>
+    <Dialog title={title} onClose={onClose} keeps={keeps} wide>
+      {children}
+      <p className={styles.buttons}>
+        <button type="button" onClick={onClose}>
+          {close}
+        </button>
+      </p>
+    </Dialog>
   );
 }

@@ -129,6 +129,8 @@ export interface AuditSearch {
   actor_kind?: ActorKind | undefined;
   /** What the action begins with. */
   action?: string | undefined;
+  /** Every action that deletes; `action` is left out. */
+  deletions?: true | undefined;
   run?: string | undefined;
   checkpoint?: string | undefined;
   since?: string | undefined;
@@ -145,6 +147,7 @@ const auditRoute = createRoute({
     actor: text(search.actor),
     actor_kind: search.actor_kind === "person" || search.actor_kind === "controller" ? search.actor_kind : undefined,
     action: text(search.action),
+    deletions: flag(search.deletions),
     run: text(search.run),
     checkpoint: text(search.checkpoint),
     since: moment(search.since),

@@ -3,7 +3,7 @@ import { screen } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import type { Session } from "@/api/session";
 import { problem, renderSignedIn, serve } from "@/testing/page";
-import { AttentionList } from "./AttentionList";
+import { AttentionElsewhere, AttentionList } from "./AttentionList";
 
 const page = (...items: unknown[]) => ({ items, next_cursor: null });
 const PROJECT = { name: "demo", quota_bytes: null, quota_used_bytes: 0, stored_bytes: 0 };
@@ -16,6 +16,7 @@ const ALL_QUIET = {
   "GET /v1/projects/demo": () => PROJECT,
   "GET /v1/projects/demo/runs": () => page(),
   "GET /v1/projects/demo/bad-copies": () => page(),
+  "GET /v1/projects/demo/checkpoints": () => page(),
   "GET /v1/events": () => page(),
   "GET /v1/stores": () => page({ role: "primary", problem: null }),
 };
@@ -97,11 +98,30 @@ it("tells a corrupt checkpoint while it is corrupt, and not after its repair", a
     ...{ id: `1-${step}`, type: "checkpoint.corrupt", timestamp: moment },
     data: { project: "demo", run: "bert", step, checkpoint_id },
   });
-  show({
+  const asked = show({
     "GET /v1/events": (request) =>
       has(request, "type", "checkpoint.corrupt") ? page(event("ck_bad", 40), event("ck_repaired", 30)) : page(),
-    "GET /v1/projects/demo/runs/bert/checkpoints": () => page({ id: "ck_bad", health: "corrupt" }),
+    "GET /v1/projects/demo/checkpoints": () =>
+      page({ id: "ck_bad", health: "corrupt", health_reason: null, project: "demo", run: "bert", step: 40 }),
   });
-  expect(await screen.findByText("bert, step 40")).toBeVisible();
+  expect(await screen.findByRole("link", { name: "bert, step 40" })).toHaveAttribute("href", "/checkpoints/ck_bad");
   expect(screen.queryByText("bert, step 30")).not.toBeInTheDocument();
+  const list = asked.find((each) => each.url.includes("/checkpoints"));
+  expect(list && has(list, "health", "corrupt") && has(list, "state", "committed")).toBe(true);
+});
+
+it("tells of the other projects by one list of runs and one of checkpoints", async () => {
+  const asked = serve({
+    "GET /v1/runs": (request) =>
+      has(request, "status", "lost") ? page({ ...run("vit", "lost"), project: "other" }, run("here", "lost")) : page(),
+    "GET /v1/checkpoints": () =>
+      page({ id: "ck_bad", health: "corrupt", health_reason: null, project: "third", run: "bert", step: 40 }),
+  });
+  const rootRoute = createRootRoute({ component: () => <AttentionElsewhere project="demo" /> });
+  const router = createRouter({ routeTree: rootRoute, history: createMemoryHistory() });
+  renderSignedIn(<RouterProvider router={router as never} />);
+  expect(await screen.findByText("other/vit")).toBeVisible();
+  expect(await screen.findByText("third/bert, step 40")).toBeVisible();
+  expect(screen.queryByText(/here/)).not.toBeInTheDocument();
+  expect(asked.filter((each) => each.url.includes("/v1/projects/"))).toEqual([]);
 });

@@ -1,16 +1,56 @@
+import { Link } from "@tanstack/react-router";
+import type { ReactNode } from "react";
+import { CheckpointName } from "@/components/facts/CheckpointName";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState, ErrorState, Loading } from "@/components/states";
 import { useNow } from "@/components/useNow";
 import { Age } from "@/components/values";
 import { RunName } from "@/runs/RunName";
 import styles from "./AttentionList.module.css";
-import { type Attention, findAttention } from "./attention";
-import { useFacts } from "./useFacts";
+import { type Attention, findAttention, type Place } from "./attention";
+import { type Known, useFacts, useFactsElsewhere } from "./useFacts";
 
 /** What needs attention in a project, and in the whole service if the token sees all of it. */
 export function AttentionList({ project }: { project: string }) {
   const now = useNow();
-  const { facts, isReading, isWhole, seesStores, failed, readOn } = useFacts(project, now);
+  const known = useFacts(project, now);
+  return (
+    <Found project={project} known={known} now={now}>
+      <EmptyState title="Nothing needs attention">
+        <p>
+          No run is stalled, lost or without a restore point, no checkpoint is corrupt, and no chunk is lost
+          {known.seesStores ? ", and every store answers" : ""}.
+        </p>
+      </EmptyState>
+    </Found>
+  );
+}
+
+/** Runs and corrupt checkpoints of all other projects that need attention; for a token that sees every project. */
+export function AttentionElsewhere({ project }: { project: string }) {
+  const now = useNow();
+  const known = useFactsElsewhere(project);
+  return (
+    <Found project={project} known={known} now={now} namesProject>
+      <p className="quiet">
+        In no other project is a run stalled, lost or without a restore point, or a checkpoint corrupt. Choose one at
+        the top for its copies, its quota and its trends.
+      </p>
+    </Found>
+  );
+}
+
+interface FoundProps {
+  project: string;
+  known: Known;
+  now: number;
+  namesProject?: boolean;
+  /** What stands there when nothing was found. */
+  children: ReactNode;
+}
+
+function Found({ project, known, now, namesProject = false, children }: FoundProps) {
+  const { facts, isReading, isWhole, failed, readOn } = known;
   const found = findAttention(facts, now);
   return (
     <>
@@ -18,24 +58,16 @@ export function AttentionList({ project }: { project: string }) {
       {found.length > 0 && (
         <ul className={styles.list}>
           {found.map((each) => (
-            <Item key={each.key} project={project} attention={each} />
+            <Item key={each.key} project={project} attention={each} namesProject={namesProject} />
           ))}
         </ul>
       )}
       {isReading && !failed && <Loading what={found.length > 0 ? "the rest" : "what needs attention"} />}
-      {found.length === 0 && isWhole && (
-        <EmptyState title="Nothing needs attention">
-          <p>
-            No run is stalled, lost or without a restore point, and no chunk is lost
-            {seesStores ? ", and every store answers" : ""}.
-          </p>
-        </EmptyState>
-      )}
+      {found.length === 0 && isWhole && children}
       {!isWhole && !isReading && !failed && (
         <EmptyState title="Not everything was read">
           <p>
-            The project has more than this page reads by itself. What was read is complete; older entries may need
-            attention.
+            There is more than this page reads by itself. What was read is complete; older entries may need attention.
           </p>
           {readOn && (
             <button type="button" onClick={readOn}>
@@ -48,19 +80,16 @@ export function AttentionList({ project }: { project: string }) {
   );
 }
 
-function Item({ project, attention }: { project: string; attention: Attention }) {
-  const { state, tone, subject, run, detail, since } = attention;
+function Item({ project, attention, namesProject }: { project: string; attention: Attention; namesProject: boolean }) {
+  const { state, tone, to, detail, since } = attention;
+  const whose = attention.project ?? project;
   return (
     <li className={styles.item}>
       <StateBadge state={state} tone={tone} />
       <span className={styles.subject}>
-        {run === null ? (
-          subject
-        ) : (
-          <RunName project={project} run={run}>
-            {subject}
-          </RunName>
-        )}
+        <Subject project={whose} to={to}>
+          {namesProject ? `${whose}/${attention.subject}` : attention.subject}
+        </Subject>
       </span>
       <span className={styles.detail}>{detail}</span>
       {since !== null && (
@@ -70,4 +99,30 @@ function Item({ project, attention }: { project: string; attention: Attention })
       )}
     </li>
   );
+}
+
+/** As a link to the screen where something can be done. */
+function Subject({ project, to, children }: { project: string; to: Place; children: string }) {
+  switch (to.screen) {
+    case "run":
+      return (
+        <RunName project={project} run={to.run}>
+          {children}
+        </RunName>
+      );
+    case "checkpoint":
+      return <CheckpointName id={to.id}>{children}</CheckpointName>;
+    case "storage":
+      return (
+        <Link to="/storage" search={{ project }}>
+          {children}
+        </Link>
+      );
+    case "usage":
+      return (
+        <Link to="/retention" search={{ project, view: "usage" }}>
+          {children}
+        </Link>
+      );
+  }
 }

@@ -7,7 +7,7 @@ import { Figure, Figures } from "@/components/facts/Figures";
 import { EmptyState, Reply } from "@/components/states";
 import { Bytes, Money } from "@/components/values";
 import { RunsTable } from "@/runs/RunsTable";
-import { AttentionList } from "./AttentionList";
+import { AttentionElsewhere, AttentionList } from "./AttentionList";
 import styles from "./OverviewScreen.module.css";
 import { Trends } from "./Trends";
 
@@ -40,6 +40,7 @@ function OfProject({ project }: { project: string }) {
         <h2 id="attention">Needs attention</h2>
         <AttentionList project={project} />
       </section>
+      <OtherProjects project={project} />
       <section aria-labelledby="live">
         <h2 id="live">Live runs</h2>
         <RunsTable
@@ -58,6 +59,19 @@ function OfProject({ project }: { project: string }) {
       </section>
       <Trends project={project} />
     </>
+  );
+}
+
+function OtherProjects({ project }: { project: string }) {
+  const session = useSession();
+  const projects = useProjects();
+  const others = (projects.data?.items ?? []).filter((each) => each.name !== project);
+  if (session.project !== null || others.length === 0) return null;
+  return (
+    <section aria-labelledby="elsewhere">
+      <h2 id="elsewhere">In other projects</h2>
+      <AttentionElsewhere project={project} />
+    </section>
   );
 }
 

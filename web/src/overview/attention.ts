@@ -12,12 +12,19 @@ export interface Attention {
   tone: "bad" | "warn";
   /** What it is about. */
   subject: string;
-  /** The run that it is about, if it is one. */
-  run: string | null;
+  /** Whose it is, if it is a run's or a checkpoint's. */
+  project: string | null;
+  /** The screen where something can be done about it. */
+  to: Place;
   detail: string;
   /** Since when, if that is known. */
   since: string | null;
 }
+
+export type Place =
+  | { screen: "run"; run: string }
+  | { screen: "checkpoint"; id: string }
+  | { screen: "storage" | "usage" };
 
 export interface Facts {
   /** Stalled, lost and failed ones, and those that train. */
@@ -25,8 +32,10 @@ export interface Facts {
   badCopies: readonly Schemas["BadCopy"][];
   /** The list was read to its end. */
   hasAllBadCopies: boolean;
-  /** That a checkpoint was quarantined or found corrupt, where it still is; the newest first. */
-  badCheckpoints: readonly Schemas["EventView"][];
+  /** Committed ones that are corrupt or quarantined. */
+  badCheckpoints: readonly Schemas["CheckpointView"][];
+  /** That a checkpoint was quarantined or found corrupt, the newest first. */
+  badEvents: readonly Schemas["EventView"][];
   /** That a store was unavailable or available again, the newest first. */
   storeEvents: readonly Schemas["EventView"][];
   stores: readonly Schemas["StoreView"][];
@@ -35,9 +44,8 @@ export interface Facts {
 
 /** What is older is in the list of runs and of events alone. */
 export const RECENT_SECONDS = 7 * 86_400;
-/** A live run that has nothing newer to go back to loses so much. */
-const RESTORE_POINT_LATE_SECONDS = 4 * 3600;
-const FIRST_CHECKPOINT_LATE_SECONDS = 3600;
+/** A live run that has nothing newer to go back to loses so much. The alert HoldfastNoRestorePoint has the same number. */
+const RESTORE_POINT_LATE_SECONDS = 7200;
 
 /** What needs attention, the most urgent first: lost data, stores, runs that go nowhere, runs without protection, quota.
  * `now`: milliseconds since 1970. */
@@ -45,7 +53,7 @@ export function findAttention(facts: Facts, now: number): Attention[] {
   return [
     ...lostChunks(facts.badCopies, facts.hasAllBadCopies),
     ...stores(facts.stores, facts.storeEvents),
-    ...badCheckpoints(facts.badCheckpoints),
+    ...badCheckpoints(facts.badCheckpoints, facts.badEvents, now),
     ...stopped(facts.runs, now),
     ...unprotected(facts.runs, now),
     ...quota(facts.project),
@@ -68,7 +76,8 @@ function lostChunks(copies: Facts["badCopies"], isWhole: boolean): Attention[] {
       state: "corrupt",
       tone: "bad",
       subject: "Lost chunks",
-      run: null,
+      project: null,
+      to: { screen: "storage" },
       detail,
       since: since.sort()[0] ?? null,
     },
@@ -89,7 +98,8 @@ function stores(found: Facts["stores"], events: Facts["storeEvents"]): Attention
         state: "unavailable",
         tone: "bad",
         subject: `Store: ${role}`,
-        run: null,
+        project: null,
+        to: { screen: "storage" },
         detail: event.data.reason ?? "A process of the service cannot use it.",
         since: event.timestamp,
       }),
@@ -102,7 +112,8 @@ function stores(found: Facts["stores"], events: Facts["storeEvents"]): Attention
           state: "problem",
           tone: "bad",
           subject: `Store: ${store.role}`,
-          run: null,
+          project: null,
+          to: { screen: "storage" },
           detail: store.problem ?? "",
           since: null,
         }),
@@ -110,22 +121,37 @@ function stores(found: Facts["stores"], events: Facts["storeEvents"]): Attention
   ];
 }
 
-function badCheckpoints(events: Facts["badCheckpoints"]): Attention[] {
+/** What is corrupt needs a person until it is repaired or deleted. What is quarantined is dealt with: it is told for as
+ * long as it is news. */
+function badCheckpoints(found: Facts["badCheckpoints"], events: Facts["badEvents"], now: number): Attention[] {
   const newest = new Map<string, Schemas["EventView"]>();
   for (const event of events) {
-    const key = event.data.checkpoint_id ?? event.id;
+    const key = `${event.data.checkpoint_id} ${event.type}`;
     if (!newest.has(key)) newest.set(key, event);
   }
-  return [...newest.values()].map((event) => ({
-    key: event.id,
-    state: event.type.replace("checkpoint.", ""),
-    tone: "bad" as const,
-    subject: `${event.data.run ?? "?"}, step ${event.data.step ?? "?"}`,
-    run: event.data.run ?? null,
-    detail: event.data.reason ?? "",
-    since: event.timestamp,
-  }));
+  return found
+    .map((each) => ({ each, event: newest.get(`${each.id} checkpoint.${each.health}`) }))
+    .filter(({ each, event }) => each.health === "corrupt" || (event !== undefined && isRecent(event.timestamp, now)))
+    .map(({ each, event }) => {
+      const detail = each.health_reason ?? event?.data.reason ?? "";
+      const loops = each.health === "quarantined" && CRASH_LOOP.test(detail);
+      return {
+        key: `checkpoint ${each.id}`,
+        state: loops ? "crash loop" : each.health,
+        tone: "bad" as const,
+        subject: `${each.run}, step ${each.step}`,
+        project: each.project,
+        // Of a crash loop the run: its attempts tell why.
+        to: loops ? { screen: "run" as const, run: each.run } : { screen: "checkpoint" as const, id: each.id },
+        detail,
+        since: event?.timestamp ?? null,
+      };
+    })
+    .sort((one, other) => (other.since ?? "").localeCompare(one.since ?? ""));
 }
+
+/** In the words with which the service puts a checkpoint in quarantine after a crash loop. */
+const CRASH_LOOP = /^Attempts .+ crashed from step \d+/;
 
 const STOPPED = ["stalled", "lost", "failed"];
 
@@ -139,7 +165,8 @@ function stopped(runs: Facts["runs"], now: number): Attention[] {
       state: run.status ?? "",
       tone: "bad" as const,
       subject: run.name,
-      run: run.name,
+      project: run.project,
+      to: { screen: "run" as const, run: run.name },
       detail:
         run.status_detail ??
         `Its newest attempt is ${run.latest_attempt}; its last step ${run.last_step ?? "is unknown"}.`,
@@ -163,7 +190,8 @@ function unprotected(runs: Facts["runs"], now: number): Attention[] {
         state: "unprotected",
         tone: "warn",
         subject: run.name,
-        run: run.name,
+        project: run.project,
+        to: { screen: "run" as const, run: run.name },
         detail,
         since,
       },
@@ -182,7 +210,7 @@ function whyUnprotected(run: Schemas["RunView"], now: number): string | null {
     return `None of its ${plural(run.committed_checkpoints, "committed checkpoint")} can be restored now.`;
   }
   const age = secondsSince(run.created_at, now);
-  if (age < FIRST_CHECKPOINT_LATE_SECONDS) return null;
+  if (age < RESTORE_POINT_LATE_SECONDS) return null;
   return `It has committed nothing in the ${formatSeconds(age)} since it was made.`;
 }
 
@@ -200,7 +228,8 @@ function quota(project: Facts["project"]): Attention[] {
       state: over ? "quota reached" : "quota near",
       tone: over ? "bad" : "warn",
       subject: `Project ${project.name}`,
-      run: null,
+      project: null,
+      to: { screen: "usage" },
       detail,
       since: null,
     },

@@ -1,8 +1,6 @@
-import { useQueries } from "@tanstack/react-query";
-import { queryOptions, type Schemas, useQuery } from "@/api/client";
-import { isGone } from "@/api/problem";
+import { type Schemas, useQuery } from "@/api/client";
 import { useSession } from "@/api/session";
-import { useWhole } from "@/api/whole";
+import { useWhole, type Whole } from "@/api/whole";
 import { secondsSince } from "@/format/moments";
 import { type Facts, RECENT_SECONDS } from "./attention";
 
@@ -16,8 +14,6 @@ const STORES: Schemas["EventType"][] = ["store.unavailable", "store.available"];
 const BAD_HEALTHS: Schemas["Health"][] = ["quarantined", "corrupt"];
 const PAGE = 100;
 const LONG_PAGE = 500;
-/** So many runs of bad checkpoints are asked what is still bad in them. */
-const MOST_RUNS = 50;
 
 export interface Known {
   facts: Facts;
@@ -54,51 +50,76 @@ export function useFacts(project: string, now: number): Known {
     { query: { project, type: BAD_CHECKPOINTS, limit: LONG_PAGE } },
     { isEnough: (events) => events.some((event) => !isRecent(event, now)) },
   );
+  const badCheckpoints = useWhole("/v1/projects/{project}/checkpoints", {
+    path,
+    query: { health: BAD_HEALTHS, state: ["committed"], limit: PAGE },
+  });
   const found = useQuery("get", "/v1/projects/{project}", { params: { path } });
 
-  const recent = badEvents.items.filter((event) => isRecent(event, now));
-  const runs = [...new Set(recent.map((event) => event.data.run ?? ""))].filter(Boolean);
-  const bad = useQueries({
-    queries: runs.slice(0, MOST_RUNS).map((run) =>
-      queryOptions("get", "/v1/projects/{project}/runs/{run}/checkpoints", {
-        params: { path: { project, run }, query: { health: BAD_HEALTHS, state: ["committed"], limit: LONG_PAGE } },
-      }),
-    ),
-  });
-
-  const lists = [stopped, training, badCopies, storeEvents, badEvents];
-  // A run that was purged meanwhile has nothing bad any more.
-  const singles = [found, ...(seesStores ? [stores] : []), ...bad].filter((each) => !isGone(each.error));
-  const failed =
-    lists.find((each) => each.error) ??
-    singles.filter((each) => each.error).map(({ error, refetch }) => ({ error, retry: () => void refetch() }))[0];
-  const cut = lists.filter((each) => !each.isWhole && !each.isReading && !each.error);
-  const health = new Map(bad.flatMap((each) => each.data?.items ?? []).map((each) => [each.id, each.health] as const));
-  const asked = new Set(runs.filter((_, index) => bad[index]?.data !== undefined || isGone(bad[index]?.error)));
-
+  const lists = [stopped, training, badCopies, badCheckpoints, storeEvents, badEvents];
   return {
+    ...readingOf(lists, [found, ...(seesStores ? [stores] : [])]),
     facts: {
       runs: [...stopped.items, ...training.items],
       badCopies: badCopies.items,
       hasAllBadCopies: badCopies.isWhole,
-      // Until a run has said what is bad in it, what was bad may be so still.
-      badCheckpoints: recent.filter(
-        ({ type, data }) =>
-          !asked.has(data.run ?? "") || health.get(data.checkpoint_id ?? "") === type.replace("checkpoint.", ""),
-      ),
+      badCheckpoints: badCheckpoints.items,
+      badEvents: badEvents.items,
       storeEvents: storeEvents.items.filter(
         ({ data }) => attached === undefined || attached.some(({ role }) => role === data.store),
       ),
       stores: attached ?? [],
       project: found.data,
     },
-    isReading: lists.some((each) => each.isReading) || singles.some((each) => each.isLoading),
-    isWhole:
-      lists.every((each) => each.isWhole) &&
-      singles.every((each) => each.data !== undefined) &&
-      runs.length <= MOST_RUNS &&
-      bad.every((each) => each.data === undefined || each.data.next_cursor == null),
     seesStores,
+  };
+}
+
+const NOTHING: Facts = {
+  ...{ runs: [], badCopies: [], hasAllBadCopies: true, badCheckpoints: [], badEvents: [], storeEvents: [], stores: [] },
+  project: undefined,
+};
+/** The page follows the events of the chosen project alone. */
+const ASKED_AGAIN = { askedAgainAfter: () => 60_000 };
+
+/** The same of the projects that are not chosen, by one list of runs for all of them: without their copies and quotas. */
+export function useFactsElsewhere(project: string): Known {
+  const stopped = useWhole("/v1/runs", { query: { status: STOPPED, limit: PAGE } }, ASKED_AGAIN);
+  const training = useWhole("/v1/runs", { query: { status: TRAINING, limit: PAGE } }, ASKED_AGAIN);
+  const corrupt = useWhole(
+    "/v1/checkpoints",
+    { query: { health: ["corrupt"], state: ["committed"], limit: PAGE } },
+    ASKED_AGAIN,
+  );
+  const isElsewhere = (of: { project: string }) => of.project !== project;
+  return {
+    ...readingOf([stopped, training, corrupt]),
+    facts: {
+      ...NOTHING,
+      runs: [...stopped.items, ...training.items].filter(isElsewhere),
+      badCheckpoints: corrupt.items.filter(isElsewhere),
+    },
+    seesStores: false,
+  };
+}
+
+type Reading = Pick<Known, "isReading" | "isWhole" | "failed" | "readOn">;
+
+interface Single {
+  data: unknown;
+  error: unknown;
+  isLoading: boolean;
+  refetch: () => Promise<unknown>;
+}
+
+function readingOf(lists: readonly Whole<unknown>[], singles: readonly Single[] = []): Reading {
+  const failed =
+    lists.find((each) => each.error) ??
+    singles.filter((each) => each.error).map(({ error, refetch }) => ({ error, retry: () => void refetch() }))[0];
+  const cut = lists.filter((each) => !each.isWhole && !each.isReading && !each.error);
+  return {
+    isReading: lists.some((each) => each.isReading) || singles.some((each) => each.isLoading),
+    isWhole: lists.every((each) => each.isWhole) && singles.every((each) => each.data !== undefined),
     failed: failed && { error: failed.error, retry: failed.retry },
     readOn:
       cut.length === 0

@@ -36,7 +36,8 @@ export function Done({ outcome, onChange }: { outcome: Outcome; onChange: (outco
         </strong>{" "}
         {purgeAt !== null && back === null && (
           <>
-            They can be taken back until <Time at={purgeAt} />. Their purge then frees <Bytes count={freedBytes} />.
+            They can be taken back until <Time at={purgeAt} />. The collection after their purge then frees{" "}
+            <Bytes count={freedBytes} />.
           </>
         )}
       </p>

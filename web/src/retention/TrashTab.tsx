@@ -1,5 +1,6 @@
+import { Link } from "@tanstack/react-router";
 import { useMemo, useState } from "react";
-import { type Schemas, usePages, useQuery } from "@/api/client";
+import { type Pages, type Schemas, usePages, useQuery } from "@/api/client";
 import { failureOf } from "@/api/problem";
 import { useSession } from "@/api/session";
 import { Can } from "@/components/Can";
@@ -10,27 +11,22 @@ import { useNow } from "@/components/useNow";
 import { Bytes, Nothing, Time } from "@/components/values";
 import { formatSeconds } from "@/format/moments";
 import { formatCount, plural } from "@/format/numbers";
+import { RunName } from "@/runs/RunName";
 import { type TakenBack, takeBack, takeProjectBack, takeRunBack } from "./actions";
 import { Back } from "./Done";
 import styles from "./Retention.module.css";
-import { RunsUsage } from "./usage/RunsUsage";
 
 /** What was deleted and can be taken back, until its purge. */
 export function TrashTab({ project, run }: { project: string; run: string | undefined }) {
+  if (run !== undefined) return <TrashOfRun project={project} run={run} />;
   return (
     <>
-      {run === undefined ? (
-        <>
-          <section aria-labelledby="by-run">
-            <h2 id="by-run">Runs, and what of them is in the trash</h2>
-            <RunsUsage project={project} of="trash" />
-          </section>
-          <DeletedRuns project={project} />
-          <DeletedProjects />
-        </>
-      ) : (
-        <TrashOfRun project={project} run={run} />
-      )}
+      <section aria-labelledby="of-all-runs">
+        <h2 id="of-all-runs">Checkpoints of all runs, run by run</h2>
+        <TrashOfProject project={project} />
+      </section>
+      <DeletedRuns project={project} />
+      <DeletedProjects />
     </>
   );
 }
@@ -76,7 +72,17 @@ const COLUMNS: Columns<CheckpointView> = [
     header: "By",
     size: 100,
     meta: { phone: false },
-    cell: ({ getValue }) => BY[getValue() ?? ""] ?? getValue() ?? <Nothing />,
+    cell: ({ getValue, row }) => (
+      <Link
+        to="/checkpoints/$id"
+        params={{ id: row.original.id }}
+        search={{ part: "history" }}
+        title="Who, when and why"
+        aria-label={`Who moved step ${row.original.step} of attempt ${row.original.attempt} to the trash`}
+      >
+        {BY[getValue() ?? ""] ?? getValue() ?? "unknown"}
+      </Link>
+    ),
   }),
   column.accessor("trash_reason", {
     header: "Why",
@@ -106,9 +112,11 @@ function TakeOneBack({ checkpoint }: { checkpoint: CheckpointView }) {
     failed ||
     (checkpoint.state !== "trashed"
       ? "Its purge has begun: it cannot be taken back."
-      : busy
-        ? "It is being taken back."
-        : undefined);
+      : checkpoint.trashed_by === "run"
+        ? "It was deleted with its run: take the run back."
+        : busy
+          ? "It is being taken back."
+          : undefined);
 
   async function undo() {
     setBusy(true);
@@ -121,7 +129,7 @@ function TakeOneBack({ checkpoint }: { checkpoint: CheckpointView }) {
     <Can scope="operate" reason={reason}>
       <button
         type="button"
-        aria-label={`Take step ${checkpoint.step} of attempt ${checkpoint.attempt} back`}
+        aria-label={`Take step ${checkpoint.step} of attempt ${checkpoint.attempt} of ${checkpoint.run} back`}
         onClick={() => void undo()}
       >
         Undo
@@ -130,18 +138,47 @@ function TakeOneBack({ checkpoint }: { checkpoint: CheckpointView }) {
   );
 }
 
-const NONE: ReadonlySet<string> = new Set();
+const WITH_RUN: Columns<CheckpointView> = [
+  column.accessor("run", {
+    header: "Run",
+    size: 150,
+    cell: ({ row: { original } }) => <RunName project={original.project} run={original.run} />,
+  }),
+  ...COLUMNS,
+];
+
+const IN_TRASH: Schemas["CheckpointState"][] = ["trashed", "deleting"];
+const QUERY = { state: IN_TRASH, limit: 200 };
 
 function TrashOfRun({ project, run }: { project: string; run: string }) {
+  const pages = usePages("/v1/projects/{project}/runs/{run}/checkpoints", { path: { project, run }, query: QUERY });
+  return <Trashed pages={pages} columns={COLUMNS} empty="Nothing of this run is in the trash" />;
+}
+
+function TrashOfProject({ project }: { project: string }) {
+  const pages = usePages("/v1/projects/{project}/checkpoints", { path: { project }, query: QUERY });
+  return <Trashed pages={pages} columns={WITH_RUN} empty={`No checkpoint of ${project} is in the trash`} />;
+}
+
+const NONE: ReadonlySet<string> = new Set();
+
+function isTakenBackAlone(checkpoint: CheckpointView): boolean {
+  return checkpoint.state === "trashed" && checkpoint.trashed_by !== "run";
+}
+
+interface TrashedProps {
+  pages: Pages<CheckpointView>;
+  columns: Columns<CheckpointView>;
+  empty: string;
+}
+
+/** Checkpoints in the trash, to be taken back one by one or many at once. */
+function Trashed({ pages, columns, empty }: TrashedProps) {
   const [chosen, setChosen] = useState(NONE);
   const [back, setBack] = useState<TakenBack | null>(null);
   const [busy, setBusy] = useState(false);
-  const pages = usePages("/v1/projects/{project}/runs/{run}/checkpoints", {
-    path: { project, run },
-    query: { state: ["trashed", "deleting"], limit: 200 },
-  });
   const ids = useMemo(
-    () => pages.items.filter((each) => each.state === "trashed" && chosen.has(each.id)).map((each) => each.id),
+    () => pages.items.filter((each) => isTakenBackAlone(each) && chosen.has(each.id)).map((each) => each.id),
     [pages.items, chosen],
   );
 
@@ -176,13 +213,13 @@ function TrashOfRun({ project, run }: { project: string; run: string }) {
       )}
       <DataTable
         label="Checkpoints in the trash"
-        columns={COLUMNS}
+        columns={columns}
         pages={pages}
         rowKey={(row) => row.id}
         selected={chosen}
         onSelect={setChosen}
         empty={
-          <EmptyState title="Nothing of this run is in the trash">
+          <EmptyState title={empty}>
             <p>What a policy expires and what a person prunes is here until its purge.</p>
           </EmptyState>
         }

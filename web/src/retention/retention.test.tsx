@@ -357,7 +357,7 @@ it("prunes what was chosen of what a filter found, after a dry run", async () =>
           dry_run: wanted.dry_run,
           trashed: trashed(found),
           left: wanted.dry_run ? [kept] : [],
-          purge_at: wanted.dry_run ? null : "2999-01-01T00:00:00Z",
+          purge_at: "2999-01-01T00:00:00Z",
           freed: { bytes: found.length * 2 ** 30, by_store: { "posix:///s": found.length * 2 ** 30 } },
         };
       },
@@ -381,6 +381,7 @@ it("prunes what was chosen of what a filter found, after a dry run", async () =>
   await waitFor(() => expect(figure("Bytes freed")).toHaveTextContent("2.0 GiB"));
   await userEvent.click(screen.getByRole("button", { name: "Move 2 to the trash" }));
   const dialog = screen.getByRole("dialog");
+  expect(dialog).toHaveTextContent(/They can be taken back until .+2999.*; then the next collection frees 2.0 GiB/);
   await userEvent.type(within(dialog).getByLabelText(/^Why/), "spikes");
   await userEvent.type(within(dialog).getByLabelText("Type 2 to go on"), "2");
   await userEvent.click(within(dialog).getByRole("button", { name: "Move 2 to the trash" }));
@@ -421,6 +422,30 @@ it("takes checkpoints back from the trash, and says why one stays there", async 
   await userEvent.click(screen.getByRole("button", { name: "Take 2 chosen checkpoints back" }));
   expect(await screen.findByText(/1 checkpoint is committed again/)).toBeVisible();
   expect(screen.getByRole("alert")).toHaveTextContent("Its purge has begun.");
+});
+
+it("has the trash of all runs in one list", async () => {
+  const trashed = (run: string) => ({
+    ...{ id: `ck_${run}`, project: "demo", run, step: 10, attempt: 1, state: "trashed", trashed_by: "person" },
+    ...{ purge_at: new Date(Date.now() + 7_200_000).toISOString(), trash_reason: null, logical_bytes: 100 },
+  });
+  const asked = serve(
+    answers({
+      "GET /v1/projects/demo/checkpoints": () => page(trashed("llama"), trashed("vit")),
+      "GET /v1/projects/demo/runs": () => page(),
+      "POST /v1/checkpoints/ck_vit/undelete": () => ({}),
+    }),
+  );
+  open("?view=trash");
+  const table = await screen.findByRole("grid", { name: "Checkpoints in the trash" });
+  expect(
+    within(table)
+      .getAllByRole("link")
+      .map((each) => each.textContent),
+  ).toEqual(["llama", "a person", "vit", "a person"]);
+  await userEvent.click(screen.getByRole("button", { name: "Take step 10 of attempt 1 of vit back" }));
+  await waitFor(() => expect(asked.some((each) => each.url.endsWith("ck_vit/undelete"))).toBe(true));
+  expect(asked.some((each) => /\/(usage|cost)/.test(new URL(each.url).pathname))).toBe(false);
 });
 
 it("lists the runs of a project by what they cost", async () => {

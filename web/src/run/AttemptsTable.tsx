@@ -34,7 +34,7 @@ const COLUMNS: Columns<Row> = [
       return (
         <Link
           to="."
-          search={(old) => ({ ...old, before: number > 1 ? number - 1 : undefined, after: number })}
+          search={(old) => ({ ...old, before: undefined, after: number })}
           hash="differences"
           title="Compare it with the attempt before"
         >
@@ -109,6 +109,13 @@ const COLUMNS: Columns<Row> = [
     meta: { phone: false },
     cell: ({ row: { original } }) => <Why attempt={original.lane.attempt} />,
   }),
+  column.display({
+    id: "skipped",
+    header: "Skipped when it began",
+    size: 190,
+    meta: { phone: false },
+    cell: ({ row: { original } }) => <Skipped attempt={original.lane.attempt} />,
+  }),
 ];
 
 function ResumedFrom({ lane: { attempt, base, parent } }: { lane: Lane }) {
@@ -118,6 +125,13 @@ function ResumedFrom({ lane: { attempt, base, parent } }: { lane: Lane }) {
       {parent === null ? formatCount(base) : `${formatCount(base)} #${parent.attempt}`}
     </CheckpointName>
   );
+}
+
+/** Why it began no later: the newer checkpoints that could not be restored then. */
+function Skipped({ attempt: { skipped } }: { attempt: Schemas["AttemptView"] }) {
+  if (!skipped?.length) return <Nothing why={skipped ? "nothing: it began at the newest" : "not known"} />;
+  const short = skipped.map(({ step, reason }) => `${formatCount(step)} ${reason}`).join(", ");
+  return <span title={skipped.map(({ detail }) => detail).join("\n")}>{short}</span>;
 }
 
 function Why({ attempt }: { attempt: Schemas["AttemptView"] }) {

@@ -1,13 +1,16 @@
 import { useNavigate, useSearch } from "@tanstack/react-router";
-import { type Schemas, usePages } from "@/api/client";
+import { useMemo } from "react";
+import { type Pages, type Schemas, usePages } from "@/api/client";
+import { formatMetric, numberOf } from "@/checkpoint/metric";
 import { Choice } from "@/components/choose/Choice";
 import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
 import { CheckpointName } from "@/components/facts/CheckpointName";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState } from "@/components/states";
 import { Bytes, Nothing, Time } from "@/components/values";
-import { formatCount } from "@/format/numbers";
-import { CHECKPOINT_HEALTHS, CHECKPOINT_STATES, type CheckpointState, type Health } from "./route";
+import { formatCount, plural } from "@/format/numbers";
+import { metricNames } from "./metrics";
+import { CHECKPOINT_HEALTHS, CHECKPOINT_STATES, type RunSearch } from "./route";
 
 type CheckpointView = Schemas["CheckpointView"];
 
@@ -71,6 +74,62 @@ const COLUMNS: Columns<CheckpointView> = [
   }),
 ];
 
+/** Of these, with the value of a metric before the labels. */
+function columnsWith(metric: string | undefined): Columns<CheckpointView> {
+  if (metric === undefined) return COLUMNS;
+  const value = column.display({
+    id: "metric",
+    header: metric,
+    size: 120,
+    meta: { align: "right", phone: false },
+    cell: ({ row: { original: each } }) => formatMetric(each.metrics[metric]) || <Nothing />,
+  });
+  return [...COLUMNS.slice(0, -1), value, ...COLUMNS.slice(-1)];
+}
+
+/** The best ones of what the filter leaves: whether less or more is better, the reader knows. */
+function Extremes({ metric, pages }: { metric: string; pages: Pages<CheckpointView> }) {
+  const found = pages.items
+    .filter((each) => each.state === "committed" && each.health === "ok")
+    .flatMap((each) => {
+      const value = numberOf(each.metrics[metric]);
+      return value === null ? [] : [{ each, value }];
+    })
+    .sort((one, other) => one.value - other.value);
+  const [least, greatest] = [found[0], found.at(-1)];
+  if (least === undefined || greatest === undefined) return null;
+  return (
+    <p>
+      Least {metric}: <Extreme of={least} />; greatest: <Extreme of={greatest} />
+      <span className="quiet">
+        {" "}
+        among {plural(found.length, "healthy checkpoint")}
+        {pages.hasMore && " that are loaded; scroll down for more"}
+      </span>
+    </p>
+  );
+}
+
+function Extreme({ of: { each, value } }: { of: { each: CheckpointView; value: number } }) {
+  return (
+    <>
+      {Number(value.toPrecision(6))} at{" "}
+      <CheckpointName id={each.id}>{`step ${formatCount(each.step)} #${each.attempt}`}</CheckpointName>
+    </>
+  );
+}
+
+/** A day in the reader's time zone, as an input of the type date has it, and the moment when it begins. */
+function dayOf(moment: string | undefined): string | undefined {
+  if (moment === undefined) return undefined;
+  const at = new Date(moment);
+  return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 10);
+}
+
+function dayBegins(day: string): string | undefined {
+  return day === "" ? undefined : new Date(`${day}T00:00`).toISOString();
+}
+
 /** Its labels, and what else sets it apart from others. */
 function Marks({ checkpoint }: { checkpoint: CheckpointView }) {
   const words = [
@@ -83,9 +142,14 @@ function Marks({ checkpoint }: { checkpoint: CheckpointView }) {
   return words.length === 0 ? <Nothing /> : <span title={words.join(", ")}>{words.join(", ")}</span>;
 }
 
+const NO_FILTER = {
+  ...{ state: undefined, health: undefined, label: undefined, from: undefined, to: undefined },
+  ...{ since: undefined, until: undefined },
+};
+
 /** The run's checkpoints, the largest step first, filtered by the address. */
 export function CheckpointsList({ project, run }: { project: string; run: string }) {
-  const { state, health, label, from, to } = useSearch({ from: "/runs/$run" });
+  const { state, health, label, from, to, since, until, metric: chosen } = useSearch({ from: "/runs/$run" });
   const navigate = useNavigate({ from: "/runs/$run" });
   const pages = usePages("/v1/projects/{project}/runs/{run}/checkpoints", {
     path: { project, run },
@@ -96,11 +160,15 @@ export function CheckpointsList({ project, run }: { project: string; run: string
       ...(label && { label }),
       min_step: from ?? null,
       max_step: to ?? null,
+      ...(since && { committed_since: since }),
+      ...(until && { committed_before: until }),
     },
   });
-  const isFiltered = [state, health, label, from, to].some((each) => each !== undefined);
+  const metric = chosen ?? metricNames(pages.items)[0];
+  const columns = useMemo(() => columnsWith(metric), [metric]);
+  const isFiltered = [state, health, label, from, to, since, until].some((each) => each !== undefined);
 
-  function filter(change: { state?: CheckpointState; health?: Health; label?: string }) {
+  function filter(change: Pick<RunSearch, "state" | "health" | "label" | "since" | "until">) {
     void navigate({ search: (old) => ({ ...old, ...change }), replace: true, resetScroll: false });
   }
 
@@ -111,7 +179,13 @@ export function CheckpointsList({ project, run }: { project: string; run: string
         className="row"
         onSubmit={(event) => {
           event.preventDefault();
-          filter({ label: String(new FormData(event.currentTarget).get("label") ?? "").trim() || undefined });
+          const given = new FormData(event.currentTarget);
+          const text = (name: string) => String(given.get(name) ?? "").trim();
+          filter({
+            label: text("label") || undefined,
+            since: dayBegins(text("since")),
+            until: dayBegins(text("until")),
+          });
         }}
       >
         <Choice
@@ -129,13 +203,19 @@ export function CheckpointsList({ project, run }: { project: string; run: string
         <label>
           Label <input name="label" defaultValue={label} key={label} autoComplete="off" size={12} />
         </label>
+        <label>
+          Committed from <input name="since" type="date" defaultValue={dayOf(since)} key={since} />
+        </label>
+        <label>
+          before <input name="until" type="date" defaultValue={dayOf(until)} key={until} />
+        </label>
         <button type="submit">Filter</button>
         {isFiltered && (
           <button
             type="button"
             onClick={() =>
               void navigate({
-                search: ({ state: _state, health: _health, label: _label, from: _from, to: _to, ...rest }) => rest,
+                search: (old) => ({ ...old, ...NO_FILTER }),
                 resetScroll: false,
               })
             }
@@ -150,9 +230,10 @@ export function CheckpointsList({ project, run }: { project: string; run: string
           </span>
         )}
       </form>
+      {metric !== undefined && <Extremes metric={metric} pages={pages} />}
       <DataTable
         label="Checkpoints"
-        columns={COLUMNS}
+        columns={columns}
         pages={pages}
         rowKey={(each) => each.id}
         onOpen={({ id }) => void navigate({ to: "/checkpoints/$id", params: { id }, search: { project } })}

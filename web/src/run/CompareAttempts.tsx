@@ -21,13 +21,18 @@ export function CompareAttempts({ project, run, latest }: CompareProps) {
   const navigate = useNavigate({ from: "/runs/$run" });
   const after = search.after ?? latest;
   const before = search.before ?? Math.max(1, after - 1);
+  // Unless one is chosen, the service takes the newest one before that gave a configuration.
+  const config = <Configuration project={project} run={run} against={search.before} after={after} />;
   return (
     <section aria-labelledby="differences">
       <h2 id="differences">Differences between attempts</h2>
       {latest < 2 ? (
-        <EmptyState title="There is one attempt">
-          <p>Its differences are shown when the job was started again.</p>
-        </EmptyState>
+        <>
+          <EmptyState title="There is one attempt">
+            <p>Its differences are shown when the job was started again.</p>
+          </EmptyState>
+          {config}
+        </>
       ) : (
         <>
           <form
@@ -49,7 +54,7 @@ export function CompareAttempts({ project, run, latest }: CompareProps) {
             <button type="submit">Compare</button>
             <span className="quiet">of {formatCount(latest)}</span>
           </form>
-          <ConfigDifferences project={project} run={run} before={before} after={after} />
+          {config}
           <EnvironmentDifferences project={project} run={run} before={before} after={after} />
         </>
       )}
@@ -64,8 +69,16 @@ interface Pair {
   after: number;
 }
 
-function ConfigDifferences({ project, run, before, after }: Pair) {
-  const found = useCall(configQuery(project, run, after, before));
+interface ConfigurationProps {
+  project: string;
+  run: string;
+  /** undefined: the newest one before that gave a configuration. */
+  against: number | undefined;
+  after: number;
+}
+
+function Configuration({ project, run, against, after }: ConfigurationProps) {
+  const found = useCall(configQuery(project, run, after, against));
   // A service before this call: the page can come from a newer one while several are being updated.
   const isUnknown = found.error instanceof ProblemError && found.error.problem.code === "route_not_found";
   return (
@@ -75,18 +88,31 @@ function ConfigDifferences({ project, run, before, after }: Pair) {
         <p className="quiet">This service keeps no configurations. Update it.</p>
       ) : (
         <Reply of={found} what="the configuration">
-          {({ config, differences, differences_left_out: leftOut }) =>
+          {({ config, compared_with: before, differences, differences_left_out: leftOut }) =>
             config === null ? (
               <p className="quiet">
                 Attempt {after} gave no configuration. Give it with <code>Checkpointer(config=…)</code>.
               </p>
             ) : (
-              <Differences
-                what="Configuration"
-                none="The configurations are equal, or the earlier attempt gave none."
-                found={differences}
-                {...{ before, after, leftOut }}
-              />
+              <>
+                {before === null ? (
+                  <p className="quiet">No earlier attempt gave a configuration to compare it with.</p>
+                ) : (
+                  <Differences
+                    what="Configuration"
+                    none={`It is that of attempt ${before}, or attempt ${before} gave none.`}
+                    found={differences}
+                    {...{ before, after, leftOut }}
+                  />
+                )}
+                <details>
+                  <summary>The whole configuration of attempt {after}</summary>
+                  {/* biome-ignore lint/a11y/noNoninteractiveTabindex: the keyboard scrolls it. */}
+                  <pre className={styles.scroll} tabIndex={0}>
+                    {JSON.stringify(config, null, 2)}
+                  </pre>
+                </details>
+              </>
             )
           }
         </Reply>

@@ -1,16 +1,14 @@
 import { useQueries } from "@tanstack/react-query";
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useCallback, useEffect, useMemo, useState } from "react";
-import type uPlot from "uplot";
 import { type Pages, queryOptions, type Schemas, usePages } from "@/api/client";
-import { Plot } from "@/components/plot/Plot";
 import { EmptyState, ErrorState, Loading, Reply } from "@/components/states";
 import { formatCount } from "@/format/numbers";
 import { AttemptsTable } from "./AttemptsTable";
 import styles from "./History.module.css";
-import { curveOf, metricNames } from "./metrics";
+import { MetricCurve } from "./MetricCurve";
 import { useGoodput, useRestorePoint } from "./replies";
-import { findLineage, makeLanes, type Point, stepsOf } from "./timeline/lanes";
+import { makeLanes, type Point, stepsOf } from "./timeline/lanes";
 import { type Inset, Legend, Timeline } from "./timeline/Timeline";
 
 type CheckpointView = Schemas["CheckpointView"];
@@ -18,14 +16,17 @@ type CheckpointView = Schemas["CheckpointView"];
 /** More are not drawn: a screen has no room for them, and the first look must be fast. */
 const MOST_CHECKPOINTS = 1000;
 const PAGE = 250;
+/** A job reports about so often, if nobody has told it otherwise. */
+const HEARTBEAT_MS = 30_000;
 
 /** The metric curve above the timeline of attempts, on the same steps, and the attempts as a table. */
 export function History({ project, run }: { project: string; run: string }) {
   const { from, to } = useSearch({ from: "/runs/$run" });
-  const attempts = usePages("/v1/projects/{project}/runs/{run}/attempts", {
-    path: { project, run },
-    query: { limit: 100 },
-  });
+  const attempts = usePages(
+    "/v1/projects/{project}/runs/{run}/attempts",
+    { path: { project, run }, query: { limit: 100 } },
+    { askedAgainAfter: whileLive },
+  );
   const checkpoints = usePages("/v1/projects/{project}/runs/{run}/checkpoints", {
     path: { project, run },
     query: { limit: PAGE, min_step: from ?? null, max_step: to ?? null },
@@ -50,6 +51,12 @@ export function History({ project, run }: { project: string; run: string }) {
   );
   const steps = useMemo(() => stepsOf(lanes, from, to), [lanes, from, to]);
   const [inset, setInset] = useState<Inset | null>(null);
+  // A plot tells its place at each drawing: what is as before makes nothing be drawn anew.
+  const onInset = useCallback(
+    (told: Inset | null) =>
+      setInset((known) => (known?.left === told?.left && known?.width === told?.width ? known : told)),
+    [],
+  );
 
   if (attempts.isPending) return <Loading what="the attempts" />;
   if (attempts.error && attempts.items.length === 0) {
@@ -71,11 +78,14 @@ export function History({ project, run }: { project: string; run: string }) {
         </div>
         <div className="panel">
           <MetricCurve
+            project={project}
+            run={run}
             checkpoints={checkpoints}
             attempts={attempts.items}
             resumedFrom={resumedFrom}
             steps={steps}
-            onInset={setInset}
+            askedAgainAfter={whileLive(attempts.items)}
+            onInset={onInset}
           />
           <Timeline
             lanes={lanes}
@@ -101,6 +111,12 @@ export function History({ project, run }: { project: string; run: string }) {
       </section>
     </>
   );
+}
+
+/** A heartbeat brings steps and points, and no event tells of it. */
+function whileLive(attempts: readonly Schemas["AttemptView"][]): number | false {
+  const newest = attempts.reduce((found, each) => Math.max(found, each.number), 0);
+  return attempts.some((each) => each.number === newest && each.ended_at === null) && HEARTBEAT_MS;
 }
 
 /** Reads on until so many are there. */
@@ -133,89 +149,6 @@ function useResumedFrom(attempts: readonly Schemas["AttemptView"][], checkpoints
     })),
     combine,
   });
-}
-
-interface MetricCurveProps {
-  checkpoints: Pages<CheckpointView>;
-  attempts: readonly Schemas["AttemptView"][];
-  resumedFrom: ReadonlyMap<string, Point>;
-  steps: readonly [number, number];
-  /** Where the plot has its steps. */
-  onInset: (inset: Inset | null) => void;
-}
-
-function MetricCurve({ checkpoints, attempts, resumedFrom, steps, onInset }: MetricCurveProps) {
-  const { metric } = useSearch({ from: "/runs/$run" });
-  const navigate = useNavigate({ from: "/runs/$run" });
-  const names = useMemo(() => metricNames(checkpoints.items), [checkpoints.items]);
-  const chosen = metric !== undefined && names.includes(metric) ? metric : names[0];
-  const curve = useMemo(
-    () => (chosen === undefined ? undefined : curveOf(checkpoints.items, chosen, findLineage(attempts, resumedFrom))),
-    [checkpoints.items, chosen, attempts, resumedFrom],
-  );
-  const isShown = curve !== undefined && curve.x.length > 0;
-
-  useEffect(() => {
-    if (!isShown) onInset(null);
-  }, [isShown, onInset]);
-
-  const hooks = useMemo(
-    (): uPlot.Hooks.Arrays => ({
-      draw: [
-        (plot) => {
-          const left = plot.bbox.left / devicePixelRatio;
-          const width = plot.bbox.width / devicePixelRatio;
-          onInset({ left, width });
-        },
-      ],
-      setSelect: [
-        (plot) => {
-          if (plot.select.width < 3) return;
-          const at = (px: number) => Math.round(plot.posToVal(px, "x"));
-          const range = { from: Math.max(0, at(plot.select.left)), to: at(plot.select.left + plot.select.width) };
-          void navigate({ search: (old) => ({ ...old, ...range }), resetScroll: false });
-        },
-      ],
-    }),
-    [navigate, onInset],
-  );
-
-  if (chosen === undefined || curve === undefined) {
-    if (checkpoints.isPending) return <Loading what="the metrics" />;
-    return (
-      <p className="quiet">
-        No checkpoint of these steps has metrics. Give them at a save: <code>ckpt.step(step, state, metrics=…)</code>
-      </p>
-    );
-  }
-  return (
-    <>
-      <label>
-        Metric of committed checkpoints{" "}
-        <select
-          value={chosen}
-          onChange={(event) =>
-            void navigate({ search: (old) => ({ ...old, metric: event.target.value }), resetScroll: false })
-          }
-        >
-          {names.map((name) => (
-            <option key={name}>{name}</option>
-          ))}
-        </select>
-      </label>
-      {isShown && (
-        <Plot
-          title={`${chosen} over steps`}
-          x={curve.x}
-          xLabel="Step"
-          xRange={steps}
-          series={curve.series}
-          heightPx={230}
-          hooks={hooks}
-        />
-      )}
-    </>
-  );
 }
 
 /** The steps that are shown, as numbers to type; a selection in the plot by the mouse does the same. */

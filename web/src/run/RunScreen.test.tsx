@@ -23,7 +23,10 @@ const CHECKPOINTS = [
   checkpoint(1, 100, { metrics: { loss: { value: 2.5 } } }),
 ];
 const ATTEMPTS = [
-  attempt(2, { resumed_from: "ck-1-100", last_step: 300, environment: { cuda: "12.6" } }),
+  attempt(2, {
+    ...{ resumed_from: "ck-1-100", last_step: 300, environment: { cuda: "12.6" } },
+    skipped: [{ checkpoint_id: "ck-1-150", step: 150, attempt: 1, reason: "aborted", detail: "Not all ranks sealed." }],
+  }),
   attempt(1, {
     last_step: 150,
     outcome: "failed",
@@ -32,6 +35,20 @@ const ATTEMPTS = [
     environment: { cuda: "12.4" },
   }),
 ];
+/** What the service says of these metrics: values by step. */
+const measured = (curves: Record<string, Record<number, number | "nan">>) => ({
+  attempt: null,
+  segments: [{ attempt: 2, max_step: null }],
+  names: Object.keys(curves),
+  metrics: Object.entries(curves).map(([name, values]) => ({
+    name,
+    points: Object.entries(values).map(([step, value]) => ({
+      step: Number(step),
+      attempt: 2,
+      ...(value === "nan" ? { value: null, nonfinite: value } : { value, nonfinite: null }),
+    })),
+  })),
+});
 const SPENT = {
   wall_seconds: 100,
   productive_seconds: 80,
@@ -62,14 +79,17 @@ const ANSWERS = {
   [`GET ${RUN}/attempts/1`]: () => ATTEMPTS[1],
   [`GET ${RUN}/attempts/2`]: () => ATTEMPTS[0],
   [`GET ${RUN}/attempts/2/config`]: (request: Request) => {
-    expect(new URL(request.url).searchParams.get("against")).toBe("1");
+    // Without a choice the service takes the newest one before that gave a configuration.
+    const against = Number(new URL(request.url).searchParams.get("against") ?? 1);
     const differences = [{ path: "optimizer.lr", before: 0.1, after: 0.01, change: "changed" }];
-    return { attempt: 2, config: {}, compared_with: 1, differences, differences_left_out: 0 };
+    const config = { optimizer: { lr: 0.01 } };
+    return { attempt: 2, config, compared_with: against, differences, differences_left_out: 0 };
   },
   [`GET ${RUN}/checkpoints`]: (request: Request) => {
     const health = new URL(request.url).searchParams.get("health");
     return page(...CHECKPOINTS.filter((each) => health === null || each.health === health));
   },
+  [`GET ${RUN}/metrics-history`]: () => measured({}),
   [`GET ${RUN}/goodput`]: () => ({
     ...SPENT,
     goodput: 0.8,
@@ -138,6 +158,7 @@ it("draws the attempts, and says the same in a table", async () => {
   expect(cells(second).slice(0, 5)).toEqual(["#2", "open", "100 #1", "300", "0"]);
   expect(cells(first).slice(0, 5)).toEqual(["#1", "failed", expect.stringContaining("began anew"), "150", "50"]);
   expect(first).toHaveTextContent("rank 3: ECC error");
+  expect(within(table).getByText("150 aborted")).toHaveAttribute("title", "Not all ranks sealed.");
   const drawing = screen.getByTestId("timeline");
   expect(drawing).toHaveTextContent("Attempt 1: failed at step 150. ECC error");
   expect(drawing).toHaveTextContent("Attempt 2 resumed from step 100");
@@ -153,14 +174,97 @@ it("gives the values of the metric as a table", async () => {
   expect(within(curve).getByRole("row", { name: "200 1.5" })).toBeInTheDocument();
 });
 
+it("draws what the jobs measured at each step, with the checkpoints on it", async () => {
+  const curves = { loss: { 199: 1.6, 200: 1.5, 201: 9, 202: "nan" as const } };
+  const asked = serve({ ...ANSWERS, [`GET ${RUN}/metrics-history`]: () => measured(curves) });
+  open("/ui/runs/llama?project=demo&from=150&to=300");
+  const curve = await screen.findByRole("figure", { name: "loss over steps" });
+  await userEvent.click(within(curve).getByText("loss over steps as a table"));
+  expect(await within(curve).findByRole("row", { name: "Step loss loss of checkpoints" })).toBeInTheDocument();
+  expect(within(curve).getByRole("row", { name: "200 1.5 1.5" })).toBeInTheDocument();
+  expect(within(curve).getByRole("row", { name: "202 – –" })).toBeInTheDocument();
+  expect(screen.getByText("Least 1.5 at step 200, greatest 9 at step 201. Not finite: nan at step 202.")).toBeVisible();
+  const queries = asked.map((each) => new URL(each.url)).filter((each) => each.pathname.endsWith("metrics-history"));
+  expect(new Set(queries.map((each) => each.search))).toEqual(
+    new Set(["?name=loss&from_step=150&to_step=300&points=1000"]),
+  );
+});
+
+it("shows another metric by the address, and asks for that one alone", async () => {
+  const curves = { grad_norm: { 1: 4.5 }, loss: { 1: 2.5 } };
+  const named = (request: Request) => new URL(request.url).searchParams.getAll("name");
+  const asked = serve({
+    ...ANSWERS,
+    [`GET ${RUN}/metrics-history`]: (request) => {
+      const whole = measured(curves);
+      return { ...whole, metrics: whole.metrics.filter(({ name }) => named(request).includes(name)) };
+    },
+  });
+  const router = open("/ui/runs/llama?project=demo");
+  await screen.findByRole("option", { name: "grad_norm" });
+  await userEvent.selectOptions(screen.getByLabelText("Metric"), "grad_norm");
+  const curve = await screen.findByRole("figure", { name: "grad_norm over steps" });
+  expect(await within(curve).findByText("4.5")).toBeInTheDocument();
+  expect(router.state.location.search).toMatchObject({ metric: "grad_norm" });
+  const histories = asked.filter((each) => new URL(each.url).pathname.endsWith("metrics-history"));
+  expect(new Set(histories.map((each) => named(each).join()))).toEqual(new Set(["loss", "grad_norm"]));
+});
+
+it("says what went wrong with the curve, and draws what checkpoints carry", async () => {
+  serve({ ...ANSWERS, [`GET ${RUN}/metrics-history`]: () => problem(500, "internal", "The catalog did not answer.") });
+  open("/ui/runs/llama?project=demo");
+  expect(await screen.findByRole("figure", { name: "loss over steps" })).toBeInTheDocument();
+  const section = screen.getByRole("region", { name: "Attempts over steps" });
+  expect(await within(section).findByRole("alert")).toHaveTextContent("The catalog did not answer.");
+});
+
+it("says how to give metrics where there are none", async () => {
+  serve({ ...ANSWERS, [`GET ${RUN}/checkpoints`]: () => page(checkpoint(1, 100)) });
+  open("/ui/runs/llama?project=demo");
+  expect(await screen.findByText(/No metric of this run is known/)).toHaveTextContent(
+    "ckpt.step(step, state, metrics=…)",
+  );
+  expect(screen.queryByLabelText("Metric")).toBeNull();
+});
+
 it("compares two attempts, which stand in the address", async () => {
-  serve(ANSWERS);
+  const asked = serve(ANSWERS);
+  const against = () =>
+    asked.filter(({ url }) => url.includes("/config")).map(({ url }) => new URL(url).searchParams.get("against"));
   const router = open("/ui/runs/llama?project=demo");
   const section = await screen.findByRole("region", { name: "Differences between attempts" });
   expect(await within(section).findByRole("row", { name: "optimizer.lr 0.1 0.01" })).toBeInTheDocument();
   expect(await within(section).findByRole("row", { name: "cuda 12.4 12.6" })).toBeInTheDocument();
   await userEvent.click(within(section).getByRole("button", { name: "Compare" }));
   expect(router.state.location.search).toMatchObject({ before: 1, after: 2 });
+  await vi.waitFor(() => expect(against()).toEqual([null, "1"]));
+  expect(await within(section).findByText(/"lr": 0.01/)).toBeInTheDocument();
+});
+
+it("shows the whole configuration of the only attempt", async () => {
+  serve({
+    ...ANSWERS,
+    [`GET ${RUN}`]: () => ({ ...ANSWERS[`GET ${RUN}`](), latest_attempt: 1 }),
+    [`GET ${RUN}/attempts/1/config`]: () => ({
+      ...{ attempt: 1, config: { seed: 7 }, compared_with: null, differences: [], differences_left_out: 0 },
+    }),
+  });
+  open("/ui/runs/llama?project=demo");
+  expect(await screen.findByText(/"seed": 7/)).toBeInTheDocument();
+  expect(screen.getByText("There is one attempt")).toBeVisible();
+});
+
+it("finds the best checkpoint of a time", async () => {
+  const asked = serve(ANSWERS);
+  const router = open("/ui/runs/llama?project=demo&since=2026-01-01T00:00:00Z");
+  const section = await screen.findByRole("region", { name: "Checkpoints" });
+  const least = await within(section).findByText(/^Least loss/);
+  expect(least).toHaveTextContent("Least loss: 1.5 at step 200 #2; greatest: 2.5 at step 100 #1");
+  expect(within(section).getByRole("columnheader", { name: "loss" })).toBeVisible();
+  const given = asked.map(({ url }) => new URL(url).searchParams);
+  expect(given.some((each) => each.get("committed_since") === "2026-01-01T00:00:00Z")).toBe(true);
+  await userEvent.click(within(section).getByRole("button", { name: "Show all" }));
+  expect(router.state.location.searchStr).not.toContain("since");
 });
 
 it("says where the time went and how often to save, and keeps the rest when one of them fails", async () => {

@@ -31,6 +31,9 @@ export interface RunSearch {
   state?: CheckpointState | undefined;
   health?: Health | undefined;
   label?: string | undefined;
+  /** When they were committed: from this moment on, and before this one. */
+  since?: string | undefined;
+  until?: string | undefined;
 }
 
 /** The run of the project in the address: `/runs/llama?project=demo`. */
@@ -46,6 +49,8 @@ export const runRoute = createRoute({
     state: CHECKPOINT_STATES.find((each) => each === search.state),
     health: CHECKPOINT_HEALTHS.find((each) => each === search.health),
     label: text(search.label),
+    since: moment(search.since),
+    until: moment(search.until),
   }),
   component: lazyRouteComponent(() => import("./RunScreen"), "RunScreen"),
 });
@@ -53,6 +58,11 @@ export const runRoute = createRoute({
 /** A router reads `label=7` as a number. */
 function text(value: unknown): string | undefined {
   return typeof value === "string" || typeof value === "number" ? String(value) || undefined : undefined;
+}
+
+function moment(value: unknown): string | undefined {
+  const found = text(value);
+  return found !== undefined && !Number.isNaN(Date.parse(found)) ? found : undefined;
 }
 
 function whole(value: unknown, least: number): number | undefined {

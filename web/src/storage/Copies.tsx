@@ -61,6 +61,14 @@ export function BadCopies({ project }: { project: string }) {
   );
 }
 
+/** How a run's copies are, compared with its objective (RPO) if it has one. */
+export function stateOf(of: Schemas["RunCopies"]): { state: string; tone: "good" | "warn" | "bad" | "calm" } {
+  if (of.rpo_objective_seconds != null && of.lag_seconds > of.rpo_objective_seconds)
+    return { state: "late", tone: "bad" };
+  if (!of.policy) return { state: "no policy", tone: "calm" };
+  return of.waiting > 0 ? { state: "behind", tone: "warn" } : { state: "whole", tone: "good" };
+}
+
 const copies = createColumnHelper<Schemas["RunCopies"]>();
 const COPIES: Columns<Schemas["RunCopies"]> = [
   copies.accessor("run", { header: "Run", size: 160 }),
@@ -68,18 +76,22 @@ const COPIES: Columns<Schemas["RunCopies"]> = [
     id: "state",
     header: "State",
     size: 110,
-    cell: ({ row: { original } }) => (
-      <StateBadge
-        state={!original.policy ? "no policy" : original.waiting > 0 ? "behind" : "whole"}
-        tone={!original.policy ? "calm" : original.waiting > 0 ? "warn" : "good"}
-      />
-    ),
+    cell: ({ row: { original } }) => <StateBadge {...stateOf(original)} />,
   }),
   copies.accessor("lag_seconds", {
     header: "Behind by",
     size: 120,
     meta: { align: "right" },
     cell: ({ getValue }) => formatSeconds(getValue()),
+  }),
+  copies.accessor("rpo_objective_seconds", {
+    header: "Objective (RPO)",
+    size: 120,
+    meta: { align: "right", phone: false },
+    cell: ({ getValue }) => {
+      const seconds = getValue();
+      return seconds == null ? <Nothing why="no objective" /> : formatSeconds(seconds);
+    },
   }),
   copies.accessor("lag_steps", {
     header: "Steps",

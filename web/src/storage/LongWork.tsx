@@ -94,23 +94,38 @@ const OPERATIONS: Columns<Operation> = [
   }),
 ];
 
-/** Of a drill: the time that the restore took, and how far its state was behind the newest commit. */
+const MEASURED = [
+  { id: "seconds", objective: "rto_objective_seconds", header: "Restored in (RTO)" },
+  { id: "rpo_seconds", objective: "rpo_objective_seconds", header: "Behind by (RPO)" },
+];
+
+/** Of a drill: the time that the restore took, and how far its state was behind the newest commit; each with the
+ * objective of its day, if there was one. */
 const DRILLS: Columns<Operation> = [
   ...OPERATIONS.slice(0, 3),
-  ...["seconds", "rpo_seconds"].map((name) =>
+  ...MEASURED.map(({ id, objective, header }) =>
     operation.display({
-      id: name,
-      header: name === "seconds" ? "Restored in (RTO)" : "Behind by (RPO)",
-      size: 140,
+      id,
+      header,
+      size: 190,
       meta: { align: "right" },
-      cell: ({ row }) => {
-        const value = row.original.result?.[name];
-        return typeof value === "number" ? formatSeconds(value) : <Nothing why="not known" />;
-      },
+      cell: ({ row }) => <Measured value={row.original.result?.[id]} objective={row.original.result?.[objective]} />,
     }),
   ),
   ...OPERATIONS.slice(4),
 ];
+
+function Measured({ value, objective }: { value: unknown; objective: unknown }) {
+  if (typeof value !== "number") return <Nothing why="not known" />;
+  if (typeof objective !== "number") return formatSeconds(value);
+  const isMet = value <= objective;
+  return (
+    <>
+      {formatSeconds(value)} of {formatSeconds(objective)}{" "}
+      <StateBadge state={isMet ? "met" : "missed"} tone={isMet ? "good" : "bad"} />
+    </>
+  );
+}
 
 interface OperationsProps {
   kind: string;

@@ -32,6 +32,10 @@ const DRILL = {
   result: { seconds: 90, rpo_seconds: 3600 },
 };
 
+const COPIES = {
+  ...{ run: "llama", store: "second", policy: true, waiting: 2 },
+  ...{ lag_seconds: 600, lag_steps: 20, lag_bytes: 5 },
+};
 const PROJECT = { id: "1", name: "demo", quota_bytes: 100, quota_used_bytes: 40, stored_bytes: 90, runs: 1 };
 type Answers = Parameters<typeof serve>[0];
 
@@ -48,8 +52,9 @@ function open(search: string, answers: Answers = {}, session: Partial<Session> =
     "GET /v1/operations": (request) =>
       new URL(request.url).searchParams.get("kind") === "drill" ? page(DRILL) : page(),
     "GET /v1/projects/demo/bad-copies": () => page(),
-    "GET /v1/projects/demo/copies": () =>
-      page({ run: "llama", store: "second", policy: true, waiting: 2, lag_seconds: 600, lag_steps: 20, lag_bytes: 5 }),
+    "GET /v1/projects/demo/copies": () => page(COPIES),
+    "GET /v1/projects/demo/policies/objectives": () => problem(404, "policy_not_found", "There is none."),
+    "GET /v1/projects/demo/runs/llama/policies/objectives": () => problem(404, "policy_not_found", "There is none."),
     "GET /v1/projects/demo/runs/llama/tiers/plan": () => ({ rows: [], policy_level: null }),
     "POST /v1/projects/demo/runs/llama/cost/forecast": () => ({ bytes_per_save: 10, save_interval_seconds: 10 }),
     "POST /v1/projects/demo/runs/llama/drills": () => DRILL,
@@ -88,6 +93,36 @@ it("shows what drills took and how far they were behind, and starts one of the c
   await userEvent.click(screen.getByRole("button", { name: "Start" }));
   const started = asked.find((each) => each.url.endsWith("/drills"));
   expect(JSON.parse((await started?.clone().text()) ?? "")).toEqual({ selector: "latest", store: "primary" });
+});
+
+it("drills the checkpoint that is named", async () => {
+  const asked = open("?run=llama");
+  await userEvent.type(await screen.findByLabelText("Which checkpoint"), " best:loss ");
+  await userEvent.click(screen.getByRole("button", { name: "Start a drill" }));
+  expect(screen.getByRole("dialog")).toHaveTextContent("Restore best:loss of llama from the primary store");
+  await userEvent.click(screen.getByRole("button", { name: "Start" }));
+  const started = asked.find((each) => each.url.endsWith("/drills"));
+  expect(JSON.parse((await started?.clone().text()) ?? "")).toEqual({ selector: "best:loss", store: "primary" });
+});
+
+it("compares drills and the second store with the objectives", async () => {
+  open("?run=llama", {
+    "GET /v1/projects/demo/runs/llama/policies/objectives": () => ({
+      document: { rpo_seconds: 300, rto_seconds: 120 },
+    }),
+    "GET /v1/projects/demo/copies": () => page({ ...COPIES, rpo_objective_seconds: 300 }),
+    "GET /v1/operations": (request) =>
+      new URL(request.url).searchParams.get("kind") === "drill"
+        ? page({ ...DRILL, result: { ...DRILL.result, rto_objective_seconds: 120, rpo_objective_seconds: 300 } })
+        : page(),
+  });
+  const region = await screen.findByRole("region", { name: "Drills" });
+  // The objectives come after the drills, and draw their table anew.
+  await waitFor(() => expect(within(region).getByText("met")).toBeVisible());
+  expect(within(region).getByText("missed")).toBeVisible();
+  expect(within(region).getByText("2 min")).toBeVisible();
+  const copies = await screen.findByRole("grid", { name: "Copies in the second store" });
+  expect(within(copies).getByText("late")).toBeVisible();
 });
 
 it("says that a forecast failed, and does not show it as none", async () => {

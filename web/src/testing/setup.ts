@@ -19,6 +19,7 @@ Element.prototype.scrollTo = function scrollTo(this: Element, options?: ScrollTo
   this.dispatchEvent(new Event("scroll"));
 } as typeof Element.prototype.scrollTo;
 window.scrollTo = () => undefined;
+Element.prototype.scrollIntoView = () => undefined;
 globalThis.ResizeObserver = class {
   observe() {}
   unobserve() {}

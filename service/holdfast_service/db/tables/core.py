@@ -124,11 +124,13 @@ class Run(Deletable, Table):
     name: Mapped[str] = mapped_column(Text)
     latest_attempt: Mapped[int] = mapped_column(Integer, default=0)
     created_at: Mapped[datetime] = mapped_column(Moment)
-    # By people, and how often they have edited it: the ETag. Not `version`: queries say that of a joined checkpoint.
+    # By people. The ETag is a hash of both.
     tags: Mapped[list[str]] = mapped_column(Document, default=list, server_default="[]")
     note: Mapped[str] = mapped_column(Text, default="", server_default="")
-    edits: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
-    __table_args__ = (UniqueConstraint("project_id", "name"),)
+    __table_args__ = (
+        UniqueConstraint("project_id", "name"),
+        Index("ix_runs_created_at", "created_at", "id"),  # the list of all projects' runs
+    )
 
 
 # Living attempts, and fenced ones that may have been dead before: few of all. A query that says exactly this can use
@@ -173,6 +175,8 @@ class Attempt(Table):
     outcome_detail: Mapped[str | None] = mapped_column(Text)
     resumed_from_id: Mapped[str | None] = mapped_column(Text)  # a checkpoint; no key, for checkpoints refer to attempts
     offered_id: Mapped[str | None] = mapped_column(Text)  # the restore point that its opening was told
+    # The newer checkpoints that were skipped for it, the newest first. Deferred: each call of a rank reads its attempt.
+    skipped: Mapped[list[dict[str, Any]] | None] = mapped_column(Document, deferred=True)
     rolled_back_at: Mapped[datetime | None] = mapped_column(Moment)  # its own job left it, to go back; it did not fail
     # First commit or explicit rollback: from here on this attempt's line is the run's line (rule
     # latest-follows-lineage).
@@ -198,6 +202,11 @@ GOING = "state IN ('deleting', 'deleted')"
 # Whose chunks may have to be moved, and for whom chunks are kept readable, likewise.
 TO_COOL = "tier_wanted IS NOT NULL AND state = 'committed'"
 THAWED = "thawed_until IS NOT NULL"
+
+
+# What people look for over all runs: few of all. A query that says exactly this can use the partial index.
+UNWELL = "health <> 'ok'"
+IN_TRASH = "state IN ('trashed', 'deleting')"
 
 
 class Checkpoint(Table):
@@ -278,6 +287,8 @@ class Checkpoint(Table):
             unique=True,
         ),
         Index("ix_checkpoints_run_id_step", "run_id", "step", "id"),
+        partial_index("ix_checkpoints_unwell", "run_id", "step", "id", where=UNWELL),
+        partial_index("ix_checkpoints_in_trash", "run_id", "step", "id", where=IN_TRASH),
         partial_index("ix_checkpoints_corrupt", "id", where="health = 'corrupt'"),
         partial_index("ix_checkpoints_uploading_deadline", "deadline_at", where="state = 'uploading'"),
         partial_index("ix_checkpoints_trashed_purge", "purge_at", where="state = 'trashed'"),

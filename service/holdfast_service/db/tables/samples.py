@@ -41,7 +41,11 @@ class ProjectSampleRow(Sampled, Table):
 
 
 class RunSampleRow(Sampled, Table):
+    """`attempt_productive_seconds`: what the open attempt `attempt` had of all its life, for the next sample."""
+
     __tablename__ = "run_samples"
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True, sort_order=-1)
     last_step: Mapped[int | None] = mapped_column(BigInteger)
     restore_point_step: Mapped[int | None] = mapped_column(BigInteger)
+    attempt: Mapped[int | None] = mapped_column(Integer)
+    attempt_productive_seconds: Mapped[float | None] = mapped_column(Float)

@@ -54,7 +54,7 @@ class HoldfastCallback(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step != self._stepped:
             self._stepped = trainer.global_step
-            self._fit.step(trainer.global_step, _live_state(trainer))
+            self._fit.step(trainer.global_step, _live_state(trainer), _logged(trainer))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         if self._run is not None:
@@ -85,6 +85,14 @@ def _named_run(trainer: Any) -> NamedRun:
             "HoldfastModelParallelStrategy, or HoldfastStrategyMixin before a strategy of your own."
         )
     return io.named_run
+
+
+def _logged(trainer: Any) -> dict[str, Any]:
+    """What the module has logged within this step, by the names that ModelCheckpoint monitors; callback_metrics would
+    have the values of older steps and of the last validation as well. Lightning asks for the same right after this
+    hook: what it waits for a device then (metrics of the progress bar) is waited for here, and nothing else."""
+    found: dict[str, Any] = trainer._logger_connector.metrics["callback"]
+    return found
 
 
 def _live_state(trainer: Any) -> dict[str, Any]:

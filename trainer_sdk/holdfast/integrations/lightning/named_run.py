@@ -191,10 +191,11 @@ class NamedRun:
             self._drop_unless_named(before)
         return handle
 
-    def step(self, step: int, state: dict[str, Any]) -> None:
-        """After each update, on every rank: saves by the Checkpointer's own `save=`, and raises Preempted."""
+    def step(self, step: int, state: dict[str, Any], metrics: Mapping[str, Any]) -> None:
+        """After each update, on every rank: tells what was logged, saves by the Checkpointer's own `save=`, and raises
+        Preempted."""
         try:
-            handle = self.checkpointer.step(step, state | {"names": self._names})
+            handle = self.checkpointer.step(step, state | {"names": self._names}, _with_short_names(metrics))
         except Preempted:
             self._saved = step  # ModelCheckpoint, which saves on exceptions, need not save it again
             raise
@@ -259,9 +260,13 @@ class NamedRun:
             if path in mentioned and os.path.isdir(os.path.dirname(path)) and not os.path.exists(path):
                 write_name(path, self._run_name, step)
 
-    def _metrics(self) -> dict[str, float]:
+    def _metrics(self) -> dict[str, Any]:
         """The logged values to monitor. On every rank, because they may be reduced only now."""
-        return {name: value for name, value in self._trainer.callback_metrics.items() if len(name) <= 100}
+        return _with_short_names(self._trainer.callback_metrics)
+
+
+def _with_short_names(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in metrics.items() if len(name) <= 100}
 
 
 def _texts(state: Any) -> Iterator[str]:

@@ -1,3 +1,4 @@
+import { useNavigate } from "@tanstack/react-router";
 import { useState } from "react";
 import { api, type Schemas, useQuery } from "@/api/client";
 import { Can } from "@/components/Can";
@@ -36,22 +37,14 @@ function isUnderWay({ state }: OperationView): boolean {
 
 /** Restores of this very checkpoint from one store alone, each byte verified: what came of them, and a new one. */
 export function Drills({ checkpoint }: { checkpoint: CheckpointView }) {
-  const { id, project, run, state } = checkpoint;
-  const [isAsking, setAsking] = useState(false);
+  const { id, project, run } = checkpoint;
   const drills = useQuery(
     "get",
     "/v1/operations",
     { params: { query: { project, run, kind: "drill", checkpoint_id: id, limit: SHOWN } } },
     { refetchInterval: ({ state: { data } }) => (data?.items.some(isUnderWay) ? LOOK_AGAIN_MS : false) },
   );
-  const why = state === "committed" ? undefined : "It is in the trash. Take it back first.";
-  const aside = (
-    <Can scope="operate" reason={why}>
-      <button type="button" onClick={() => setAsking(true)}>
-        Start a drill
-      </button>
-    </Can>
-  );
+  const aside = <DrillButton checkpoint={checkpoint}>Start a drill</DrillButton>;
   return (
     <Section id="drills" title="Drills" aside={aside}>
       <Reply of={drills} what="the drills">
@@ -69,8 +62,23 @@ export function Drills({ checkpoint }: { checkpoint: CheckpointView }) {
           )
         }
       </Reply>
-      {isAsking && <StartDrill checkpoint={checkpoint} onClose={() => setAsking(false)} />}
     </Section>
+  );
+}
+
+/** Asks for the store, and shows the drill where its result will stand. */
+export function DrillButton({ checkpoint, children }: { checkpoint: CheckpointView; children: string }) {
+  const [isAsking, setAsking] = useState(false);
+  const why = checkpoint.state === "committed" ? undefined : "It is in the trash. Take it back first.";
+  return (
+    <>
+      <Can scope="operate" reason={why}>
+        <button type="button" onClick={() => setAsking(true)}>
+          {children}
+        </button>
+      </Can>
+      {isAsking && <StartDrill checkpoint={checkpoint} onClose={() => setAsking(false)} />}
+    </>
   );
 }
 
@@ -97,11 +105,13 @@ function Drill({ drill }: { drill: OperationView }) {
 
 function StartDrill({ checkpoint, onClose }: { checkpoint: CheckpointView; onClose: () => void }) {
   const { id, project, run } = checkpoint;
-  const stores = useQuery("get", "/v1/stores");
+  // The list of stores is not for a project's token; their clocks are for every caller.
+  const stores = useQuery("get", "/v1/store-clocks");
   const [store, setStore] = useState<Schemas["StoreRole"]>("primary");
   // The same with each try, until something else is asked for.
   const [key, setKey] = useState(newKey);
   const changed = useChanged();
+  const navigate = useNavigate();
 
   async function start() {
     await api.POST("/v1/projects/{project}/runs/{run}/drills", {
@@ -109,6 +119,7 @@ function StartDrill({ checkpoint, onClose }: { checkpoint: CheckpointView; onClo
       body: { selector: id, store },
     });
     await changed();
+    await navigate({ to: "/checkpoints/$id", params: { id }, search: { part: "copies" }, hash: "drills" });
   }
 
   return (

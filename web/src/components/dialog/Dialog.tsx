@@ -9,22 +9,30 @@ interface DialogProps {
   onClose: () => void;
   /** Nothing but what stands in it closes it. */
   keeps?: boolean;
+  /** For more than a few words. */
+  wide?: boolean;
 }
+
+/** Those that are open, the uppermost last: a key is for that one alone. */
+const open: HTMLDialogElement[] = [];
 
 /** The browser's own dialog: it keeps the focus inside, makes the rest inert and gives the focus back. Rendered while it
  * is open. */
-export function Dialog({ title, children, onClose, keeps = false }: DialogProps) {
+export function Dialog({ title, children, onClose, keeps = false, wide = false }: DialogProps) {
   const [dialog, setDialog] = useState<HTMLDialogElement | null>(null);
   const isOut = useRef(false);
   const id = useId();
 
   // Closed before React takes it out: an effect after the layout would come too late to give the focus back.
   useLayoutEffect(() => {
+    if (dialog === null) return;
     isOut.current = false;
-    dialog?.showModal();
+    dialog.showModal();
+    open.push(dialog);
     return () => {
       isOut.current = true;
-      dialog?.close();
+      dialog.close();
+      open.splice(open.indexOf(dialog), 1);
     };
   }, [dialog]);
 
@@ -32,18 +40,18 @@ export function Dialog({ title, children, onClose, keeps = false }: DialogProps)
   // the page's own. It is the document's, for a busy dialog may have no element that has the focus.
   useEffect(() => {
     function onKeyDown(event: KeyboardEvent) {
-      if (event.key !== "Escape" || event.defaultPrevented) return;
+      if (event.key !== "Escape" || event.defaultPrevented || open.at(-1) !== dialog) return;
       event.preventDefault();
       if (!keeps) onClose();
     }
     document.addEventListener("keydown", onKeyDown);
     return () => document.removeEventListener("keydown", onKeyDown);
-  }, [keeps, onClose]);
+  }, [dialog, keeps, onClose]);
 
   return (
     <dialog
       ref={setDialog}
-      className={styles.dialog}
+      className={wide ? `${styles.dialog} ${styles.wide}` : styles.dialog}
       aria-labelledby={id}
       onCancel={(event) => {
         event.preventDefault();

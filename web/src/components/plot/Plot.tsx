@@ -11,6 +11,8 @@ export interface PlotSeries {
   format?: (value: number) => string;
   /** A CSS colour; without one the accent. */
   color?: string;
+  /** Its values alone, without a line between them. */
+  dots?: boolean;
 }
 
 interface PlotProps {
@@ -63,10 +65,11 @@ export function Plot({ title, x, xLabel, time = false, xRange, series, heightPx 
           ],
           series: [
             { label: xLabel },
-            ...series.map(({ label, color, format }) => ({
+            ...series.map(({ label, color, format, dots }) => ({
               label,
               stroke: color ?? accent,
               width: 1.5,
+              ...(dots ? { paths: () => null, points: { show: true, size: 7, fill: color ?? accent } } : {}),
               value: (_: uPlot, value: number | null) => (value == null ? "–" : (format ?? String)(value)),
             })),
           ],

@@ -2,14 +2,17 @@ import { useNavigate, useSearch } from "@tanstack/react-router";
 import { type Schemas, usePages } from "@/api/client";
 import { Allowed } from "@/app/Allowed";
 import { useProject } from "@/app/project";
+import { Choice } from "@/components/choose/Choice";
 import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
+import { Fact, Facts } from "@/components/facts/Facts";
 import { EmptyState } from "@/components/states";
 import { Age, Nothing, Time } from "@/components/values";
+import { changesOf } from "@/format/changes";
 import { formatCount } from "@/format/numbers";
 import { RunName } from "@/runs/RunName";
-import { changesOf, formatValue, summaryOf } from "../changes";
+import { formatValue, sameOf, summaryOf } from "../changes";
 import styles from "../Operations.module.css";
-import { Choice, Details, Everywhere, Fact, Facts, TextFilter } from "../parts";
+import { Details, Everywhere, TextFilter } from "../parts";
 import type { ActorKind, AuditSearch } from "../route";
 
 type AuditEventView = Schemas["AuditEventView"];
@@ -96,18 +99,19 @@ function AuditList() {
   const search = useSearch({ from: "/operations/audit" });
   const navigate = useNavigate({ from: "/operations/audit" });
   const project = useProject();
-  const { actor, actor_kind, action, run, checkpoint, since, until, everywhere, event } = search;
+  const { actor, actor_kind, action, deletions, run, checkpoint, since, until, everywhere, event } = search;
   const set = (changed: AuditSearch) => void navigate({ search: (old) => ({ ...old, ...changed }) });
   const pages = usePages("/v1/audit-events", {
     query: {
       // A run is named with its project.
       ...(everywhere ? {} : { project, run }),
-      ...{ actor, actor_kind, action, checkpoint, since, until },
+      ...{ actor, actor_kind, checkpoint, since, until },
+      action: deletions ? DELETIONS : action === undefined ? undefined : [action],
       limit: 100,
     },
   });
   const shown = pages.items.find((each) => each.id === event);
-  const filters = [actor, actor_kind, action, run, checkpoint, since, until];
+  const filters = [actor, actor_kind, action, deletions, run, checkpoint, since, until];
 
   return (
     <>
@@ -119,6 +123,7 @@ function AuditList() {
         />
         <TextFilter label="Who" value={actor} onChange={(value) => set({ actor: value })} />
         <Choice
+          className={styles.filter}
           label="Person or controller"
           value={actor_kind}
           offered={ACTOR_KINDS}
@@ -126,10 +131,18 @@ function AuditList() {
         />
         <TextFilter
           label="Action begins with"
-          value={action}
+          value={deletions ? undefined : action}
           known={KNOWN}
-          onChange={(value) => set({ action: value })}
+          onChange={(value) => set({ action: value, deletions: undefined })}
         />
+        <label>
+          <input
+            type="checkbox"
+            checked={deletions ?? false}
+            onChange={(change) => set({ action: undefined, deletions: change.target.checked || undefined })}
+          />{" "}
+          Deletions only
+        </label>
         {!everywhere && <TextFilter label="Run" value={run} onChange={(value) => set({ run: value })} />}
         <TextFilter label="Checkpoint, by its id" value={checkpoint} onChange={(value) => set({ checkpoint: value })} />
         <Moment label="From" value={since} onChange={(value) => set({ since: value })} />
@@ -165,7 +178,8 @@ function AuditList() {
 }
 
 function OneEvent({ of }: { of: AuditEventView }) {
-  const changes = changesOf(of.before, of.after);
+  const changes = changesOf(of.before ?? {}, of.after ?? {}, { lists: true });
+  const same = sameOf(of.before, of.after);
   return (
     <>
       <Facts>
@@ -191,7 +205,7 @@ function OneEvent({ of }: { of: AuditEventView }) {
         </Fact>
         <Fact name="Reason">{of.reason || <Nothing why="none given" />}</Fact>
       </Facts>
-      {changes.length > 0 && (
+      {changes.length + same.length > 0 && (
         <section className={styles.changes}>
           <h3>What changed</h3>
           <table>
@@ -203,9 +217,9 @@ function OneEvent({ of }: { of: AuditEventView }) {
               </tr>
             </thead>
             <tbody>
-              {changes.map(({ field, before, after, differs }) => (
-                <tr key={field} className={differs ? undefined : "quiet"}>
-                  <th scope="row">{field.replaceAll("_", " ")}</th>
+              {[...changes, ...same].map(({ path, before, after }, index) => (
+                <tr key={path} className={index < changes.length ? undefined : "quiet"}>
+                  <th scope="row">{path.replaceAll("_", " ")}</th>
                   <td>{formatValue(before)}</td>
                   <td>{formatValue(after)}</td>
                 </tr>

@@ -5,13 +5,13 @@ import { Allowed } from "@/app/Allowed";
 import { Can } from "@/components/Can";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
 import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
+import { Fact, Facts } from "@/components/facts/Facts";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState } from "@/components/states";
 import { useNow } from "@/components/useNow";
 import { Time } from "@/components/values";
 import { refresh } from "@/live/refresh";
 import styles from "../Operations.module.css";
-import { Fact, Facts } from "../parts";
 import { Secret } from "../Secret";
 import { CreateToken } from "./CreateToken";
 

@@ -5,6 +5,7 @@ import { Allowed } from "@/app/Allowed";
 import { Can } from "@/components/Can";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
 import { allRows, type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
+import { Fact, Facts } from "@/components/facts/Facts";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState, Reply } from "@/components/states";
 import { Age, Nothing, Time } from "@/components/values";
@@ -12,7 +13,7 @@ import { formatSeconds } from "@/format/moments";
 import { formatCount } from "@/format/numbers";
 import { Fields } from "../Fields";
 import styles from "../Operations.module.css";
-import { type Action, ActionReport, Details, Fact, Facts, useAction } from "../parts";
+import { type Action, ActionReport, Details, useAction } from "../parts";
 
 type ControllerView = Schemas["ControllerView"];
 

@@ -5,7 +5,9 @@ import { Allowed } from "@/app/Allowed";
 import { useProject } from "@/app/project";
 import { Can } from "@/components/Can";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
+import { Choice } from "@/components/choose/Choice";
 import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
+import { Fact, Facts } from "@/components/facts/Facts";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState, Reply } from "@/components/states";
 import { Age, Nothing, Time } from "@/components/values";
@@ -14,7 +16,7 @@ import { followed, isOver, refresh, WHILE_RUNNING_MS } from "@/live/refresh";
 import { RunName } from "@/runs/RunName";
 import { Fields } from "../Fields";
 import styles from "../Operations.module.css";
-import { Choice, Details, Everywhere, Fact, Facts, TextFilter } from "../parts";
+import { Details, Everywhere, TextFilter } from "../parts";
 import { OPERATION_STATES } from "../route";
 
 type OperationView = Schemas["OperationView"];
@@ -56,7 +58,13 @@ function OperationList() {
           everywhere={everywhere ?? false}
           onChange={(value) => set({ everywhere: value, run: undefined })}
         />
-        <Choice label="State" value={state} offered={OPERATION_STATES} onChange={(value) => set({ state: value })} />
+        <Choice
+          className={styles.filter}
+          label="State"
+          value={state}
+          offered={OPERATION_STATES}
+          onChange={(value) => set({ state: value })}
+        />
         <TextFilter label="Kind" value={kind} known={KINDS} onChange={(value) => set({ kind: value })} />
         {!everywhere && <TextFilter label="Run" value={run} onChange={(value) => set({ run: value })} />}
       </div>

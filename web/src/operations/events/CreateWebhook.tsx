@@ -16,8 +16,11 @@ const FORMATS: Record<WebhookFormat, string> = {
   alertmanager: "alertmanager: its /api/v2/alerts",
 };
 
-/** Chosen at first: what needs an action of an operator. */
-const USUAL: EventType[] = ["attempt.lost", "run.stalled", "checkpoint.corrupt", "drill.failed", "store.unavailable"];
+/** Chosen at first: what needs an action of an operator, and that it is over. */
+const USUAL: EventType[] = [
+  ...(["attempt.lost", "attempt.revived", "run.stalled", "run.goes_on"] as const),
+  ...(["checkpoint.corrupt", "drill.failed", "store.unavailable", "store.available"] as const),
+];
 
 interface CreateWebhookProps {
   project: string;

@@ -1,10 +1,14 @@
-import { type Schemas, usePages, useQuery } from "@/api/client";
+import { useMemo } from "react";
+import { api, type Schemas, usePages, useQuery } from "@/api/client";
+import { useOnce } from "@/api/repeats";
+import { Can } from "@/components/Can";
 import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState } from "@/components/states";
 import { Nothing, Time } from "@/components/values";
 import { formatCount } from "@/format/numbers";
 import { OTHERWISE_MS, WHILE_RUNNING_MS } from "@/live/refresh";
+import { ActionReport, useAction } from "../parts";
 
 type DeliveryView = Schemas["DeliveryView"];
 
@@ -68,9 +72,39 @@ const COLUMNS: Columns<DeliveryView> = [
   }),
 ];
 
+const AGAIN = "/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver";
+
 /** What became of a webhook's calls. */
 export function Deliveries({ id }: { id: string }) {
   const path = { webhook_id: id };
+  const action = useAction(DELIVERIES, "/v1/projects/{project}/webhooks");
+  const { run, busy } = action;
+  const send = useOnce((delivery_id: string, key) =>
+    api.POST(AGAIN, { params: { path: { ...path, delivery_id }, header: { "idempotency-key": key } } }),
+  );
+  // biome-ignore lint/correctness/useExhaustiveDependencies: `send` does the same in each rendering.
+  const columns = useMemo<Columns<DeliveryView>>(
+    () => [
+      ...COLUMNS,
+      column.display({
+        id: "again",
+        header: "",
+        size: 120,
+        cell: ({ row: { original } }) => (
+          <Can scope="admin" reason={busy ? "The last action is on its way." : undefined}>
+            <button
+              type="button"
+              aria-label={`Send ${original.event} ${original.id} again`}
+              onClick={() => void run(() => send(original.id), `${original.id} is sent again: see its answer below.`)}
+            >
+              Send again
+            </button>
+          </Can>
+        ),
+      }),
+    ],
+    [run, busy],
+  );
   const hook = useQuery("get", "/v1/webhooks/{webhook_id}", { params: { path } });
   const pages = usePages(
     DELIVERIES,
@@ -81,12 +115,13 @@ export function Deliveries({ id }: { id: string }) {
     <section aria-labelledby="calls">
       <h2 id="calls">Calls of {hook.data?.url ?? "the webhook"}</h2>
       <p className="quiet">
-        The service retries a call that fails, later each time, until it gives up. Once the receiver works again, “Test”
-        shows whether calls arrive.
+        The service retries a call that fails, later each time, until it gives up. Once the receiver works again, “Send
+        again” has such a call made anew.
       </p>
+      <ActionReport of={action} />
       <DataTable
         label="Calls"
-        columns={COLUMNS}
+        columns={columns}
         pages={pages}
         rowKey={(each) => each.id}
         empty={

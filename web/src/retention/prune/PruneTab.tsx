@@ -7,7 +7,7 @@ import { allRows, type Columns, createColumnHelper, DataTable } from "@/componen
 import { Figure, Figures } from "@/components/facts/Figures";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState, Reply } from "@/components/states";
-import { Bytes } from "@/components/values";
+import { Bytes, Time } from "@/components/values";
 import { formatBytes, formatCount, plural } from "@/format/numbers";
 import { type Outcome, type Prune, pruneShown } from "../actions";
 import { CostNow } from "../CostChange";
@@ -221,7 +221,14 @@ function Found({ prune, pruned, onDone }: FoundProps) {
             ) : (
               "…"
             )}
-            <small className="quiet">of all stores, without what other checkpoints need</small>
+            <small className="quiet">
+              of all stores, without what other checkpoints need
+              {pruned.purge_at !== null && (
+                <>
+                  ; by the collection after their purge, on <Time at={pruned.purge_at} />
+                </>
+              )}
+            </small>
           </Figure>
           <CostNow
             project={prune.project}
@@ -272,8 +279,9 @@ function Found({ prune, pruned, onDone }: FoundProps) {
         >
           <p>
             {plural(asked.length, "checkpoint")} of {prune.project}/{prune.run} {asked.length === 1 ? "goes" : "go"} to
-            the trash. They can be taken back until they are purged
-            {freed === undefined ? "." : `; then ${formatBytes(freed.bytes)} are freed.`}
+            the trash. They can be taken back until{" "}
+            {pruned.purge_at === null ? "their purge" : <Time at={pruned.purge_at} />}
+            {freed === undefined ? "." : `; then the next collection frees ${formatBytes(freed.bytes)}.`}
           </p>
           {prune.allOfRun && <p>Those that the run could be resumed from may be among them.</p>}
           <label className={styles.field}>

@@ -19,36 +19,20 @@ interface Row {
 }
 
 const column = createColumnHelper<Row>();
-const NAME = column.accessor("run.name", { header: "Run", size: 200 });
-const CHECKPOINTS = column.accessor("run.committed_checkpoints", {
-  header: "Checkpoints",
-  size: 105,
-  meta: { align: "right", phone: false },
-  cell: ({ getValue }) => formatCount(getValue()),
-});
-const STORED = column.accessor("stored", {
-  header: "Stored",
-  size: 100,
-  meta: { align: "right" },
-  cell: ({ getValue }) => <Bytes count={getValue()} />,
-});
-const TRASHED = column.display({
-  id: "trashed",
-  header: "In the trash",
-  size: 110,
-  meta: { align: "right" },
-  cell: ({ row }) => <Trashed project={row.original.run.project} run={row.original.run.name} />,
-});
-
-const COST: Columns<Row> = [
-  NAME,
+const COLUMNS: Columns<Row> = [
+  column.accessor("run.name", { header: "Run", size: 200 }),
   column.accessor("cost.per_month", {
     header: "A month",
     size: 110,
     meta: { align: "right" },
     cell: ({ row: { original } }) => <Money amount={original.cost.per_month} currency={original.cost.currency} />,
   }),
-  STORED,
+  column.accessor("stored", {
+    header: "Stored",
+    size: 100,
+    meta: { align: "right" },
+    cell: ({ getValue }) => <Bytes count={getValue()} />,
+  }),
   column.accessor("run.logical_bytes", {
     header: "States",
     size: 100,
@@ -61,8 +45,19 @@ const COST: Columns<Row> = [
     meta: { align: "right", phone: false },
     cell: ({ getValue }) => <Bytes count={getValue()} />,
   }),
-  { ...TRASHED, meta: { align: "right", phone: false } },
-  CHECKPOINTS,
+  column.display({
+    id: "trashed",
+    header: "In the trash",
+    size: 110,
+    meta: { align: "right", phone: false },
+    cell: ({ row }) => <Trashed project={row.original.run.project} run={row.original.run.name} />,
+  }),
+  column.accessor("run.committed_checkpoints", {
+    header: "Checkpoints",
+    size: 105,
+    meta: { align: "right", phone: false },
+    cell: ({ getValue }) => formatCount(getValue()),
+  }),
   column.display({
     id: "policy",
     header: "",
@@ -78,24 +73,18 @@ const COST: Columns<Row> = [
       </Link>
     ),
   }),
-];
-
-const TRASH: Columns<Row> = [
-  NAME,
-  TRASHED,
-  STORED,
   column.display({
-    id: "open",
+    id: "prune",
     header: "",
-    size: 90,
+    size: 80,
     cell: ({ row }) => (
       <Link
         from="/retention"
         to="/retention"
-        search={(old) => ({ ...old, run: row.original.run.name })}
-        aria-label={`The trash of ${row.original.run.name}`}
+        search={(old) => ({ ...old, view: "prune", run: row.original.run.name, filter: undefined })}
+        aria-label={`Prune ${row.original.run.name}`}
       >
-        Open
+        Prune
       </Link>
     ),
   }),
@@ -114,13 +103,13 @@ function Trashed({ project, run }: { project: string; run: string }) {
 }
 
 /** The newest runs of a project with their costs, the one that costs most first. */
-export function RunsUsage({ project, of }: { project: string; of: "cost" | "trash" }) {
+export function RunsUsage({ project }: { project: string }) {
   const runs = useAllRuns(project);
   return (
     <Reply of={runs} what="the runs">
       {(found) => (
         <>
-          <Costs project={project} runs={found.slice(0, MOST_RUNS)} of={of} />
+          <Costs project={project} runs={found.slice(0, MOST_RUNS)} />
           {found.length > MOST_RUNS && (
             <p className="quiet">
               These are the newest {MOST_RUNS} of {formatCount(found.length)} runs. Choose an older one above to see its
@@ -133,7 +122,7 @@ export function RunsUsage({ project, of }: { project: string; of: "cost" | "tras
   );
 }
 
-function Costs({ project, runs, of }: { project: string; runs: Schemas["RunView"][]; of: "cost" | "trash" }) {
+function Costs({ project, runs }: { project: string; runs: Schemas["RunView"][] }) {
   const names = useMemo(() => runs.map((run) => run.name), [runs]);
   const costs = useQueryOf({
     queryKey: ["get", "/v1/projects/{project}/runs/{run}/cost", { params: { path: { project } }, names }],
@@ -149,20 +138,12 @@ function Costs({ project, runs, of }: { project: string; runs: Schemas["RunView"
   });
   return (
     <Reply of={costs} what="the costs of the runs">
-      {(found) => <Table runs={runs} costs={found} of={of} />}
+      {(found) => <Table runs={runs} costs={found} />}
     </Reply>
   );
 }
 
-function Table({
-  runs,
-  costs,
-  of,
-}: {
-  runs: Schemas["RunView"][];
-  costs: Schemas["CostView"][];
-  of: "cost" | "trash";
-}) {
+function Table({ runs, costs }: { runs: Schemas["RunView"][]; costs: Schemas["CostView"][] }) {
   const pages = useMemo(() => {
     const byRun = new Map(costs.map((cost) => [cost.run, cost]));
     const rows = runs.flatMap((run) => {
@@ -176,7 +157,7 @@ function Table({
   return (
     <DataTable
       label="Runs and their costs"
-      columns={of === "cost" ? COST : TRASH}
+      columns={COLUMNS}
       pages={pages}
       rowKey={(row) => row.run.id}
       empty={

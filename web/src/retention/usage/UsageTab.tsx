@@ -22,7 +22,7 @@ export function UsageTab({ project, run }: { project: string; run: string | unde
       {run === undefined && (
         <section aria-labelledby="by-run">
           <h2 id="by-run">By run, the dearest first</h2>
-          <RunsUsage project={project} of="cost" />
+          <RunsUsage project={project} />
         </section>
       )}
       {run === undefined && own === null && (

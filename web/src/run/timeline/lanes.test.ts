@@ -89,3 +89,33 @@ it("draws a metric along the lineage, and what an attempt lost as a line of its 
     ["loss, attempt 2, not on the lineage", [undefined, undefined, 2, null]],
   ]);
 });
+
+it("draws what was measured as a line, the checkpoints on it as dots, and no abandoned attempt", () => {
+  expect(metricNames(CHECKPOINTS, ["grad_norm", "train_loss"])).toEqual([
+    "loss",
+    "train_loss",
+    "accuracy",
+    "grad_norm",
+  ]);
+  const points = [
+    { step: 300, value: 3.5 },
+    { step: 350, value: 3 },
+    { step: 351, value: null, nonfinite: "inf" as const },
+    { step: 352, value: null, nonfinite: "nan" as const },
+    { step: 1400, value: 1 },
+  ];
+  const { x, series, words } = curveOf(CHECKPOINTS, "loss", LINEAGE, points);
+  expect(x).toEqual([200, 300, 350, 351, 352, 400, 1400]);
+  expect(series.map(({ label, values, dots }) => [label, values, dots])).toEqual([
+    ["loss", [undefined, 3.5, 3, null, null, undefined, 1], undefined],
+    ["loss of checkpoints", [4, undefined, 3, undefined, undefined, 1, undefined], true],
+  ]);
+  expect(words).toBe("Least 1 at step 1,400, greatest 3.5 at step 300. Not finite: inf at step 351, nan at step 352.");
+  expect(curveOf([], "loss", LINEAGE, [])).toEqual({ x: [], series: [], words: "" });
+});
+
+it("counts the values that are not finite, if they are many", () => {
+  const points = [9, 8, 7, 6, 5].map((step) => ({ step, value: null, nonfinite: "nan" as const }));
+  const { words } = curveOf([], "loss", LINEAGE, points);
+  expect(words).toBe("Not finite: nan at step 5, nan at step 6, nan at step 7 and 2 more.");
+});

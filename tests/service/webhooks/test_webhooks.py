@@ -21,11 +21,11 @@ from typer.testing import CliRunner
 import holdfast_service.liveness.stalled_attempts as liveness
 import holdfast_service.webhooks.controller as webhooks
 from holdfast_client.cli.main import app
+from holdfast_client.cli.output import ExitCode
 from holdfast_protocol.states import Scope
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.db.tables.webhooks import Webhook, WebhookDelivery
-from holdfast_service.settings import ServiceSettings
 from holdfast_service.webhooks.call import MOST_TRIES, Answer, call
 from holdfast_service.webhooks.controller import WebhooksReport, reconcile
 from holdfast_service.webhooks.target import RefusedTargetError, Target, find_target
@@ -33,39 +33,10 @@ from tests.service.conftest import Clock
 from tests.support.interleave import in_background
 from tests.support.rank import Job, answer
 from tests.support.retention import prune, purge
-from tests.support.scripted_http import DROP, Reply, ScriptedServer, Seen
+from tests.support.scripted_http import DROP, Reply, Seen
 from tests.support.service import RunningService
 from tests.support.tls import self_signed
-
-
-class Receiver(ScriptedServer):
-    """Takes what it gets, unless `says` something else."""
-
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
-        self.says: Reply = Reply(204)
-        super().__init__(lambda seen: self.says, tls)
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    running = Receiver()
-    yield running
-    running.close()
-
-
-@pytest.fixture
-def settings(settings: ServiceSettings, receiver: Receiver) -> ServiceSettings:
-    host = receiver.url.removeprefix("http://")
-    return settings.model_copy(update={"webhook_allowed_hosts": host, "lost_after_seconds": 50.0})
-
-
-def make_hook(service: RunningService, url: str, *events: str, project: str = "demo") -> dict[str, Any]:
-    body = {"url": url, "events": events}
-    return dict(answer(service.http().post(f"/v1/projects/{project}/webhooks", json=body)))
-
-
-def deliveries(service: RunningService, hook: dict[str, Any]) -> list[dict[str, Any]]:
-    return list(answer(service.http().get(f"/v1/webhooks/{hook['id']}/deliveries"))["items"])
+from tests.support.webhooks import Receiver, deliveries, make_hook
 
 
 def check_signature(seen: Seen, secret: str) -> None:
@@ -148,37 +119,6 @@ def test_the_life_of_a_checkpoint_is_told(service: RunningService, receiver: Rec
             ("checkpoint.purged", first, 1),
         ]
     )
-
-
-def test_a_stall_that_is_over_is_not_told_late_to_who_keeps_alerts(
-    service: RunningService, receiver: Receiver, clock: Clock
-) -> None:
-    project_id = service.make_project("demo")
-    body = {"url": receiver.url, "events": ["run.stalled", "run.goes_on"], "format": "alertmanager"}
-    hook = answer(service.http().post("/v1/projects/demo/webhooks", json=body))
-
-    def record(action: str) -> None:
-        with service.context.database.transaction() as session:
-            record_event(
-                session,
-                Actor.controller("liveness"),
-                action,
-                project_id=project_id,
-                after={"attempt": 1, "step": 7},
-            )
-
-    receiver.says = Reply(503)
-    record("attempt.stalled")
-    assert reconcile(service.context).failed == 1
-    receiver.says = Reply(200)
-    record("attempt.goes_on")
-    clock.advance(3600)
-    assert reconcile(service.context) == WebhooksReport(done=1)
-    assert [seen.json[0]["labels"]["event"] for seen in receiver.seen] == ["run.stalled"] * 2
-    assert receiver.seen[0].json[0]["endsAt"] > receiver.seen[1].json[0]["endsAt"]
-    assert [view["last_error"] for view in deliveries(service, hook)] == [None, "a later call says otherwise"]
-    record("attempt.stalled")
-    assert reconcile(service.context) == WebhooksReport(done=1)
 
 
 def test_who_needs_to_hear_is_told_before_what_comes_by_the_thousand(
@@ -285,6 +225,79 @@ def test_a_call_is_made_again_with_the_same_id_until_it_arrives_or_is_given_up(
         assert session.scalars(select(WebhookDelivery.id)).all() == session.scalars(select(Webhook.id)).all() == []
 
 
+def test_a_call_is_sent_again_when_a_person_asks_for_it(
+    service: RunningService, receiver: Receiver, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.make_project("demo")
+    hook = make_hook(service, receiver.url, "attempt.failed")
+    receiver.says = Reply(410)
+    Job(service.http()).end("failed")
+    assert reconcile(service.context).given_up == 1
+    (given_up,) = deliveries(service, hook)
+    http, route = service.http(), f"/v1/webhooks/{hook['id']}/deliveries/{given_up['id']}"
+    once = {"Idempotency-Key": "once"}
+    reply = http.post(f"{route}/redeliver", headers=once)
+    assert reply.status_code == 202
+    due = answer(reply)
+    assert (due["id"], due["tries"], due["given_up_at"], due["last_status"]) == (given_up["id"], 0, None, None)
+    assert due["next_try_at"] is not None
+    receiver.says = Reply(200)
+    assert reconcile(service.context) == WebhooksReport(done=1)
+    first, second = receiver.seen
+    assert (first.headers["webhook-id"], first.body) == (second.headers["webhook-id"], second.body)
+    check_signature(second, hook["secret"])
+    # The reply was lost and the call is sent twice: nothing more is made. With another key it is another wish.
+    assert answer(http.post(f"{route}/redeliver", headers=once))["delivered_at"] is not None
+    assert reconcile(service.context) == WebhooksReport()
+    answer(http.post(f"{route}/redeliver", headers={"Idempotency-Key": "twice"}))
+    assert reconcile(service.context) == WebhooksReport(done=1)
+    said = [each for each in answer(http.get("/v1/audit-events"))["items"] if each["action"] == "webhook.redeliver"]
+    assert [each["after"]["delivery"] for each in said] == [given_up["id"]] * 2
+    assert said[-1]["before"]["status"] == 410
+    # The command line waits for the answer.
+    monkeypatch.setenv("HOLDFAST_URL", service.url)
+    monkeypatch.setenv("HOLDFAST_TOKEN", service.token(Scope.ADMIN, project="demo"))
+    receiver.says = Reply(500)
+    over = threading.Event()
+
+    def makes_what_is_due() -> None:
+        while not over.wait(0.05):
+            reconcile(service.context)
+
+    with in_background() as threads:
+        making = threads.submit(makes_what_is_due)
+        told = CliRunner().invoke(app, ["webhooks", "redeliver", hook["id"], given_up["id"]])
+        over.set()
+    making.result()
+    assert told.exit_code == ExitCode.FAILED
+    assert "has not arrived: the receiver answers 500" in told.stdout
+    for unknown in ("msg_1", given_up["id"] + "0", "msg_x_y"):
+        base = f"/v1/webhooks/{hook['id']}/deliveries/{unknown}"
+        assert http.get(base).json()["code"] == "delivery_not_found", unknown
+        assert http.post(f"{base}/redeliver").json()["code"] == "delivery_not_found", unknown
+    answer(http.delete(f"/v1/webhooks/{hook['id']}"))
+    assert http.post(f"{route}/redeliver").json()["code"] == "invalid_request"
+
+
+def test_a_call_that_is_being_made_is_not_sent_twice(
+    service: RunningService, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.make_project("demo")
+    hook = make_hook(service, receiver.url, "attempt.failed")
+    Job(service.http()).end("failed")
+    (made,) = deliveries(service, hook)
+
+    def asked_for_meanwhile(*given: Any) -> Answer:
+        asked = answer(service.http().post(f"/v1/webhooks/{hook['id']}/deliveries/{made['id']}/redeliver"))
+        assert asked["tries"] == 1
+        return call(*given)
+
+    monkeypatch.setattr(webhooks, "call", asked_for_meanwhile)
+    assert reconcile(service.context) == WebhooksReport(done=1)
+    assert reconcile(service.context) == WebhooksReport()
+    assert len(receiver.seen) == 1
+
+
 def test_of_many_processes_one_makes_a_call_and_who_dies_at_it_is_stood_in_for(
     service: RunningService, receiver: Receiver, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +400,8 @@ def test_only_a_projects_administrators_see_and_change_its_webhooks(
         for method, route in (
             ("GET", "/v1/projects/demo/webhooks"),
             ("GET", f"{base}/deliveries"),
+            ("GET", f"{base}/deliveries/msg_1"),
+            ("POST", f"{base}/deliveries/msg_1/redeliver"),
             ("POST", f"{base}/test"),
             ("DELETE", base),
         ):

@@ -1,0 +1,106 @@
+"""A run: its attempts over steps with the metric above, the restore point and why nothing newer, and what differs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.support.rank import Job
+from tests.support.service import RunningService
+from tests.web.screens import heading, part, row, settled
+from tests.web.seeded_catalog import SeededCatalog, trains
+
+
+@pytest.fixture(scope="module")
+def seed(catalog: SeededCatalog) -> Callable[[RunningService], None]:
+    def fill(service: RunningService) -> None:
+        catalog.fill(service)
+        first = Job(service.http(), "demo/back")
+        kept = [first.save(step) for step in (10, 20, 30)]
+        trains(first, 35)
+        again = Job(service.http(), "demo/back", after=1, rolls_back=1)
+        again.resumed_from(kept[0]["id"], rollback=True)
+        again.save(15)
+
+    return fill
+
+
+def test_a_sign_of_the_timeline_opens_its_checkpoint(screen: Callable[..., Page]) -> None:
+    page = screen("runs/gpt")
+    settled(page)
+    sign = page.get_by_test_id("timeline").locator("a", has=page.locator("title", has_text="Step 250: committed"))
+    sign.locator("circle").first.click(force=True)
+    expect(heading(page, "demo/gpt@250#2")).to_be_visible()
+
+
+def test_two_attempts_are_compared_by_configuration_and_environment(screen: Callable[..., Page]) -> None:
+    page = screen("runs/gpt")
+    compared = part(page, "Differences between attempts")
+    cells(compared, "Configuration that differs", ["optimizer.lr", "0.001", "0.0005"])
+    cells(compared, "Environment that differs", ["host", "node-1", "node-2"], ["torch", "2.7", "2.8"])
+    compared.get_by_label("Attempt", exact=True).fill("2")
+    compared.get_by_label("with attempt").fill("1")
+    compared.get_by_role("button", name="Compare").click()
+    cells(compared, "Configuration that differs", ["optimizer.lr", "0.0005", "0.001"])
+    assert {"before=2", "after=1"} <= set(page.url.partition("?")[2].split("&"))
+
+
+def cells(inside: Locator, table: str, *rows: list[str]) -> None:
+    found = inside.get_by_role("table", name=table).locator("tbody tr")
+    expect(found).to_have_count(len(rows))
+    for at, texts in enumerate(rows):
+        expect(found.nth(at).locator("th, td")).to_have_text(texts)
+
+
+def test_the_metric_stands_over_the_same_steps_and_the_steps_can_be_narrowed(screen: Callable[..., Page]) -> None:
+    page = screen("runs/gpt")
+    over = part(page, "Attempts over steps")
+    expect(over.get_by_role("combobox", name=re.compile("^Metric"))).to_have_value("loss")
+    curve = over.get_by_role("figure", name="loss over steps")
+    expect(curve.locator("canvas")).to_be_attached()
+    curve.get_by_text("loss over steps as a table").click()
+    expect(curve.get_by_role("row", name=re.compile("^300"))).to_contain_text("0.25")
+    over.get_by_label("Steps from").fill("250")
+    over.get_by_role("button", name="Show").click()
+    expect(page).to_have_url(re.compile("from=250"))
+    listed = part(page, "Checkpoints")
+    expect(listed.get_by_text("Of steps 250 to the last")).to_be_visible()
+    expect(row(listed, "Checkpoints", "#1").get_by_role("link", name="200", exact=True)).to_have_count(0)
+    over.get_by_role("link", name="All steps").click()
+    expect(row(listed, "Checkpoints", "#1").get_by_role("link", name="200", exact=True)).to_be_visible()
+
+
+def test_the_filters_of_the_checkpoints_are_in_the_link(screen: Callable[..., Page]) -> None:
+    page = screen("runs/gpt")
+    listed = part(page, "Checkpoints")
+    listed.get_by_role("combobox", name="State").select_option("trashed")
+    steps = listed.get_by_role("gridcell").filter(has=page.locator("a[href*='/checkpoints/']"))
+    expect(steps).to_have_text(["400"])
+    page.reload()
+    expect(steps).to_have_text(["400"])
+    listed.get_by_role("button", name="Show all").click()
+    listed.get_by_role("combobox", name="Health").select_option("diverged")
+    expect(steps).to_have_text(["350"])
+    listed.get_by_role("textbox", name="Label").fill("none-has-it")
+    listed.get_by_role("button", name="Filter").click()
+    expect(listed.get_by_text("Take a filter away, or show all.")).to_be_visible()
+    page.go_back()
+    page.go_forward()
+    expect(listed.get_by_role("textbox", name="Label")).to_have_value("none-has-it")
+
+
+def test_the_list_of_runs_is_narrowed_by_status(screen: Callable[..., Page]) -> None:
+    page = screen("runs")
+    expect(row(page, "Runs", "bert")).to_contain_text("failed")
+    page.get_by_role("combobox", name="Status").select_option("training")
+    expect(row(page, "Runs", "bert")).to_have_count(0)
+    expect(row(page, "Runs", "gpt")).to_contain_text("training")
+    page.get_by_role("combobox", name="Status").select_option("preempted")
+    expect(page.get_by_text("No run is preempted")).to_be_visible()
+    page.get_by_role("combobox", name="Status").select_option("")
+    page.get_by_role("link", name="gpt").click()
+    page.get_by_role("link", name="Retention and cost of this run").click()
+    expect(page.get_by_role("combobox", name="Run", exact=True)).to_have_value("gpt")
