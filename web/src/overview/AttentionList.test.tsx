@@ -1,5 +1,5 @@
 import { createMemoryHistory, createRootRoute, createRouter, RouterProvider } from "@tanstack/react-router";
-import { screen } from "@testing-library/react";
+import { act, screen } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import type { Session } from "@/api/session";
 import { problem, renderSignedIn, serve } from "@/testing/page";
@@ -84,6 +84,21 @@ it("gives no all-clear when a call failed", async () => {
   show({ "GET /v1/projects/demo/bad-copies": () => problem(403, "forbidden", "Not for this token.") });
   expect(await screen.findByRole("alert")).toHaveTextContent("Not for this token.");
   expect(screen.queryByText("Nothing needs attention")).not.toBeInTheDocument();
+});
+
+it("finds a new attempt that has no restore point, though no event tells of it", async () => {
+  vi.useFakeTimers({ toFake: ["setInterval", "clearInterval"] });
+  onTestFinished(() => void vi.useRealTimers());
+  const created_at = new Date(Date.now() - 7_200_000).toISOString();
+  const bare = { ...run("bare", "training"), created_at, restore_point: null, committed_checkpoints: 0 };
+  let started = false;
+  show({
+    "GET /v1/projects/demo/runs": (request) => (started && has(request, "status", "training") ? page(bare) : page()),
+  });
+  expect(await screen.findByText("Nothing needs attention")).toBeVisible();
+  started = true;
+  await act(async () => void vi.advanceTimersByTime(60_000));
+  expect(await screen.findByText("unprotected")).toBeVisible();
 });
 
 it("asks nothing about stores that a project's token may not see, and says nothing about them", async () => {

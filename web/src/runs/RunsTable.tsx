@@ -4,6 +4,7 @@ import { type Columns, createColumnHelper, DataTable } from "@/components/DataTa
 import { StateBadge } from "@/components/StateBadge";
 import { Age, Bytes, Nothing } from "@/components/values";
 import { formatCount, formatShare } from "@/format/numbers";
+import { ASKED_AGAIN } from "@/live/refresh";
 import { RunName } from "./RunName";
 
 type RunView = Schemas["RunView"];
@@ -85,9 +86,10 @@ interface RunsTableProps {
 }
 
 export function RunsTable({ project, statuses, empty }: RunsTableProps) {
-  const pages = usePages("/v1/projects/{project}/runs", {
-    path: { project },
-    query: { limit: 100, ...(statuses.length > 0 ? { status: statuses } : {}) },
-  });
+  const pages = usePages(
+    "/v1/projects/{project}/runs",
+    { path: { project }, query: { limit: 100, ...(statuses.length > 0 ? { status: statuses } : {}) } },
+    ASKED_AGAIN,
+  );
   return <DataTable label="Runs" columns={COLUMNS} pages={pages} rowKey={(run) => run.id} empty={empty} />;
 }
