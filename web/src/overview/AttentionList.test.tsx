@@ -119,7 +119,10 @@ it("tells a corrupt checkpoint while it is corrupt, and not after its repair", a
     "GET /v1/projects/demo/checkpoints": () =>
       page({ id: "ck_bad", health: "corrupt", health_reason: null, project: "demo", run: "bert", step: 40 }),
   });
-  expect(await screen.findByRole("link", { name: "bert, step 40" })).toHaveAttribute("href", "/checkpoints/ck_bad");
+  expect(await screen.findByRole("link", { name: "bert, step 40" })).toHaveAttribute(
+    "href",
+    "/checkpoints/ck_bad?project=demo",
+  );
   expect(screen.queryByText("bert, step 30")).not.toBeInTheDocument();
   const list = asked.find((each) => each.url.includes("/checkpoints"));
   expect(list && has(list, "health", "corrupt") && has(list, "state", "committed")).toBe(true);
@@ -136,7 +139,11 @@ it("tells of the other projects by one list of runs and one of checkpoints", asy
   const router = createRouter({ routeTree: rootRoute, history: createMemoryHistory() });
   renderSignedIn(<RouterProvider router={router as never} />);
   expect(await screen.findByText("other/vit")).toBeVisible();
-  expect(await screen.findByText("third/bert, step 40")).toBeVisible();
+  // Without it the link would open the checkpoint under the project that is chosen.
+  expect(await screen.findByRole("link", { name: "third/bert, step 40" })).toHaveAttribute(
+    "href",
+    "/checkpoints/ck_bad?project=third",
+  );
   expect(screen.queryByText(/here/)).not.toBeInTheDocument();
   expect(asked.filter((each) => each.url.includes("/v1/projects/"))).toEqual([]);
 });
