@@ -1,6 +1,6 @@
 import { QueryClientProvider } from "@tanstack/react-query";
 import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
-import { render, screen, within } from "@testing-library/react";
+import { act, fireEvent, render, screen, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { queryClient } from "@/api/client";
 import { makeRouter } from "@/app/routes";
@@ -137,6 +137,13 @@ const cells = (row: HTMLElement | undefined) =>
   within(row as HTMLElement)
     .getAllByRole("gridcell")
     .map((each) => each.textContent);
+/** From now on the clock that asks again goes by `pass` alone. */
+function stopTheClock() {
+  vi.useFakeTimers({ toFake: ["setInterval", "clearInterval"] });
+  onTestFinished(() => void vi.useRealTimers());
+}
+const pass = (milliseconds: number) => act(async () => void vi.advanceTimersByTime(milliseconds));
+
 
 it("tells the restore point, and why nothing newer is one", async () => {
   serve(ANSWERS);
@@ -172,6 +179,43 @@ it("gives the values of the metric as a table", async () => {
   const curve = await screen.findByRole("figure", { name: "loss over steps" });
   await userEvent.click(within(curve).getByText("loss over steps as a table"));
   expect(within(curve).getByRole("row", { name: "200 1.5" })).toBeInTheDocument();
+it("asks again for a run that trains, and for its last step", async () => {
+  stopTheClock();
+  let last_step = 300;
+  serve({ ...ANSWERS, [`GET ${RUN}`]: () => ({ ...ANSWERS[`GET ${RUN}`](), last_step }) });
+  open("/ui/runs/llama?project=demo");
+  const figure = (await screen.findByText("Last step")).parentElement;
+  expect(figure).toHaveTextContent("300");
+  last_step = 345;
+  await pass(30_000);
+  await vi.waitFor(() => expect(figure).toHaveTextContent("345"));
+});
+
+it("sees a launch after the last attempt has ended", async () => {
+  stopTheClock();
+  const ended = attempt(1, { last_step: 150, outcome: "failed", ended_at: "2026-01-01T02:00:00Z" });
+  const known = [ended];
+  serve({ ...ANSWERS, [`GET ${RUN}/attempts`]: () => page(...known) });
+  open("/ui/runs/llama?project=demo");
+  const table = await screen.findByRole("grid", { name: "Attempts" });
+  known.unshift(attempt(2));
+  await pass(60_000);
+  expect(await within(table).findByRole("link", { name: "#2" })).toBeVisible();
+});
+
+it("keeps the plot, with its cursor, when a heartbeat brings nothing to draw", async () => {
+  let told = {};
+  serve({ ...ANSWERS, [`GET ${RUN}/attempts`]: () => page({ ...ATTEMPTS[0], ...told }, ATTEMPTS[1]) });
+  open("/ui/runs/llama?project=demo");
+  await screen.findByRole("figure", { name: "loss over steps" });
+  expect(await screen.findByText("150 aborted")).toBeVisible();
+  const { made } = plots;
+  told = { heartbeat_at: "2026-01-01T03:00:00Z", host: "node-7" };
+  await act(() => queryClient.invalidateQueries({ queryKey: ["get", "/v1/projects/{project}/runs/{run}/attempts"] }));
+  expect(await screen.findByText("node-7")).toBeInTheDocument();
+  expect(plots.made).toBe(made);
+});
+
 });
 
 it("draws what the jobs measured at each step, with the checkpoints on it", async () => {
@@ -281,6 +325,18 @@ it("filters the checkpoints by the address", async () => {
   await userEvent.selectOptions(await screen.findByLabelText("Health"), "diverged");
   expect(router.state.location.search).toMatchObject({ health: "diverged" });
   const list = await screen.findByRole("grid", { name: "Checkpoints" });
+it("keeps the exact moment of a link until another day is chosen", async () => {
+  serve(ANSWERS);
+  const router = open("/ui/runs/llama?project=demo&since=2026-01-05T10:20:30Z");
+  const section = await screen.findByRole("region", { name: "Checkpoints" });
+  await userEvent.type(within(section).getByLabelText("Label"), "best");
+  await userEvent.click(within(section).getByRole("button", { name: "Filter" }));
+  expect(router.state.location.search).toMatchObject({ label: "best", since: "2026-01-05T10:20:30.000Z" });
+  fireEvent.change(within(section).getByLabelText("Committed from"), { target: { value: "2026-01-07" } });
+  await userEvent.click(within(section).getByRole("button", { name: "Filter" }));
+  expect(router.state.location.search).toMatchObject({ since: new Date("2026-01-07T00:00").toISOString() });
+});
+
   expect(await within(list).findByRole("link", { name: "300" })).toBeVisible();
   expect(within(list).queryByRole("link", { name: "200" })).toBeNull();
 });
