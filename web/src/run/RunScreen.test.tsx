@@ -304,6 +304,14 @@ it("finds the best checkpoint of a time", async () => {
   const section = await screen.findByRole("region", { name: "Checkpoints" });
   const least = await within(section).findByText(/^Least loss/);
   expect(least).toHaveTextContent("Least loss: 1.5 at step 200 #2; greatest: 2.5 at step 100 #1");
+it("asks for no configuration before the first attempt", async () => {
+  const asked = serve({ ...ANSWERS, [`GET ${RUN}`]: () => ({ ...ANSWERS[`GET ${RUN}`](), latest_attempt: 0 }) });
+  open("/ui/runs/llama?project=demo");
+  const section = await screen.findByRole("region", { name: "Differences between attempts" });
+  expect(within(section).getByText("No attempt yet")).toBeVisible();
+  expect(asked.filter(({ url }) => url.includes("/config"))).toEqual([]);
+});
+
   expect(within(section).getByRole("columnheader", { name: "loss" })).toBeVisible();
   const given = asked.map(({ url }) => new URL(url).searchParams);
   expect(given.some((each) => each.get("committed_since") === "2026-01-01T00:00:00Z")).toBe(true);
