@@ -7,9 +7,13 @@ import { makeRouter } from "@/app/routes";
 import { problem, SESSION, serve } from "@/testing/page";
 import { attempt, checkpoint } from "./examples";
 
+const plots = vi.hoisted(() => ({ made: 0 }));
 // jsdom has no canvas: the curve's numbers are read from its table.
 vi.mock("uplot", () => ({
   default: class {
+    constructor() {
+      plots.made += 1;
+    }
     destroy() {}
     setSize() {}
   },
