@@ -137,10 +137,6 @@ function open(address: string) {
   return router;
 }
 
-const cells = (row: HTMLElement | undefined) =>
-  within(row as HTMLElement)
-    .getAllByRole("gridcell")
-    .map((each) => each.textContent);
 /** From now on the clock that asks again goes by `pass` alone. */
 function stopTheClock() {
   vi.useFakeTimers({ toFake: ["setInterval", "clearInterval"] });
@@ -148,6 +144,10 @@ function stopTheClock() {
 }
 const pass = (milliseconds: number) => act(async () => void vi.advanceTimersByTime(milliseconds));
 
+const cells = (row: HTMLElement | undefined) =>
+  within(row as HTMLElement)
+    .getAllByRole("gridcell")
+    .map((each) => each.textContent);
 
 it("tells the restore point, and why nothing newer is one", async () => {
   serve(ANSWERS);
@@ -169,7 +169,9 @@ it("draws the attempts, and says the same in a table", async () => {
   expect(cells(second).slice(0, 5)).toEqual(["#2", "open", "100 #1", "300", "0"]);
   expect(cells(first).slice(0, 5)).toEqual(["#1", "failed", expect.stringContaining("began anew"), "150", "50"]);
   expect(first).toHaveTextContent("rank 3: ECC error");
-  expect(within(table).getByText("150 aborted")).toHaveAttribute("title", "Not all ranks sealed.");
+  expect(first).toHaveTextContent("not known");
+  act(() => within(table).getByText("150 aborted").focus());
+  expect(await screen.findByRole("tooltip")).toHaveTextContent("Step 150: Not all ranks sealed.");
   const drawing = screen.getByTestId("timeline");
   expect(drawing).toHaveTextContent("Attempt 1: failed at step 150. ECC error");
   expect(drawing).toHaveTextContent("Attempt 2 resumed from step 100");
@@ -177,12 +179,6 @@ it("draws the attempts, and says the same in a table", async () => {
   expect(drawing).toHaveTextContent("Step 200: restore point");
 });
 
-it("gives the values of the metric as a table", async () => {
-  serve(ANSWERS);
-  open("/ui/runs/llama?project=demo");
-  const curve = await screen.findByRole("figure", { name: "loss over steps" });
-  await userEvent.click(within(curve).getByText("loss over steps as a table"));
-  expect(within(curve).getByRole("row", { name: "200 1.5" })).toBeInTheDocument();
 it("asks again for a run that trains, and for its last step", async () => {
   stopTheClock();
   let last_step = 300;
@@ -220,6 +216,12 @@ it("keeps the plot, with its cursor, when a heartbeat brings nothing to draw", a
   expect(plots.made).toBe(made);
 });
 
+it("gives the values of the metric as a table", async () => {
+  serve(ANSWERS);
+  open("/ui/runs/llama?project=demo");
+  const curve = await screen.findByRole("figure", { name: "loss over steps" });
+  await userEvent.click(within(curve).getByText("loss over steps as a table"));
+  expect(within(curve).getByRole("row", { name: "200 1.5" })).toBeInTheDocument();
 });
 
 it("draws what the jobs measured at each step, with the checkpoints on it", async () => {
@@ -302,12 +304,6 @@ it("shows the whole configuration of the only attempt", async () => {
   expect(screen.getByText("There is one attempt")).toBeVisible();
 });
 
-it("finds the best checkpoint of a time", async () => {
-  const asked = serve(ANSWERS);
-  const router = open("/ui/runs/llama?project=demo&since=2026-01-01T00:00:00Z");
-  const section = await screen.findByRole("region", { name: "Checkpoints" });
-  const least = await within(section).findByText(/^Least loss/);
-  expect(least).toHaveTextContent("Least loss: 1.5 at step 200 #2; greatest: 2.5 at step 100 #1");
 it("asks for no configuration before the first attempt", async () => {
   const asked = serve({ ...ANSWERS, [`GET ${RUN}`]: () => ({ ...ANSWERS[`GET ${RUN}`](), latest_attempt: 0 }) });
   open("/ui/runs/llama?project=demo");
@@ -316,6 +312,12 @@ it("asks for no configuration before the first attempt", async () => {
   expect(asked.filter(({ url }) => url.includes("/config"))).toEqual([]);
 });
 
+it("finds the best checkpoint of a time", async () => {
+  const asked = serve(ANSWERS);
+  const router = open("/ui/runs/llama?project=demo&since=2026-01-01T00:00:00Z");
+  const section = await screen.findByRole("region", { name: "Checkpoints" });
+  const least = await within(section).findByText(/^Least loss/);
+  expect(least).toHaveTextContent("Least loss: 1.5 at step 200 #2; greatest: 2.5 at step 100 #1");
   expect(within(section).getByRole("columnheader", { name: "loss" })).toBeVisible();
   const given = asked.map(({ url }) => new URL(url).searchParams);
   expect(given.some((each) => each.get("committed_since") === "2026-01-01T00:00:00.000Z")).toBe(true);
@@ -323,8 +325,6 @@ it("asks for no configuration before the first attempt", async () => {
   expect(router.state.location.searchStr).not.toContain("since");
 });
 
-it("says where the time went and how often to save, and keeps the rest when one of them fails", async () => {
-  serve({ ...ANSWERS, [`GET ${RUN}/advice`]: () => problem(500, "internal", "The catalog did not answer.") });
 it("keeps the exact moment of a link until another day is chosen", async () => {
   serve(ANSWERS);
   const router = open("/ui/runs/llama?project=demo&since=2026-01-05T10:20:30Z");
@@ -337,6 +337,8 @@ it("keeps the exact moment of a link until another day is chosen", async () => {
   expect(router.state.location.search).toMatchObject({ since: new Date("2026-01-07T00:00").toISOString() });
 });
 
+it("says where the time went and how often to save, and keeps the rest when one of them fails", async () => {
+  serve({ ...ANSWERS, [`GET ${RUN}/advice`]: () => problem(500, "internal", "The catalog did not answer.") });
   open("/ui/runs/llama?project=demo");
   const section = await screen.findByRole("region", { name: "Goodput and what was lost" });
   expect(await within(section).findByRole("row", { name: /in steps that were lost 10 s 10.0 %/ })).toBeInTheDocument();
