@@ -79,6 +79,24 @@ it("keeps the project and the filter in the address, and gives the focus to the 
   expect(router.state.location.search).toEqual({ project: "demo", status: "failed" });
 });
 
+it("narrows the runs to a tag, which stands in the address", async () => {
+  const tagged = { ...RUN, tags: ["paper", "7"] };
+  const tag = (request: Request) => new URL(request.url).searchParams.get("tag");
+  serve({
+    ...ANSWERS,
+    "GET /v1/projects/demo/runs": (request: Request) =>
+      [null, ...tagged.tags].includes(tag(request)) ? page(tagged) : page(),
+  });
+  const router = open("/ui/runs?project=demo");
+  await userEvent.click(await screen.findByRole("link", { name: "7" }));
+  expect(router.state.location.search).toEqual({ project: "demo", tag: "7" });
+  expect(await screen.findByLabelText("Tag")).toHaveValue("7");
+  await userEvent.clear(screen.getByLabelText("Tag"));
+  await userEvent.type(screen.getByLabelText("Tag"), "draft{Enter}");
+  expect(await screen.findByText("No run has the tag draft")).toBeVisible();
+  expect(router.state.location.search).toEqual({ project: "demo", tag: "draft" });
+});
+
 it("signs in by a token, which stays nowhere, and out again with the CSRF header", async () => {
   let signedIn = false;
   const unknown = () => problem(401, "unauthenticated", "This token is not known. Ask for a new one.");

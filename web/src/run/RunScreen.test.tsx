@@ -149,6 +149,47 @@ const cells = (row: HTMLElement | undefined) =>
     .getAllByRole("gridcell")
     .map((each) => each.textContent);
 
+it("shows tags and note, and edits the version that was seen", async () => {
+  const now = { ...ANSWERS[`GET ${RUN}`](), tags: ["paper"], note: "Twice the data.", etag: '"1"' };
+  const sent: unknown[] = [];
+  serve({
+    ...ANSWERS,
+    [`GET ${RUN}`]: () => ({ ...now }),
+    [`PATCH ${RUN}`]: async (request: Request) => {
+      const seen = request.headers.get("if-match");
+      sent.push([seen, await request.json()]);
+      return seen === now.etag ? now : problem(412, "edit_conflict", "Somebody was faster. Look again.");
+    },
+  });
+  open("/ui/runs/llama?project=demo");
+  expect(await screen.findByText("Twice the data.")).toBeVisible();
+  expect(screen.getByRole("link", { name: "paper" })).toHaveAttribute("href", "/ui/runs?project=demo&tag=paper");
+  await userEvent.click(screen.getByRole("button", { name: "Edit the tags and the note" }));
+  const dialog = within(screen.getByRole("dialog", { name: "Tags and note of llama" }));
+  expect(dialog.getByLabelText("Note")).toHaveValue("Twice the data.");
+  await userEvent.type(dialog.getByLabelText(/^Tags/), " baseline");
+  Object.assign(now, { etag: '"2"', note: "Half the data." });
+  await userEvent.click(dialog.getByRole("button", { name: "Save" }));
+  expect(await dialog.findByText(/^note/)).toHaveTextContent("note: Twice the data. → became Half the data.");
+  await userEvent.click(dialog.getByRole("button", { name: "Reload, and go on from there" }));
+  await userEvent.click(dialog.getByRole("button", { name: "Save" }));
+  await vi.waitFor(() => expect(screen.queryByRole("dialog")).toBeNull());
+  // The note is the other person's: it was left alone here.
+  const edit = { tags: ["paper", "baseline"] };
+  expect(sent).toEqual([
+    ['"1"', edit],
+    ['"2"', edit],
+  ]);
+  expect(await screen.findByText("Half the data.")).toBeVisible();
+});
+
+it("lets a token without the scope edit no tags", async () => {
+  serve({ ...ANSWERS, "GET /v1/sessions/current": () => ({ ...SESSION, scopes: ["read"] }) });
+  open("/ui/runs/llama?project=demo");
+  const button = await screen.findByRole("button", { name: "Edit the tags and the note" });
+  expect(button).toHaveAttribute("aria-disabled", "true");
+});
+
 it("tells the restore point, and why nothing newer is one", async () => {
   serve(ANSWERS);
   open("/ui/runs/llama?project=demo");
