@@ -1,6 +1,6 @@
 import { QueryClientProvider } from "@tanstack/react-query";
 import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
-import { render, screen, within } from "@testing-library/react";
+import { act, render, screen, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { queryClient } from "@/api/client";
 import { takeCode } from "@/api/session";
@@ -116,6 +116,8 @@ it("signs in by a token, which stays nowhere, and out again with the CSRF header
   expect(field).toHaveValue("");
   await userEvent.type(field, " hold_a_b {Enter}");
   await userEvent.click(await screen.findByText("ops", { selector: "summary" }));
+  act(() => screen.getByText(/2999|3000/, { selector: "time" }).focus());
+  expect(await screen.findByRole("tooltip")).toHaveTextContent("2999-01-01 00:00:00 UTC");
   await userEvent.click(screen.getByRole("button", { name: "Sign out" }));
   expect(await screen.findByLabelText("Token")).toBeVisible();
   expect(asked.find((each) => each.method === "DELETE")?.headers.get("X-Holdfast-CSRF")).toBe("csrf");

@@ -1,6 +1,7 @@
 import { useEffect, useId, useRef } from "react";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
+import { Time } from "../values";
 import styles from "./Plot.module.css";
 
 export interface PlotSeries {
@@ -118,7 +119,7 @@ export function Plot({ title, x, xLabel, time = false, xRange, series, heightPx 
             <tbody>
               {shown.map((index) => (
                 <tr key={index}>
-                  <th scope="row">{time ? new Date((x[index] ?? 0) * 1000).toLocaleString() : x[index]}</th>
+                  <th scope="row">{time ? <Time at={new Date((x[index] ?? 0) * 1000).toISOString()} /> : x[index]}</th>
                   {series.map(({ label, values, format = String }) => {
                     const value = values[index];
                     return <td key={label}>{value == null ? "–" : format(value)}</td>;
