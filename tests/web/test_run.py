@@ -152,6 +152,21 @@ def test_the_filters_of_the_checkpoints_are_in_the_link(screen: Callable[..., Pa
     expect(listed.get_by_role("textbox", name="Label")).to_have_value("none-has-it")
 
 
+def test_tags_and_a_note_are_edited_and_a_tag_leads_to_its_runs(screen: Callable[..., Page]) -> None:
+    page = screen("runs/gpt")
+    page.get_by_role("button", name="Edit the tags and the note").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Tags, with spaces").fill("paper baseline")
+    dialog.get_by_label("Note").fill("Twice the data.")
+    dialog.get_by_role("button", name="Save").click()
+    expect(dialog).to_have_count(0)
+    expect(page.get_by_text("Twice the data.")).to_be_visible()
+    page.get_by_role("link", name="paper", exact=True).click()
+    expect(heading(page, "Runs")).to_be_visible()
+    expect(row(page, "Runs", "gpt")).to_contain_text("baseline, paper")
+    expect(row(page, "Runs", "bert")).to_have_count(0)
+
+
 def test_the_list_of_runs_is_narrowed_by_status(screen: Callable[..., Page]) -> None:
     page = screen("runs")
     expect(row(page, "Runs", "bert")).to_contain_text("failed")
