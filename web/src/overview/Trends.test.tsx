@@ -8,6 +8,7 @@ vi.mock("uplot", () => ({
   default: class {
     destroy() {}
     setSize() {}
+    setData() {}
   },
 }));
 

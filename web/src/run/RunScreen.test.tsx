@@ -7,12 +7,15 @@ import { makeRouter } from "@/app/routes";
 import { problem, SESSION, serve } from "@/testing/page";
 import { attempt, checkpoint } from "./examples";
 
-const plots = vi.hoisted(() => ({ made: 0 }));
+const plots = vi.hoisted(() => ({ made: 0, data: [] as unknown[] }));
 // jsdom has no canvas: the curve's numbers are read from its table.
 vi.mock("uplot", () => ({
   default: class {
     constructor() {
       plots.made += 1;
+    }
+    setData(data: unknown[]) {
+      plots.data = data;
     }
     destroy() {}
     setSize() {}
@@ -251,9 +254,27 @@ it("keeps the plot, with its cursor, when a heartbeat brings nothing to draw", a
   await screen.findByRole("figure", { name: "loss over steps" });
   expect(await screen.findByText("150 aborted")).toBeVisible();
   const { made } = plots;
+  plots.data = [];
   told = { heartbeat_at: "2026-01-01T03:00:00Z", host: "node-7" };
   await act(() => queryClient.invalidateQueries({ queryKey: ["get", "/v1/projects/{project}/runs/{run}/attempts"] }));
   expect(await screen.findByText("node-7")).toBeInTheDocument();
+  expect(plots).toEqual({ made, data: [] });
+});
+
+it("puts new points and steps into the plot that is there", async () => {
+  let last_step = 300;
+  serve({
+    ...ANSWERS,
+    [`GET ${RUN}/attempts`]: () => page({ ...ATTEMPTS[0], last_step }, ATTEMPTS[1]),
+    [`GET ${RUN}/metrics-history`]: () => measured({ loss: { 200: 1.5, [last_step]: 1.25 } }),
+  });
+  open("/ui/runs/llama?project=demo");
+  const curve = await screen.findByRole("figure", { name: "loss over steps" });
+  await vi.waitFor(() => expect(curve).toHaveTextContent("3001.25"));
+  const { made } = plots;
+  last_step = 345;
+  await act(() => queryClient.invalidateQueries({ queryKey: ["get"] }));
+  await vi.waitFor(() => expect(plots.data[0]).toEqual([100, 200, 345]));
   expect(plots.made).toBe(made);
 });
 
