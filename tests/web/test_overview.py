@@ -26,7 +26,7 @@ TROUBLE = [
     # state, subject, the screen that it leads to
     ("corrupt", "Lost chunks", "Storage"),
     ("unavailable", "Store: primary", "Storage"),
-    ("crash loop", "loops, step ?", "loops"),
+    ("crash loop", "loops, step 200", "loops"),
     ("corrupt", "spoiled, step 7", "demo/spoiled@7#1"),
     ("stalled", "stuck", "stuck"),
     ("failed", "spoiled", "spoiled"),
@@ -94,7 +94,9 @@ def tell_store(service: RunningService, event: EventType, reason: str) -> None:
         announce(session, event, None, now, project_id=None, store=StoreRole.PRIMARY, reason=reason)
 
 
-def test_what_needs_somebody_comes_first_and_leads_to_where_one_acts(screen: Callable[..., Page]) -> None:
+def test_what_needs_somebody_comes_first_and_leads_to_where_one_acts(
+    screen: Callable[..., Page], refused: list[str]
+) -> None:
     page = screen("?project=demo")
     settled(page)
     headings = page.get_by_role("heading", level=2)
@@ -110,6 +112,8 @@ def test_what_needs_somebody_comes_first_and_leads_to_where_one_acts(screen: Cal
         expect(heading(page, leads_to)).to_be_visible()
         page.go_back()
         expect(lines).to_have_count(len(TROUBLE))
+    assert {each.split()[0] for each in refused} == {"404"}, "there are no policies"
+    refused.clear()
 
 
 def test_live_runs_show_the_age_of_their_restore_point_and_goodput(screen: Callable[..., Page]) -> None:

@@ -22,7 +22,7 @@ EMPTY = [
     ("checkpoints", "No commit is known", "all ranks of a job have sealed"),
     ("retention", "Without a policy nothing ever expires", "Give a rule above"),
     ("retention?view=prune", "No run is here yet", "A training script makes its run"),
-    ("retention?view=trash", "No whole run is in the trash", "No run is here yet"),
+    ("retention?view=trash", "No whole run is in the trash", "is here until its purge"),
     ("storage", "No copy is known to be bad", "A scrub reads each copy again"),
     ("operations/events", "No event is here", "appears here by itself"),
     ("operations/webhooks", "demo has no webhook", "“New webhook” has the service call"),

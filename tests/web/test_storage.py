@@ -86,7 +86,7 @@ def test_the_second_store_is_behind_until_it_is_whole_and_a_drill_of_it_tells_rt
     assert result["rpo_seconds"] == 0
     headers = part(page, "Drills").get_by_role("columnheader")
     expect(headers).to_contain_text(["Restored in (RTO)", "Behind by (RPO)"])
-    expect(drill.get_by_role("gridcell").nth(4)).to_have_text("0 s")
+    expect(drill.get_by_role("gridcell").nth(4)).to_have_text("0 s of 1 h met")
 
 
 def test_orphans_are_looked_for_without_deleting_any(screen: Callable[..., Page], service: RunningService) -> None:
