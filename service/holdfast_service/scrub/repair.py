@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 import structlog
-from sqlalchemy import and_, exists, func, or_, select, text, update
+from sqlalchemy import Select, and_, exists, func, or_, select, text, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CopyState, Proof
@@ -31,7 +31,12 @@ from holdfast_service.copies.copy_chunk import (
     begin_copy,
     copy_now,
 )
-from holdfast_service.copies.corruption import needed_by_a_checkpoint, read_since_damage, repair_if_whole
+from holdfast_service.copies.corruption import (
+    mark_readable,
+    needed_by_a_checkpoint,
+    read_since_damage,
+    repair_if_whole,
+)
 from holdfast_service.copies.predicates import KEPT, PROVEN, keeps_anywhere
 from holdfast_service.copies.read_back import (
     Claim,
@@ -186,23 +191,19 @@ def _begin(session: Session, context: ServiceContext, damaged: Damaged) -> CopyT
 
 
 def _settle_repaired(context: ServiceContext, damaged: Damaged) -> bool:
-    """Whether a copy in the same store was read since the damage: then it is repaired, and an event says so."""
+    """Whether a copy in the same store was read since the damage: then it is repaired, and an event says so.
+
+    Before that the checkpoints that were cold for lack of it become hot: a process that dies in between leaves the
+    damage, and the next one goes through them again.
+    """
+    with context.database.read() as session:
+        if session.scalar(_good_copy(damaged)) is None:
+            return False
+    mark_readable(context.database, damaged.chunk_id, actor=REPAIR)
 
     def settle(session: Session) -> bool:
         digest = session.scalar(select(Chunk.digest).where(Chunk.id == damaged.chunk_id).with_for_update())
-        good = session.scalar(
-            select(Copy.id)
-            .where(
-                Copy.chunk_id == damaged.chunk_id,
-                Copy.store_id == damaged.store_id,
-                Copy.state.in_(KEPT),
-                # An archive cannot be read before a thaw: there the store's own SHA-256 counts.
-                or_(Copy.proof == Proof.READ, and_(Copy.proof.in_(PROVEN), Copy.storage_class.in_(ARCHIVED))),
-                Copy.read_after >= damaged.damage,
-            )
-            .order_by(Copy.id)
-            .limit(1)
-        )
+        good = session.scalar(_good_copy(damaged))
         # None: the lease was lost, or the copy was collected.
         is_bad = (Copy.id == damaged.copy_id, Copy.state == CopyState.BAD)
         bad = lease.locked(session, Copy, damaged.lease_token, *is_bad)
@@ -222,6 +223,22 @@ def _settle_repaired(context: ServiceContext, damaged: Damaged) -> bool:
         return True
 
     return context.database.run(settle)
+
+
+def _good_copy(damaged: Damaged) -> Select[tuple[int]]:
+    return (
+        select(Copy.id)
+        .where(
+            Copy.chunk_id == damaged.chunk_id,
+            Copy.store_id == damaged.store_id,
+            Copy.state.in_(KEPT),
+            # An archive cannot be read before a thaw: there the store's own SHA-256 counts.
+            or_(Copy.proof == Proof.READ, and_(Copy.proof.in_(PROVEN), Copy.storage_class.in_(ARCHIVED))),
+            Copy.read_after >= damaged.damage,
+        )
+        .order_by(Copy.id)
+        .limit(1)
+    )
 
 
 def _give_up(session: Session, damaged: Damaged) -> RepairResult:

@@ -7,20 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from holdfast_protocol.states import CopyState, StoreRole
 from holdfast_service.collect.orphans import make_suspect
 from holdfast_service.copies.predicates import object_key
+from holdfast_service.copies.read_back import Finding, claim_bad, look_again
 from holdfast_service.db.tables.core import Copy
+from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.scrub import controller as rescrub
 from holdfast_service.scrub import repair
 from holdfast_service.scrub import verify as prove
+from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreUnavailable
 from holdfast_service.tiers.controller import reconcile
-from tests.support.rank import Job, Refused, digest_of
-from tests.support.rot import attached, copies_of, copy_to_second, flip, stored
+from tests.support.rank import Job, Refused, answer, digest_of
+from tests.support.rot import attached, copies_of, copy_to_second, flip, key_of, stored
 from tests.support.tiers import DAY, IN_A_BUCKET, IN_A_FOLDER, Cold, weights
 
 OTHER = "demo/other"
@@ -119,6 +122,68 @@ def test_a_round_of_scrubbing_finds_rot_in_the_cold_store(cold: Cold) -> None:
     cold.advance(31 * DAY)
     report = rescrub.reconcile(cold.context)
     assert (report.bad, report.corrupt_checkpoints) == (1, (cold.view(1)["id"],))
+
+
+def sent_anew(cold: Cold) -> Job:
+    """What lies cold is hot too, for another run that has sent the same bytes."""
+    cold.cooled()
+    cold.collect()
+    job = Job(cold.http, run=OTHER)
+    job.save(1, content=weights(1))
+    return job
+
+
+@IN_A_FOLDER
+@pytest.mark.rule("marks-are-rechecked")
+def test_a_checkpoint_that_got_cold_by_a_bad_hot_copy_is_hot_once_that_is_repaired(cold: Cold) -> None:
+    job = sent_anew(cold)
+    flip(cold.context.store, key_of(cold.service, weights(1)))
+    cold.advance(31 * DAY)
+    report = rescrub.reconcile(cold.context)
+    assert (report.bad, report.corrupt_checkpoints) == (1, ())
+    assert cold.tier(1, OTHER) == "cold"
+    assert answer(cold.http.get(f"{job.base}/restore-point"))["restore_point"] is None
+    assert repair.reconcile(cold.context).repaired_copies == 1
+    assert cold.tier(1, OTHER) == "hot"
+    assert answer(cold.http.get(f"{job.base}/restore-point"))["restore_point"]["step"] == 1
+    with cold.context.database.read() as session:
+        told = select(AuditEvent.action).where(AuditEvent.checkpoint_id == cold.view(1, OTHER)["id"])
+        assert session.scalars(told.order_by(AuditEvent.id)).all() == ["checkpoint.cool", "checkpoint.readable"]
+    assert cold.tier(1) == "cold", "what its policy has moved stays where it belongs"
+
+
+@IN_A_FOLDER
+@pytest.mark.rule("marks-are-rechecked")
+def test_it_is_hot_as_well_when_the_bad_copy_has_the_right_bytes_again(cold: Cold) -> None:
+    sent_anew(cold)
+    key = key_of(cold.service, weights(1))
+    flip(cold.context.store, key)
+    cold.advance(31 * DAY)
+    assert rescrub.reconcile(cold.context).bad == 1
+    assert cold.tier(1, OTHER) == "cold"
+    flip(cold.context.store, key)
+    (bad,) = (copy for copy in copies_of(cold.service, weights(1)) if copy.state == CopyState.BAD)
+    claimed = cold.context.database.run(lambda session: claim_bad(session, cold.context, bad.id))
+    assert claimed is not None
+    assert look_again(cold.context, claimed, repair.REPAIR) is Finding.GOOD
+    assert cold.tier(1, OTHER) == "hot"
+
+
+@IN_A_FOLDER
+@pytest.mark.rule("report-is-suspicion")
+def test_a_process_that_lacks_the_second_store_calls_nothing_cold_that_can_be_read_there(cold: Cold) -> None:
+    sent_anew(cold)
+    assert copy_to_second(cold.service)
+    flip(cold.context.store, key_of(cold.service, weights(1)))
+    (hot,) = (copy for copy in copies_of(cold.service, weights(1)) if copy.state == CopyState.VERIFIED)
+    lacking = open_service(cold.context.settings.model_copy(update={"second_store": None}))
+    try:
+        assert make_suspect(lacking, [hot.id]) == {hot.id}
+        cold.advance(1)
+        assert prove.reconcile(lacking).bad == 1
+    finally:
+        close_service(lacking)
+    assert cold.tier(1, OTHER) == "hot"
 
 
 @IN_A_BUCKET
