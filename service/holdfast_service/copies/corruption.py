@@ -16,10 +16,10 @@ from functools import partial
 from sqlalchemy import ColumnElement, CompoundSelect, Select, exists, func, or_, select, union
 from sqlalchemy.orm import Session, aliased
 
-from holdfast_protocol.states import CheckpointState, Health, Proof, Tier
+from holdfast_protocol.states import CheckpointState, Health, Tier
 from holdfast_protocol.tiers import ARCHIVED, COLD_STORE, coldness
 from holdfast_service.audit.record import Actor, record_event
-from holdfast_service.copies.predicates import is_readable_anywhere, keeps_anywhere, may_keep
+from holdfast_service.copies.predicates import counts_as_read, is_readable_anywhere, keeps_anywhere, may_keep
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Run, Shard, ShardChunk
 from holdfast_service.runs.views import locked_checkpoint
@@ -134,7 +134,8 @@ def repair_if_whole(session: Session, checkpoint_id: str, *, actor: Actor) -> bo
 
 
 def read_since_damage(copy: type[Copy] = Copy) -> ColumnElement[bool]:
-    """Over `copies`: its chunk was never found damaged, or the service has read this copy since the last time.
+    """Over `copies`: its chunk was never found damaged, or the service has read this copy since the last time; one in
+    an archive it has asked the store for.
 
     Which came first the chunk's own count says: a clock may have been wrong when the one was written down.
 
@@ -145,7 +146,7 @@ def read_since_damage(copy: type[Copy] = Copy) -> ColumnElement[bool]:
     return ~exists().where(
         damaged.chunk_id == copy.chunk_id,
         damaged.bad_at.is_not(None),
-        or_(copy.proof.is_(None), copy.proof != Proof.READ, copy.read_after < damaged.damage),
+        or_(copy.proof.is_(None), ~counts_as_read(copy), copy.read_after < damaged.damage),
     )
 
 

@@ -54,6 +54,16 @@ PROVEN = (Proof.STORE_SHA256, Proof.READ)
 KEPT = (CopyState.VERIFIED, CopyState.COLD, CopyState.THAWING)
 
 
+def in_archive(copy: type[Copy] = Copy) -> ColumnElement[bool]:
+    """Over `copies`: its class must be thawed before a read. Never null, so that its opposite can be asked for."""
+    return and_(copy.storage_class.is_not(None), copy.storage_class.in_(ARCHIVED))
+
+
+def counts_as_read(copy: type[Copy] = Copy) -> ColumnElement[bool]:
+    """Over `copies`: the service has read it; or it lies in an archive, where the store's own SHA-256 counts."""
+    return or_(copy.proof == Proof.READ, and_(in_archive(copy), copy.proof.in_(PROVEN)))
+
+
 def usable_by(copy: Copy, attempt_id: int) -> bool:
     """Verified, and either proven to hold the chunk's bytes or uploaded by this very attempt.
 

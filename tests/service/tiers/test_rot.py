@@ -3,6 +3,7 @@ rules reuse-only-hashed, present-is-referenced and row-before-copy)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +21,11 @@ from holdfast_service.scrub import repair
 from holdfast_service.scrub import verify as prove
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.stores.base import StoreUnavailable
+from holdfast_service.stores.base import ObjectKey, Store, StoreUnavailable
 from holdfast_service.tiers.controller import reconcile
 from tests.support.rank import Job, Refused, answer, digest_of
-from tests.support.rot import attached, copies_of, copy_to_second, flip, key_of, stored
-from tests.support.tiers import DAY, IN_A_BUCKET, IN_A_FOLDER, Cold, weights
+from tests.support.rot import attached, copies_of, copy_to_second, flip, key_of, remove, stored
+from tests.support.tiers import DAY, HOUR, IN_A_BUCKET, IN_A_FOLDER, Cold, weights
 
 OTHER = "demo/other"
 
@@ -200,6 +201,40 @@ def test_a_hot_copy_does_not_go_in_favour_of_one_that_the_bucket_has_lost_or_mov
     cold.collect()
     assert cold.copies(weights(1)) == [("bad", "archive"), ("cold", "archive")]
     assert len([name for name in cold.fake.objects.names("") if digest_of(weights(1)) in name]) == 1
+
+
+@IN_A_BUCKET
+@pytest.mark.rule("marks-are-rechecked")
+def test_a_mark_goes_by_what_the_bucket_says_of_an_archived_copy_which_stands_for_no_hot_one(cold: Cold) -> None:
+    cold.cooled()
+    cold.collect()
+    save = Job(cold.http, run=OTHER).begin(1)
+    save.write(0, [weights(1), b"index"])
+
+    def found_bad(data: bytes, damage: Callable[[Store, ObjectKey], None]) -> ObjectKey:
+        key = key_of(cold.service, data)
+        damage(cold.context.store, key)
+        (hot,) = (copy for copy in copies_of(cold.service, data) if copy.state == CopyState.VERIFIED)
+        assert make_suspect(cold.context, [hot.id]) == {hot.id}
+        cold.advance(1)
+        assert prove.reconcile(cold.context).bad == 1
+        return key
+
+    found_bad(weights(1), remove)
+    assert (cold.tier(1, OTHER), cold.view(1, OTHER)["health"]) == ("cold", "ok")
+    index = found_bad(b"index", flip)
+    assert repair.reconcile(cold.context).repaired_checkpoints == ()
+    assert cold.view(1, OTHER)["health"] == "corrupt"
+    flip(cold.context.store, index)  # it has the right bytes again
+    cold.advance(HOUR)
+    report = repair.reconcile(cold.context)
+    assert (report.repaired_checkpoints, report.failed) == ((save.id,), 0)
+    assert (cold.tier(1, OTHER), cold.view(1, OTHER)["health"]) == ("cold", "ok")
+    assert cold.copies(weights(1)) == [("cold", "archive"), ("bad", "primary")]
+    Job(cold.http, run="demo/third").save(1, content=weights(1))
+    cold.advance(HOUR)
+    assert repair.reconcile(cold.context).repaired_copies == 1
+    assert cold.tier(1, OTHER) == "hot"
 
 
 @IN_A_BUCKET
