@@ -39,7 +39,7 @@ from holdfast_service.copies.corruption import (
     read_since_damage,
     repair_if_whole,
 )
-from holdfast_service.copies.predicates import KEPT, PROVEN, counts_as_read, in_archive, keeps_anywhere
+from holdfast_service.copies.predicates import KEPT, PROVEN, counts_as_read, in_archive, is_read_back, keeps_anywhere
 from holdfast_service.copies.read_back import (
     Claim,
     Finding,
@@ -178,12 +178,13 @@ def _read(context: ServiceContext, claimed: Claim, acquire: Callable[[int], None
 
 
 def _claim_another(session: Session, context: ServiceContext, damaged: Damaged) -> Claim | None:
-    """A copy in the same store that would do, once it was read."""
+    """A copy in the same store that would do, once it was read: in the cold store a cold one."""
     return claim_first(
         session,
         Copy.chunk_id == damaged.chunk_id,
         Copy.store_id == damaged.store_id,
-        Copy.state == CopyState.VERIFIED,
+        Copy.state.in_(KEPT),
+        is_read_back(context),
         copy_is_free(database_now(session)),
         seconds=context.settings.chunk_lease_seconds,
     )

@@ -78,6 +78,11 @@ def test_a_hot_copy_does_not_go_in_favour_of_a_cold_one_that_has_rotted(cold: Co
     store = attached(cold.service, StoreRole.COLD).store
     assert stored(store, object_key(new.project_id, digest_of(weights(1)), new)) == weights(1)
     assert (cold.view(1, OTHER)["tier"], cold.view(1, OTHER)["health"]) == ("cold", "ok")
+    # The new one is read where it lies, and then the bad one goes.
+    assert repair.reconcile(cold.context).repaired_copies == 1
+    cold.advance(DAY)  # the collector looks at every copy once in a while
+    cold.collect()
+    assert cold.copies(weights(1)) == [("cold", "cold")]
 
 
 @IN_A_FOLDER
@@ -260,6 +265,9 @@ def test_with_a_second_store_a_copy_repaired_into_an_archive_is_cold_and_counts_
     assert (report.repaired_copies, report.failed) == (1, 0)
     assert cold.copies(weights(1)) == [("verified", "second"), ("bad", "archive"), ("cold", "archive")]
     assert repair.reconcile(cold.context).idle
+    cold.advance(DAY)
+    cold.collect()
+    assert cold.copies(weights(1)) == [("verified", "second"), ("cold", "archive")]
     assert cold.content(1, weights(1)) == weights(1)
     negotiated = Job(cold.http, run=OTHER).begin(1).negotiate(0, [weights(1)])["chunks"]
     assert [each["status"] for each in negotiated] == ["upload"], "what is cold is never present"
