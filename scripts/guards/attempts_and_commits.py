@@ -185,8 +185,16 @@ GUARDS = (
         "fencing-token",
         "a store lets itself be changed whatever its marker says",
         "service/holdfast_service/attached_stores/ownership.py",
-        "        if marker.epoch != self._epoch:",
+        "        if not marker.is_claimed_by(self._catalog_id, self._epoch, self._claim):",
         "        if False:",
+        ("tests/service/test_catalog_check.py",),
+    ),
+    Guard(
+        "fencing-token",
+        "a clone that holds production's epoch is taken for production",
+        "service/holdfast_service/attached_stores/ownership.py",
+        "        return (self.catalog_id, self.epoch, self.claim) == (catalog_id, epoch, claim)",
+        "        return (self.catalog_id, self.epoch) == (catalog_id, epoch)",
         ("tests/service/test_catalog_check.py",),
     ),
     Guard(
