@@ -40,6 +40,23 @@ class Merging(Counting):
         self.position = sum(state["position"] for state in states) // world_size
 
 
+class Place:
+    """A loader without tensors: ranks at equal places have equal states."""
+
+    def __init__(self, position=0):
+        self.position = position
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
+class MergingPlace(Place):
+    load_resharded_state_dict = Merging.load_resharded_state_dict
+
+
 def names(state, **declared):
     captured = capture(state, rank=1, world_size=2, declared=Declarations.of(**declared))
     return sorted(piece.spec.name for piece in captured.pieces)
@@ -234,6 +251,38 @@ def test_a_loader_on_another_world_size_refuses_merges_or_is_declared():
     chosen = Counting()
     load({"loader": chosen}, parts, replicated=["loader"])
     assert chosen.position == 3
+
+
+@pytest.mark.rule("random-state-last")
+def test_ranks_at_equal_places_are_merged_or_refused_too():
+    parts = [save({"loader": Place(4)}, rank, 2) for rank in range(2)]
+    merged = MergingPlace()
+    load({"loader": merged}, parts)
+    assert merged.position == 8
+    place = Place()
+    for saved, rank, world_size in [(parts, 0, 1), (parts, 2, 3), ([save({"loader": Place(4)})], 1, 2)]:
+        with pytest.raises(StateMismatchError, match="load_resharded_state_dict"):
+            load({"loader": place}, saved, rank, world_size)
+    assert place.position == 0
+    load({"loader": place}, parts, replicated=["loader"])
+    assert place.position == 4
+
+
+def test_what_is_no_place_in_the_data_goes_on_if_all_ranks_saved_the_same():
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    parts = [save({"scaler": scaler}, rank, 2) for rank in range(2)]
+    fresh = torch.amp.GradScaler("cpu")
+    load({"scaler": fresh}, parts)
+    assert fresh.state_dict() == scaler.state_dict()
+
+
+def test_a_module_of_each_rank_loses_none_on_fewer_ranks():
+    parts = [save({"stage": nn.Linear(1, 1)}, rank, 2, per_rank=["stage"]) for rank in range(2)]
+    stage = nn.Linear(1, 1)
+    before = stage.weight.item()
+    with pytest.raises(StateMismatchError, match="restore on as many ranks as saved it"):
+        load({"stage": stage}, parts, per_rank=["stage"])
+    assert stage.weight.item() == before
 
 
 def test_plain_values_that_all_ranks_saved_alike_need_no_declaration():

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchtitan.components.checkpointer import DATALOADER, LR_SCHEDULER, MODEL, OPTIMIZER, CheckpointManager
+from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.tools.logging import logger
 
 from holdfast.checkpointer import Checkpointer
@@ -30,12 +31,16 @@ from holdfast.integrations.trash import Trash
 from holdfast.restore.partial import load_weights
 from holdfast.schedule.save_policy import OnPreemption
 from holdfast.settings import TrainerSettings
+from holdfast.state.components import FitsAnyWorld
 from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.runs import parse_run
 from holdfast_protocol.states import CheckpointKind
 
 SCHEME = "holdfast://"
 """Before the selector of another run's checkpoint, in initial_load_path: `holdfast://demo/base@best:loss`."""
+
+# Its state names the data-parallel rank: equal states are those of ranks that split only the model.
+FitsAnyWorld.register(ParallelAwareDataloader)
 
 _ABOUT = "torchtitan"
 _AVERAGE = "loss_metrics/global_avg_loss"

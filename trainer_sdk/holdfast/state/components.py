@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
+from abc import ABC
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -104,6 +105,21 @@ class Component:
 def path_of(name: str, component: str) -> str:
     """The path of the tensor with this stored name: without the rank that owns it."""
     return component + _RANK.sub("", name[len(component) :])
+
+
+def owner_of(name: str, component: str) -> int | None:
+    """The rank in this stored name, or None for a tensor that all ranks share."""
+    owner = _RANK.match(name[len(component) :])
+    return int(owner[0][1:]) if owner else None
+
+
+class FitsAnyWorld(ABC):  # noqa: B024 - others are registered, as they are not ours
+    """A stateful object without a rank's place in the data: what all ranks saved alike, any number of ranks can load.
+    A data loader is none: how far equal places are in the whole data depends on the number of ranks."""
+
+
+FitsAnyWorld.register(LRScheduler)
+FitsAnyWorld.register(torch.amp.GradScaler)
 
 
 def components_of(state: Mapping[str, Any], *, rank: int, declared: Declarations) -> tuple[Component, ...]:

@@ -22,9 +22,11 @@ from holdfast.state.capture import TensorCollector, encode_component, open_optim
 from holdfast.state.components import (
     Component,
     Declarations,
+    FitsAnyWorld,
     Kind,
     components_of,
     module_tensors,
+    owner_of,
     parameter_names,
     parameters_by_id,
     set_extra_states,
@@ -66,8 +68,9 @@ class ChosenTree:
 def choose_tree(component: Component, stored: StoredState, *, world_size: int) -> ChosenTree | None:
     """This rank's tree, or None if the checkpoint lacks the component.
 
-    On another world size no tree is this rank's own. Then, in this order: all ranks saved the same; the component is
-    now declared replicated (rank 0's is taken); the object can merge; else StateMismatchError with the remedy.
+    On another world size no tree is this rank's own. Then, in this order: the component is now declared replicated
+    (rank 0's is taken); the object can merge; all ranks saved the same, and it fits any world size; else
+    StateMismatchError with the remedy.
     """
     key = component.key
     if key in stored.replicated_trees:
@@ -85,16 +88,37 @@ def choose_tree(component: Component, stored: StoredState, *, world_size: int) -
             key, f"it was saved per rank, and rank {absent[0]} has none", "restore on as many ranks as saved it"
         )
     encoded = tuple(_open(component, stored.rank_trees[rank][key]) for rank in range(stored.layout.world_size))
-    if component.replicated or all(tree == encoded[0] for tree in encoded):
+    if component.replicated:
         return ChosenTree(encoded[:1])
-    if hasattr(component.target, "load_resharded_state_dict"):
+    if component.kind is Kind.STATEFUL and hasattr(component.target, "load_resharded_state_dict"):
         return ChosenTree(encoded, merge=True)
+    if _are_alike(encoded) and _fits_any_world(component, stored.layout, world_size):
+        return ChosenTree(encoded[:1])
     raise StateMismatchError(
         key,
         f"each of {stored.layout.world_size} ranks saved its own and there are now {world_size}",
-        "declare it replicated if rank 0's will do for all, give the object "
+        "restore on as many ranks as saved it, or leave it out of the state"
+        if component.kind in (Kind.MODULE, Kind.OPTIMIZER)
+        else "declare it replicated if rank 0's will do for all, give the object "
         "load_resharded_state_dict(states, rank=…, world_size=…), or leave it out of the state",
     )
+
+
+def _are_alike(encoded: tuple[Any, ...]) -> bool:
+    return all(tree == encoded[0] for tree in encoded)
+
+
+def _fits_any_world(component: Component, layout: Layout, world_size: int) -> bool:
+    """Whether a tree that all ranks saved alike is the whole of the component.
+
+    A data loader's is not: it is a place in one rank's share. A module's does not name the parameters, and those of a
+    rank that is no more would be left behind."""
+    if component.kind is Kind.STATEFUL:
+        return isinstance(component.target, FitsAnyWorld)
+    if component.kind is not Kind.MODULE:
+        return True
+    names = (name for name, entry in layout.tensors.items() if entry.component == component.key)
+    return all((owner_of(name, component.key) or 0) < world_size for name in names)
 
 
 def _open(component: Component, tree: Any) -> Any:
@@ -417,7 +441,10 @@ def _check_dtype(name: str, live: torch.Tensor, wants: Wants, options: LoadOptio
 def _plan_stateful(component: Component, chosen: ChosenTree, wants: Wants, rank: int, world_size: int) -> Step:
     if chosen.merge:
         states: list[Any] = []
-        merging = [_plan_tree(tree, {}, wants, states.append) for tree in chosen.encoded]
+        # Equal trees with tensors have those of all ranks: DTensors, which come back sharded as they are here.
+        shared = _are_alike(chosen.encoded) and tensor_refs(chosen.encoded[0])
+        live = _live_tensors(component) if shared else {}
+        merging = [_plan_tree(tree, live, wants, states.append, in_place=False) for tree in chosen.encoded]
 
         def merge(arrivals: Arrivals) -> None:
             for step in merging:
