@@ -1,5 +1,7 @@
 """What may stand in a state, what is refused by its key, and how loading refuses what does not fit."""
 
+import copy
+
 import pytest
 import torch
 from roundtrip import load, save
@@ -204,6 +206,78 @@ def test_tied_weights_are_saved_once_and_stay_tied():
     load(state, [kept])
     assert state["x"]["a"] is not None
     assert torch.equal(state["x"]["a"], state["x"]["b"])
+
+
+@pytest.mark.parametrize("into_live", [True, False])
+def test_values_that_were_saved_apart_come_back_apart_where_they_share_memory(into_live):
+    model = nn.Linear(2, 2)
+    best = copy.deepcopy(model.state_dict())
+    nn.init.ones_(model.weight)
+    last = copy.deepcopy(model.state_dict())
+    rows = {"min": torch.zeros(3), "max": torch.ones(3), "history": [torch.full((4,), float(at)) for at in range(8)]}
+    saved = save({"best": best, "model": model, "rows": rows})
+    fresh, same = nn.Linear(2, 2), torch.full((3,), 9.0)
+    state = {
+        "best": fresh.state_dict(),
+        "model": fresh,
+        "rows": {"min": same, "max": same, "history": [torch.zeros(4)] * 8},
+    }
+    load(state, [saved], into_live=into_live)
+    assert all(torch.equal(tensor, last[name]) for name, tensor in fresh.state_dict().items())
+    assert all(torch.equal(state["best"][name], tensor) for name, tensor in best.items())
+    state["rows"]["min"] += 2
+    assert state["rows"]["min"].tolist() == [2.0] * 3
+    assert state["rows"]["max"].tolist() == [1.0] * 3
+    assert [row[0].item() for row in state["rows"]["history"]] == list(range(8))
+
+
+@pytest.mark.parametrize("into_live", [True, False])
+def test_values_that_were_saved_tied_stay_tied(into_live):
+    tied = torch.arange(3.0)
+    saved = save({"x": {"a": tied, "b": tied}})
+    same = torch.zeros(3)
+    state = {"x": {"a": same, "b": same}}
+    load(state, [saved], into_live=into_live)
+    assert state["x"]["a"] is same
+    assert state["x"]["b"] is same
+    assert torch.equal(same, tied)
+
+
+@pytest.mark.parametrize("into_live", [True, False])
+def test_a_module_and_its_part_are_loaded_both_if_they_were_saved_as_one(into_live):
+    model, fresh = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
+    load({"model": fresh, "part": fresh[0]}, [save({"model": model, "part": model[0]})], into_live=into_live)
+    assert torch.equal(fresh[0].weight, model[0].weight)
+    saved_apart = save({"model": model, "part": nn.Linear(2, 2)})
+    with pytest.raises(StateMismatchError, match=r"one memory with 'model/0\.weight'"):
+        load({"model": fresh, "part": fresh[0]}, [saved_apart], into_live=into_live)
+
+
+@pytest.mark.parametrize("into_live", [True, False])
+def test_a_list_of_the_models_parameters_keeps_them(into_live):
+    model, fresh = nn.Linear(2, 2), nn.Linear(2, 2)
+    state = {"clipped": list(fresh.parameters()), "model": fresh}
+    load(state, [save({"clipped": list(model.parameters()), "model": model})], into_live=into_live)
+    assert all(one is other for one, other in zip(state["clipped"], fresh.parameters(), strict=True))
+    assert torch.equal(fresh.weight, model.weight)
+
+
+@pytest.mark.parametrize("into_live", [True, False])
+@pytest.mark.parametrize("ahead", [0.0, 1.0])
+def test_a_slot_that_is_the_parameter_itself_stays_it_unless_it_was_saved_apart(into_live, ahead):
+    def job(slot_of):
+        model = nn.Linear(2, 2, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.state[model.weight]["slow"] = slot_of(model.weight.detach())
+        return model.weight, {"optimizer": optimizer, "model": model}
+
+    weight, state = job(lambda parameter: parameter + ahead if ahead else parameter)
+    fresh, resumed = job(lambda parameter: parameter)
+    load(resumed, [save(state)], into_live=into_live)
+    slow = resumed["optimizer"].state[fresh]["slow"]
+    assert torch.equal(fresh, weight)
+    assert torch.equal(slow, weight + ahead)
+    assert (slow.data_ptr() == fresh.data_ptr()) == (ahead == 0)
 
 
 def test_a_model_that_ties_what_the_checkpoint_does_not_is_refused():

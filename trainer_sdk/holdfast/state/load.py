@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -267,11 +268,15 @@ class _Slots:
         entry, live, parameter = self._wants.entry(ref.name), self._live.get(ref.name), self._parameter
         device = self._device(slot, ref, entry)
         placed_alike = slot == "step" or isinstance(live, DTensor) == isinstance(parameter, DTensor)
-        if live is not None and fits(entry, live) and placed_alike and live.device == device:
+        in_place = live is not None and fits(entry, live) and placed_alike and live.device == device
+        if live is not None and in_place and self._wants.may_fill(ref.name, live):
             return self._wants.into(ref.name, live)
         if slot != "step" and entry.shape == tuple(parameter.shape):
-            return self._wants.like(ref.name, parameter)
-        return self._wants.new(ref.name, device)
+            new = self._wants.like(ref.name, parameter)
+        else:
+            new = self._wants.new(ref.name, device)
+        # An optimizer may keep the parameter itself as a slot, and update it there.
+        return self._wants.shared_or(new, ref.name, live) if live is not None and in_place else new
 
     def _device(self, slot: Any, ref: TensorRef, entry: TensorEntry) -> torch.device:
         host, beside = torch.device("cpu"), self._parameter.device
@@ -353,23 +358,27 @@ def plan_load(
     components = components_of(state, rank=rank, declared=declared or Declarations())
     known = parameters_by_id(components)
     wants, report = Wants(stored.layout), LoadReport()
-    steps: list[Step] = []
-    for component in components:
+    steps: dict[str, list[Step]] = {component.key: [] for component in components}
+    # Modules first: a value that views a parameter (`model.state_dict()`) gets memory of its own, not the parameter.
+    for component in sorted(components, key=lambda each: _PLANNED.index(each.kind)):
         chosen = choose_tree(component, stored, world_size=world_size)
         if chosen is None:
             report.missing.append(component.key)
         elif component.kind is Kind.MODULE:
-            steps.extend(_plan_module(component, chosen, wants, options, report))
+            steps[component.key] = _plan_module(component, chosen, wants, options, report)
         elif component.kind is Kind.OPTIMIZER:
             plan = partial(plan_optimizer, component, chosen.encoded[0], known, wants)
-            steps.extend(plan(strict=options.strict, excludes=options.excludes))
+            steps[component.key] = plan(strict=options.strict, excludes=options.excludes)
         elif component.kind is Kind.STATEFUL:
-            steps.append(_plan_stateful(component, chosen, wants, rank, world_size))
+            steps[component.key] = [_plan_stateful(component, chosen, wants, rank, world_size)]
         else:
-            steps.append(_plan_value(state, component, chosen, wants))
+            steps[component.key] = [_plan_value(state, component, chosen, wants)]
     if options.strict:
         _refuse_gaps(report)
-    return LoadPlan(wants, report, tuple(steps))
+    return LoadPlan(wants, report, tuple(chain.from_iterable(steps.values())))
+
+
+_PLANNED = (Kind.MODULE, Kind.OPTIMIZER, Kind.STATEFUL, Kind.VALUE)
 
 
 _GIVE_THE_SAME = "give the same state, or take the weights alone with holdfast.load_weights(…, strict=False)"
