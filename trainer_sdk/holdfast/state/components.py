@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
-from holdfast.errors import StateError, StateMismatchError, TreeFormatError, UnsupportedStateError
+from holdfast.errors import StateError, TreeFormatError, UnsupportedStateError
 from holdfast.state.tensors import Held
 from holdfast.state.tree import decode_tree, encode_tree
 from holdfast_protocol.checkpoints import MAX_COMPONENTS
@@ -312,28 +312,23 @@ def capture_rng() -> Any:
     )
 
 
-def restore_rng(encoded: Any) -> None:
+def restore_rng(encoded: Any) -> bool:
     """Sets every generator back; call it last, because building the model, the loaders and their iterators draws
-    numbers.
+    numbers. Returns False if CUDA's are left, because another number of devices is visible than was: derive them.
 
-    Raises TreeFormatError for a malformed tree, StateMismatchError if another number of CUDA devices was in use;
-    nothing has changed then.
+    Raises TreeFormatError for a malformed tree; nothing has changed then.
     """
     states = decode_tree(encoded)
     if type(states) is not dict or states.keys() != {"python", "numpy", "torch", "cuda"}:
         raise TreeFormatError("the saved random number generators are malformed")
-    if states["cuda"] and len(states["cuda"]) != torch.cuda.device_count():
-        raise StateMismatchError(
-            "rng",
-            f"{len(states['cuda'])} CUDA generators were saved, and here are {torch.cuda.device_count()} devices",
-            "start with the same CUDA_VISIBLE_DEVICES, or restore with newly derived random numbers",
-        )
     before = capture_rng()
     try:
-        _set(states)
+        same_devices = not states["cuda"] or len(states["cuda"]) == torch.cuda.device_count()
+        _set(states if same_devices else states | {"cuda": []})
     except (TypeError, ValueError, KeyError, RuntimeError) as error:
         _set(decode_tree(before))
         raise TreeFormatError(f"the saved random number generators are malformed: {error}") from error
+    return same_devices
 
 
 def derive_rng(run: str, step: int, rank: int) -> None:
@@ -341,10 +336,23 @@ def derive_rng(run: str, step: int, rank: int) -> None:
 
     The same three values always give the same numbers; other ranks and steps give unrelated ones.
     """
-    digest = hashlib.sha256(f"holdfast-rng-1\n{run}\n{step}\n{rank}\n".encode()).digest()
+    digest = _derived(run, step, rank)
     random.seed(digest)
     np.random.seed(np.frombuffer(digest, dtype=np.uint32))
-    torch.manual_seed(int.from_bytes(digest[:8], "big"))
+    torch.manual_seed(_torch_seed(digest))
+
+
+def derive_cuda_rng(run: str, step: int, rank: int) -> None:
+    """Seeds the generators of CUDA's devices alone, as derive_rng does: for another number of visible devices."""
+    torch.cuda.manual_seed_all(_torch_seed(_derived(run, step, rank)))
+
+
+def _derived(run: str, step: int, rank: int) -> bytes:
+    return hashlib.sha256(f"holdfast-rng-1\n{run}\n{step}\n{rank}\n".encode()).digest()
+
+
+def _torch_seed(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "big")
 
 
 def _set(states: dict[str, Any]) -> None:
