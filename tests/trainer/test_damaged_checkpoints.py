@@ -94,6 +94,26 @@ def test_a_damaged_layout_that_all_checkpoints_share_raises_and_touches_nothing(
     assert state["notes"] == {"mine": 1}
 
 
+def restore_where_rank_1_reads_an_index_of_another_layout(rank, run):
+    if rank == 1:
+        read = CheckpointSource.indexes
+        CheckpointSource.indexes = lambda *asked: {
+            at: dataclasses.replace(index, layout_digest="0" * 64) for at, index in read(*asked).items()
+        }
+    with holdfast.Checkpointer(run) as ckpt:
+        try:
+            return ckpt.restore(Job(rank).state)
+        except errors.NoRestorePoint as error:
+            return type(error).__name__
+
+
+@pytest.mark.rule("one-vote-per-step")
+def test_an_index_of_another_layout_on_one_rank_makes_all_ranks_take_an_earlier_one(run):
+    run_ranks(train, 2, run, 1, timeout_seconds=120)
+    refused = run_ranks(restore_where_rank_1_reads_an_index_of_another_layout, 2, run, timeout_seconds=120)
+    assert refused == ["NoRestorePoint"] * 2
+
+
 def test_a_named_step_that_is_damaged_raises_and_never_falls_back(service, run):
     distinct_saves(run)
     (_, its_chunks), (_, older_chunks) = chunk_lists(service, run)

@@ -81,6 +81,10 @@ def read_documents(ranks: Ranks, source: CheckpointSource, *, rank_trees: bool) 
         others = [rank for rank in mine if rank != 0]
         read = source.indexes(manifest, others) if rank_trees and others else {}
         own.update(read)
+        # Here, where every rank hears of it: a rank that leaves alone meets the others in another collective.
+        for index in (first_index, *read.values()):
+            if index.layout_digest != layout.digest:
+                raise IntegrityError(f"The index of rank {index.rank} in {source.checkpoint_id} names another layout")
         return {rank: source.chunk_list(manifest, layout, rank) for rank in mine}, {} if same_world else read
 
     shares = ranks.together(read_share)
@@ -88,9 +92,6 @@ def read_documents(ranks: Ranks, source: CheckpointSource, *, rank_trees: bool) 
     indexes = own if same_world else {rank: index for share in shares for rank, index in share[1].items()}
     if rank_trees and (ranks.is_first or not same_world):
         indexes[0] = first_index
-    for index in (first_index, *indexes.values()):
-        if index.layout_digest != layout.digest:
-            raise IntegrityError(f"The index of rank {index.rank} in {source.checkpoint_id} names another layout")
     return CheckpointDocuments(
         manifest=manifest,
         stored=StoredState(

@@ -234,7 +234,7 @@ class Saver:
     def _agree(self, captured: _Captured, *, same: bool) -> Layout:
         if not same or self._agreed is None:
             plan, components = captured.plan, captured.state.components
-            told = self._ranks.gather((plan, components, shared_by(captured.state)))
+            told = self._ranks.together(lambda: (plan, components, shared_by(captured.state)))
             # Pure from here on: with the same plans every rank makes the same layout, or raises the same LayoutError.
             self._completeness.check((name for _, names, _ in told for name in names), self._session.opened.components)
             check_optimizers([shared.optimized for _, _, shared in told])
