@@ -109,6 +109,15 @@ def test_a_new_tensor_is_an_ordinary_one(elements):
     assert tensor.requires_grad_().sum().item() == torch.ones(elements, dtype=torch.bfloat16).sum().item()
 
 
+@pytest.mark.parametrize("elements", [3, 2**21], ids=["small", "large"])
+def test_a_new_tensor_is_on_its_device_whatever_the_scripts_default_is(elements):
+    with torch.device("meta"):
+        tensor = fresh((elements,), torch.float32, HOST)
+    assert tensor.device == HOST
+    bytes_of(tensor)[:] = bytes(4 * elements)
+    assert tensor.count_nonzero().item() == 0
+
+
 def test_a_tensor_of_inference_mode_is_written_on_a_device_too():
     with torch.inference_mode():
         tensor = torch.zeros(3, 2, dtype=torch.int16)

@@ -133,8 +133,9 @@ def fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     room = np.empty(size_bytes + _ALIGNED_BYTES, dtype=np.uint8)
     start = -room.ctypes.data % _ALIGNED_BYTES
     storage = torch.from_numpy(room[start : start + size_bytes]).untyped_storage()
-    # Not a view of a byte tensor, because autograd would remember it as a view.
-    return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape), row_major_strides(shape, 1))
+    # Not a view of a byte tensor, because autograd would remember it as a view. The script's default device may be
+    # another one.
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, tuple(shape), row_major_strides(shape, 1))
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
