@@ -355,9 +355,11 @@ class Checkpointer:
 
     def _crashed(self, error: BaseException) -> None:
         # Told before anything is waited for: the launcher soon ends the other ranks, and their reports come later.
-        if not self._closed and os.getpid() == self._process_id:
-            self.parts.session.crashed(error)
-        self.close(AttemptOutcome.FAILED, f"{type(error).__name__}: {error}")
+        try:
+            if not self._closed and os.getpid() == self._process_id:
+                self.parts.session.crashed(error)
+        finally:
+            self.close(AttemptOutcome.FAILED, f"{type(error).__name__}: {error}")
 
     def _save(
         self,
