@@ -134,7 +134,7 @@ class Saver:
     ) -> SaveHandle:
         began = time.monotonic()
         handle = SaveHandle(operator.index(step))
-        self._session.ready_to_save()
+        self._session.open()
         if wait:
             self._pipeline.wait_free(self._ranks.timeout_seconds / 2)
         standstill = Standstill()
@@ -201,6 +201,7 @@ class Saver:
         try:
             if (ended_by := self._session.ended_by()) is not None:
                 raise ended_by
+            self._session.ready_to_save()
             captured = capture(state, rank=self._ranks.rank, world_size=self._ranks.world_size, declared=self._declared)
             self._plan = build_local_plan(
                 captured.specs,
