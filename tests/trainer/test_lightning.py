@@ -13,7 +13,9 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.fabric.wrappers import _FabricOptimizer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.core.optimizer import LightningOptimizer, _MockOptimizer
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
@@ -22,7 +24,15 @@ from tests.trainer.gloo import run_ranks
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from holdfast.errors import ConfigurationError, HoldfastError, Preempted, SaveDeclined, SaveFailed, StaleAttempt
+from holdfast.errors import (
+    ConfigurationError,
+    HoldfastError,
+    Preempted,
+    SaveDeclined,
+    SaveFailed,
+    StaleAttempt,
+    UnsupportedStateError,
+)
 from holdfast.health.diverged import losses_are_finite
 from holdfast.integrations.lightning import (
     HoldfastCallback,
@@ -34,6 +44,7 @@ from holdfast.integrations.lightning.callback import _logged
 from holdfast.integrations.lightning.named_run import NamedRun
 from holdfast.integrations.lightning.names import step_of
 from holdfast.save.job import SaveHandle
+from holdfast.state.capture import capture
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState, Health
 
 EPOCHS = 4
@@ -399,3 +410,22 @@ def test_a_save_that_failed_on_one_rank_alone_does_not_make_it_save_again(
     run.step(4, {}, {})
     run.save(4, "last.ckpt", {})
     assert again == saved_again
+
+
+class _WithMore(torch.optim.SGD):
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"more": 1}
+
+
+@pytest.mark.rule("refuse-inexact")
+def test_the_wrappers_of_optimizers_are_saved_as_what_they_wrap() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    plain = torch.optim.SGD([parameter], lr=0.5)
+    saved = capture({"optimizer": plain}, rank=0, world_size=1).replicated_trees
+    strategy: Any = SimpleNamespace()
+    for wrapper in (_FabricOptimizer(plain, strategy), LightningOptimizer(plain)):
+        assert capture({"optimizer": wrapper}, rank=0, world_size=1).replicated_trees == saved
+    capture({"optimizer": _MockOptimizer()}, rank=0, world_size=1)  # of a module that configures none
+    more = _FabricOptimizer(_WithMore([parameter], lr=0.5), strategy)
+    with pytest.raises(UnsupportedStateError, match="_WithMore has a state_dict"):
+        capture({"optimizer": more}, rank=0, world_size=1)

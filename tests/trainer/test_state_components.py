@@ -1,12 +1,15 @@
 """What may stand in a state, what is refused by its key, and how loading refuses what does not fit."""
 
 import copy
+import logging
 
 import pytest
 import torch
 from roundtrip import load, save
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.optim import PostLocalSGDOptimizer
+from torchmetrics import MeanMetric
 
 from holdfast.errors import StateError, StateMismatchError, UnsupportedStateError
 from holdfast.state.capture import capture
@@ -145,6 +148,54 @@ def test_a_module_that_writes_its_own_form_is_refused():
 
     with pytest.raises(UnsupportedStateError, match=r"model/0 .*form of its own"):
         capture({"model": nn.Sequential(Own(1, 1))}, rank=0, world_size=1)
+
+
+class Ema(torch.optim.SGD):
+    """As averages of weights are often kept."""
+
+    def state_dict(self):
+        return super().state_dict() | {"ema": {}, "current_step": 3}
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+
+
+class Renamed(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+@pytest.mark.rule("refuse-inexact")
+def test_an_optimizer_whose_state_dict_may_hold_more_is_refused_and_a_plain_subclass_is_not():
+    module = nn.Linear(1, 1)
+    with pytest.raises(UnsupportedStateError, match=r"optimizer cannot be saved: Ema has a state_dict\(\) of its own"):
+        capture({"model": module, "optimizer": Ema(module.parameters(), lr=1.0)}, rank=0, world_size=1)
+    averaging = PostLocalSGDOptimizer(torch.optim.SGD(module.parameters(), lr=1.0), averager=None)
+    with pytest.raises(UnsupportedStateError, match=r"PostLocalSGDOptimizer .*give the optimizer inside it"):
+        capture({"optimizer": averaging}, rank=0, world_size=1)
+    capture({"model": module, "optimizer": Renamed(module.parameters(), lr=1.0)}, rank=0, world_size=1)
+
+
+@pytest.mark.rule("refuse-inexact")
+def test_a_persistent_metric_is_refused_and_one_that_keeps_nothing_is_not():
+    metric = MeanMetric()
+    module = nn.ModuleDict({"net": nn.Linear(1, 1, bias=False), "mean": metric})
+    assert names({"model": module}) == ["model/net.weight"]
+    metric.persistent(True)
+    with pytest.raises(UnsupportedStateError, match=r"model/mean .*MeanMetric is a persistent metric"):
+        capture({"model": module}, rank=0, world_size=1)
+
+
+def test_a_module_with_its_own_state_dict_is_saved_whole_and_named_once(caplog):
+    class WithoutBias(nn.Linear):
+        def state_dict(self, *args, **kwargs):
+            return {name: value for name, value in super().state_dict(*args, **kwargs).items() if name != "bias"}
+
+    caplog.set_level(logging.WARNING, "holdfast")
+    for _ in range(2):
+        captured = capture({"model": nn.Sequential(WithoutBias(1, 1))}, rank=0, world_size=1)
+        assert [piece.spec.name for piece in captured.pieces] == ["model/0.weight", "model/0.bias"]
+    assert caplog.text.count("WithoutBias has a state_dict() of its own") == 1
 
 
 @pytest.mark.rule("refuse-inexact")

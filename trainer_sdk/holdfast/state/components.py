@@ -6,6 +6,7 @@ capture.py and load.py both begin here, so that a component is named and declare
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 import re
 from abc import ABC
@@ -13,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import translate
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -155,17 +156,48 @@ def _component(key: str, value: Any, rank: int, declared: Declarations) -> Compo
         kind, value = Kind.MODULE, unwrap(value)
     elif isinstance(value, torch.optim.Optimizer):
         kind = Kind.OPTIMIZER
-        if type(value).__name__ == "ZeroRedundancyOptimizer":
-            raise UnsupportedStateError(
-                key,
-                "ZeroRedundancyOptimizer keeps each rank's part to itself",
-                "use fully_shard with a plain optimizer",
-            )
+        _refuse_own_form(key, value)
     elif callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
         kind = Kind.STATEFUL
     else:
         kind = Kind.VALUE
     return Component(key, kind, value, _is_replicated(key, kind, value, declared), rank, declared)
+
+
+_ADDS_NOTHING = {
+    "accelerate.optimizer": "optimizer",
+    "bitsandbytes.optim.optimizer": "",
+    "lightning.fabric.wrappers": "optimizer",
+    "lightning.pytorch.core.optimizer": "",
+    "lightning_fabric.wrappers": "optimizer",
+    "pytorch_lightning.core.optimizer": "",
+}
+"""The Python modules of optimizers whose own state_dict() has only slots and groups -> the attribute with the optimizer
+that they wrap, if they do."""
+
+
+def _refuse_own_form(key: str, optimizer: torch.optim.Optimizer) -> None:
+    """Raises UnsupportedStateError if its state_dict() may hold more than slots and groups, which alone are read."""
+    kind = type(optimizer)
+    if kind.__name__ == "ZeroRedundancyOptimizer":
+        raise UnsupportedStateError(
+            key,
+            "ZeroRedundancyOptimizer keeps each rank's part to itself",
+            "use fully_shard with a plain optimizer",
+        )
+    if kind.state_dict is torch.optim.Optimizer.state_dict:
+        return
+    wrapped = _ADDS_NOTHING.get(kind.state_dict.__module__)
+    if wrapped is None:
+        raise UnsupportedStateError(
+            key,
+            f"{kind.__qualname__} has a state_dict() of its own, and only an optimizer's slots and groups are read",
+            "give the optimizer inside it, and the rest under keys of their own; or all of it through an object with "
+            "state_dict() and load_state_dict() that is no Optimizer",
+        )
+    inner = getattr(optimizer, wrapped, None) if wrapped else None
+    if isinstance(inner, torch.optim.Optimizer):
+        _refuse_own_form(key, inner)
 
 
 def _is_replicated(key: str, kind: Kind, value: Any, declared: Declarations) -> bool:
@@ -225,6 +257,40 @@ def module_tensors(key: str, module: torch.nn.Module) -> Iterator[ModuleTensor]:
         for name, buffer in part._buffers.items():
             if buffer is not None and name not in part._non_persistent_buffers_set:
                 yield ModuleTensor(prefix + name, buffer, is_buffer=True)
+
+
+log = logging.getLogger("holdfast")
+
+_LEAVES_OUT_ONLY = ("lightning.fabric.", "lightning_fabric.", "torch.", "torchmetrics.", "torchtitan.")
+"""The packages whose modules have a state_dict() of their own that adds nothing to parameters and buffers."""
+
+
+def check_own_forms(component: Component) -> None:
+    """Of a module about to be saved. Raises UnsupportedStateError for a persistent metric of torchmetrics, whose state
+    is neither parameter nor buffer. Warns once of each other class with a state_dict() of its own: most of them only
+    leave something out or rename it, but what they add is not saved."""
+    for prefix, part in _parts("", component.target):
+        own = type(part).state_dict
+        if own is torch.nn.Module.state_dict:
+            continue
+        if own.__module__ == "torchmetrics.metric" and any(getattr(part, "_persistent", {}).values()):
+            raise UnsupportedStateError(
+                f"{component.key}/{prefix}".rstrip("./"),
+                f"{type(part).__qualname__} is a persistent metric, whose state is neither parameter nor buffer",
+                "call its persistent(False), and give its state_dict() through an object with state_dict() and "
+                "load_state_dict()",
+            )
+        if component.rank == 0 and not own.__module__.startswith(_LEAVES_OUT_ONLY):
+            _warn_of_own_form(type(part))
+
+
+@cache
+def _warn_of_own_form(kind: type[torch.nn.Module]) -> None:
+    log.warning(
+        "%s has a state_dict() of its own, which is not called: its parameters, buffers and get_extra_state() are "
+        "saved. If it adds more, give that under a key of its own.",
+        kind.__qualname__,
+    )
 
 
 def parameter_names(optimizer: torch.optim.Optimizer, known: Mapping[int, str]) -> list[list[str]]:
