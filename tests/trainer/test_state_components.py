@@ -337,6 +337,23 @@ def test_a_model_that_ties_what_the_checkpoint_does_not_is_refused():
         load({"model": Tied()}, [saved])
 
 
+def test_a_tied_tensor_is_loaded_under_whichever_of_its_names_the_checkpoint_has():
+    """The model's first one is `embed`, and another library may have kept `head` alone."""
+    source = nn.ModuleDict({"head": nn.Linear(4, 5, bias=False)})
+    model = Tied()
+    report = load({"model": model}, [save({"model": source})])
+    assert (report.missing, report.unexpected) == ([], [])
+    assert torch.equal(model.embed.weight, source["head"].weight)
+    other = save({"model": nn.ModuleDict({"other": nn.Linear(1, 1, bias=False)})})
+    before = model.embed.weight.tolist()
+    report = load({"model": model}, [other], options=LoadOptions(strict=False))
+    assert (report.missing, report.unexpected) == (["model/embed.weight"], ["model/other.weight"])
+    excluded = LoadOptions(strict=False, exclude=("model/embed.*",))
+    source["head"].weight.data.zero_()
+    assert load({"model": model}, [save({"model": source})], options=excluded).excluded == ["model/embed.weight"]
+    assert model.head.weight.tolist() == before, "what is excluded under one name stays"
+
+
 def test_extra_state_and_paths_that_look_alike_come_back():
     class Extra(nn.Linear):
         note = None

@@ -399,6 +399,7 @@ def _plan_module(
 ) -> list[Step]:
     steps: list[Step] = []
     first_name: dict[int, str] = {}
+    lacking: dict[int, str] = {}  # by tensor: none of its names so far is in the checkpoint
     covered = {ref.name for ref in tensor_refs(chosen.encoded[0])}
     for named in module_tensors(component.key, component.target):
         name = component.tensor_name(f"{component.key}/{named.fqn}", named.tensor)
@@ -407,13 +408,16 @@ def _plan_module(
         tied_to = first_name.setdefault(id(named.tensor), name)
         if options.excludes(f"{component.key}/{named.fqn}"):
             report.excluded.append(name)
-        elif tied_to != name:
+        elif tied_to != name and id(named.tensor) not in lacking:
             _check_tie(name, tied_to, wants)
         elif name not in wants.layout.tensors:
-            report.missing.append(name)
+            lacking.setdefault(id(named.tensor), name)
         else:
+            lacking.pop(id(named.tensor), None)
+            first_name[id(named.tensor)] = name
             _check_dtype(name, named.tensor, wants, options)
             steps.append(_run(wants.into(name, named.tensor)))
+    report.missing.extend(lacking.values())
     prefix = component.tensor_name(f"{component.key}/", torch.empty(0))
     report.unexpected.extend(
         name
