@@ -221,7 +221,7 @@ def mark_readable(database: Database, chunk_id: int, *, actor: Actor) -> None:
         database.run(partial(_mark_hot, checkpoint_id=checkpoint_id, actor=actor))
 
 
-def _cold_users(chunk_id: int) -> Select[tuple[str]]:
+def _cold_users(chunk_id: int) -> Select[str]:
     """Those that can read the chunk now, the newest first: a launch may wait for it. What a policy has moved is where
     it belongs, and is left out."""
     lists = select(ChunkListEntry.chunk_list_id).where(ChunkListEntry.chunk_id == chunk_id)

@@ -229,7 +229,7 @@ def _settle_repaired(context: ServiceContext, damaged: Damaged) -> bool:
     return context.database.run(end)
 
 
-def _good_copy(damaged: Damaged) -> Select[tuple[int]]:
+def _good_copy(damaged: Damaged) -> Select[int]:
     return (
         select(Copy.id)
         .where(

@@ -281,15 +281,15 @@ def check_own_forms(component: Component) -> None:
                 "load_state_dict()",
             )
         if component.rank == 0 and not own.__module__.startswith(_LEAVES_OUT_ONLY):
-            _warn_of_own_form(type(part))
+            _warn_of_own_form(type(part).__qualname__)
 
 
 @cache
-def _warn_of_own_form(kind: type[torch.nn.Module]) -> None:
+def _warn_of_own_form(kind: str) -> None:
     log.warning(
         "%s has a state_dict() of its own, which is not called: its parameters, buffers and get_extra_state() are "
         "saved. If it adds more, give that under a key of its own.",
-        kind.__qualname__,
+        kind,
     )
 
 
