@@ -14,7 +14,7 @@ from holdfast_client.chunks.encoding import OutgoingChunk, hash_chunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
-from holdfast_client.errors import HoldfastError, TransferStopped
+from holdfast_client.errors import CheckpointConflict, HoldfastError, TransferStopped
 from holdfast_client.host_calls import HostCalls
 from holdfast_protocol.base import Fence, RunName, text_to_keep
 from holdfast_protocol.checkpoints import (
@@ -31,7 +31,7 @@ from holdfast_protocol.checkpoints import (
     ShardSummary,
 )
 from holdfast_protocol.digests import shard_digest
-from holdfast_protocol.states import CheckpointState
+from holdfast_protocol.states import CheckpointState, Health
 from holdfast_protocol.text import without_secrets
 
 log = logging.getLogger("holdfast.client")
@@ -150,7 +150,8 @@ class ShardWriter:
 
     @property
     def _is_committed(self) -> bool:
-        """The step is saved a second time. The seal says whether it is the same content; nothing can be sent."""
+        """The step is saved a second time. The seal says whether it is the same content; nothing can be sent. If what
+        was committed is corrupt, the begin has raised CheckpointConflict: to compare would call a lost state saved."""
         return self._begun is not None and self._begun.state is CheckpointState.COMMITTED
 
     def _begin(self, client: Client, offer: FirstOffer | None) -> ChunksNegotiated | None:
@@ -165,6 +166,12 @@ class ShardWriter:
             self.begin_failed = True
             raise
         self._begun = begun
+        if self._is_committed and begun.health is Health.CORRUPT:
+            raise CheckpointConflict(
+                f"The checkpoint of step {begun.step} was committed and is corrupt "
+                f"({begun.health_reason or 'its bytes are lost'}), and nothing can be sent to it any more; save under "
+                "another step"
+            )
         if self.on_begun is not None:
             self.on_begun()
         return next((part for part in begun.negotiated if part.rank == self._rank), None)

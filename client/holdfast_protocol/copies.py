@@ -79,7 +79,12 @@ class RunCopies(Reply):
     copied_committed_at: datetime | None
     lag_seconds: float = Field(description="Since the oldest commit that is newer than the newest whole copy; 0: none.")
     rpo_objective_seconds: float | None = Field(
-        default=None, description="As the policy of objectives has it, to compare with lag_seconds; null: none."
+        default=None, description="As the policy of objectives has it; null: none."
+    )
+    rpo_seconds: float | None = Field(
+        default=None,
+        description="What the objective is compared with: the age of the oldest committed state that is newer than the "
+        "newest whole copy, whether or not a policy wants it copied. 0: there is none. null: there is no objective.",
     )
     lag_steps: int = Field(description="From the newest copied step to the newest wanted one.")
     lag_bytes: int = Field(description="Bytes to copy; a chunk that several checkpoints need counts in each.")
@@ -123,7 +128,9 @@ class DrillResult(Reply):
     rto_objective_seconds: float | None = Field(
         default=None, description="As the policy of objectives had it at this drill; null: none."
     )
-    rpo_objective_seconds: float | None = Field(default=None, description="Likewise.")
+    rpo_objective_seconds: float | None = Field(
+        default=None, description="Likewise. null too if a person chose an older checkpoint: its age is no fault."
+    )
     skipped: list[Skipped] = Field(description="Newer checkpoints, each with the reason to skip it.")
 
     @property

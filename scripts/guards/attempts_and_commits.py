@@ -137,9 +137,7 @@ GUARDS = (
         "random-generation",
         "a new copy repairs the rotten one before it was read",
         "service/holdfast_service/scrub/repair.py",
-        "                or_(Copy.proof == Proof.READ, "
-        "and_(Copy.proof.in_(PROVEN), Copy.storage_class.in_(ARCHIVED))),\n"
-        "                Copy.read_after >= damaged.damage,\n",
+        "            counts_as_read(),\n            Copy.read_after >= damaged.damage,\n",
         "",
         ("tests/service/scrub/test_repair.py",),
     ),
@@ -187,8 +185,16 @@ GUARDS = (
         "fencing-token",
         "a store lets itself be changed whatever its marker says",
         "service/holdfast_service/attached_stores/ownership.py",
-        "        if marker.epoch != self._epoch:",
+        "        if not marker.is_claimed_by(self._catalog_id, self._epoch, self._claim):",
         "        if False:",
+        ("tests/service/test_catalog_check.py",),
+    ),
+    Guard(
+        "fencing-token",
+        "a clone that holds production's epoch is taken for production",
+        "service/holdfast_service/attached_stores/ownership.py",
+        "        return (self.catalog_id, self.epoch, self.claim) == (catalog_id, epoch, claim)",
+        "        return (self.catalog_id, self.epoch) == (catalog_id, epoch)",
         ("tests/service/test_catalog_check.py",),
     ),
     Guard(

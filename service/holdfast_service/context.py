@@ -29,7 +29,8 @@ def _new_process_id() -> str:
 
 @dataclass(frozen=True)
 class ServiceContext:
-    """`epoch` is half of every fencing token; `signing_key` signs the service's own URLs.
+    """`epoch` is half of every fencing token, and with `claim` what a store's marker must say; `signing_key` signs the
+    service's own URLs.
 
     `store` is the primary store, the only one that trainers write to, and `store_id` its row in the catalog. `stores`
     are all that are attached, the primary one first. `read_rate_limit` is shared by all that reads copies back here,
@@ -45,6 +46,7 @@ class ServiceContext:
     store_watch: StoreWatch
     catalog_id: str
     epoch: int
+    claim: str
     signing_key: bytes = field(repr=False)
     notifier: CommitNotifier
     stores: tuple[AttachedStore, ...]

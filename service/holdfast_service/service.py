@@ -69,6 +69,7 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
         stores=tuple(stores),
         catalog_id=identity.catalog_id,
         epoch=identity.epoch,
+        claim=identity.claim,
         signing_key=identity.signing_key,
         notifier=CommitNotifier(database),
         read_rate_limit=ReadRateLimit(settings.prove_bytes_per_second),

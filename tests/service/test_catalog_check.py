@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ from sqlalchemy import make_url, select, text, update
 import holdfast_service.operations.controller
 from holdfast_protocol.stores import FindingKind
 from holdfast_service.attached_stores.epoch import NotCheckedError, claim_store, raise_epoch
+from holdfast_service.attached_stores.ownership import MARKER_NAME
 from holdfast_service.audit.record import Actor
 from holdfast_service.background.registry import OPERATION_KINDS, loops_of
 from holdfast_service.catalog_check.check import check_catalog
@@ -24,7 +26,7 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.records.outbox import record_in_store
 from holdfast_service.records.scanning import scan_records
 from holdfast_service.service import open_database
-from holdfast_service.settings import ServiceSettings
+from holdfast_service.settings import ServiceSettings, SettingsError
 from holdfast_service.stores.base import ObjectFacts, ObjectKey, StoreError, StoreNotOurs
 from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.service.conftest import Clock
@@ -200,9 +202,7 @@ def test_a_clone_changes_nothing_in_productions_stores_whatever_controller_runs(
     before = tree(*roots)
     with cloned(settings, request, tmp_path) as theirs:
         if said == "raise-epoch":
-            database = open_database(theirs)
-            raise_epoch(database, Actor.at_the_database())
-            database.dispose()
+            declare(theirs)
         with running_service(theirs) as clone:
             http = clone.http()
             answer(http.post("/v1/sweeps", json={"dry_run": False, "force": True}))
@@ -227,6 +227,78 @@ def test_a_clone_changes_nothing_in_productions_stores_whatever_controller_runs(
         assert tree(*roots) != before
 
 
+def declare(settings: ServiceSettings) -> None:
+    """What an operator does to the database itself after a restore or a clone."""
+    database = open_database(settings)
+    raise_epoch(database, Actor.at_the_database())
+    database.dispose()
+
+
+@pytest.mark.rule("fencing-token")
+def test_a_clone_that_holds_the_epoch_which_production_is_raised_to_changes_nothing(
+    settings: ServiceSettings, request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
+) -> None:
+    """The clone was there first. What people deleted in it waits for a store that lets itself be changed."""
+    with running_service(settings) as production:
+        job = Job(production.http())
+        for step in range(1, 4):
+            job.save(step)
+        job.end()
+        record_all(production.context)
+    with cloned(settings, request, tmp_path) as theirs:
+        declare(theirs)
+        with running_service(theirs.model_copy(update={"trash_person_seconds": 0.0})) as clone:
+            answer(clone.http().request("DELETE", "/v1/projects/demo/runs/gpt", json={}, headers={"If-Match": "*"}))
+            run_every_controller(clone)
+            declare(settings)
+            with running_service(settings) as production:
+                assert production.context.epoch == clone.context.epoch
+                check_all(production.context)
+                claim_all(production.context)
+                record_all(production.context)
+            before = tree(tmp_path / "store")
+            (attached,) = clone.context.stores
+            with pytest.raises(StoreNotOurs, match="another database"):
+                attached.store.write_named("records/demo/project/1.json", b"{}")
+            check_all(clone.context)
+            with pytest.raises(NotCheckedError, match="raise-epoch"):
+                claim_store(clone.context, attached, Actor.at_the_database(), accept_loss=True)
+            for _ in range(4):
+                clock.advance(4 * DAY)
+                with clone.context.database.transaction() as session:
+                    session.execute(update(Controller).values(reconciled_at=database_now(session)))
+                run_every_controller(clone)
+        assert tree(tmp_path / "store") == before
+        with pytest.raises(SettingsError, match="another database"), running_service(theirs):
+            pass
+    with running_service(settings) as production:
+        assert production.http().get("/readyz").status_code == 200
+        assert kinds(production) == {}
+
+
+@pytest.mark.rule("fencing-token")
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_marker_from_before_claims_is_the_catalogs_until_its_epoch_is_raised(settings: ServiceSettings) -> None:
+    with running_service(settings) as service:
+        marker = root_of(service) / MARKER_NAME
+        fields = json.loads(marker.read_text())
+        del fields["claim"]
+        marker.write_text(json.dumps(fields))
+    with running_service(settings) as service:
+        (attached,) = service.context.stores
+        assert attached.watch.ownership.problem() is None
+        Job(service.http()).save(1)
+        assert record_all(service.context)
+    declare(settings)
+    with running_service(settings) as service:
+        (attached,) = service.context.stores
+        assert not attached.watch.ownership.holds()
+        check_all(service.context)
+        claim_all(service.context)
+        assert attached.watch.ownership.holds()
+        assert json.loads(marker.read_text())["claim"] == service.context.claim != ""
+
+
 @pytest.mark.rule("fencing-token")
 def test_a_restored_catalog_is_not_adopted_over_what_it_does_not_know(
     settings: ServiceSettings, request: pytest.FixtureRequest, tmp_path: Path
@@ -240,9 +312,7 @@ def test_a_restored_catalog_is_not_adopted_over_what_it_does_not_know(
             job.http = service.http()
             lost = job.save(2)["id"]
             record_all(service.context)
-        database = open_database(backup)
-        raise_epoch(database, Actor.at_the_database())
-        database.dispose()
+        declare(backup)
         with running_service(backup) as restored:
             context = restored.context
             (store,) = check_all(context).stores

@@ -179,6 +179,36 @@ def test_opening_says_why_newer_checkpoints_were_skipped(service: RunningService
     )
 
 
+def test_what_was_skipped_is_told_of_the_checkpoint_that_was_loaded(service: RunningService) -> None:
+    """Which is another than the offered one if a late save is adopted, or if a rank could not read what was offered."""
+    first = Job(service.http())
+    for step in (100, 200):
+        first.save(step)
+    late = [b"state at 300", b"index at 300"]
+    first.begin(300)
+    second = Job(service.http(), after=1)
+    assert [each["step"] for each in second.view()["skipped"]] == [300]
+    adopted = second.begin(300, origin_attempt=1).write(0, late)
+    second.resumed_from(adopted["id"])
+    assert second.view()["skipped"] == [], "nothing was newer"
+    third = Job(service.http(), after=2)
+    assert (third.opened["restore_point"]["step"], third.view()["skipped"]) == (300, [])
+    older = next(
+        each for each in answer(service.http().get(f"{third.base}/checkpoints"))["items"] if each["step"] == 200
+    )
+    third.resumed_from(older["id"])
+    assert third.view()["skipped"] is None, "nobody has said yet what is wrong with step 300"
+    with service.context.database.transaction() as session:
+        session.execute(
+            update(Checkpoint).where(Checkpoint.id == adopted["id"]).values(health="corrupt", health_reason="a hole")
+        )
+    fourth = Job(service.http(), after=3)
+    told = fourth.view()["skipped"]
+    assert [(each["step"], each["reason"]) for each in told] == [(300, "corrupt"), (300, "aborted")]
+    fourth.resumed_from(older["id"])
+    assert fourth.view()["skipped"] == told
+
+
 def test_what_an_attempt_keeps_of_what_was_skipped_is_bounded(service: RunningService) -> None:
     first = Job(service.http())
     first.save(1)

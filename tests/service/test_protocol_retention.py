@@ -33,6 +33,8 @@ from tests.support.retention import (
 )
 from tests.support.service import RunningService
 
+DAY = 24 * HOUR
+
 
 def saved(job: Job, *steps: int) -> dict[int, str]:
     """Their ids."""
@@ -205,6 +207,50 @@ def test_the_controller_applies_policies_and_leaves_alone_runs_with_nothing_new(
     put_policy(service, second["etag"], keep_last=3)
     assert reconcile(service.context) == RetentionReport(done=1)
     assert states(service) == {1: "trashed", 2: "committed", 3: "committed", 4: "committed"}
+
+
+@pytest.mark.rule("database-clock")
+def test_a_commit_by_a_clock_that_was_ahead_expires_nothing(service: RunningService, clock: Clock) -> None:
+    job = Job(service.http())
+    ids: dict[int, str] = {}
+    for step in range(1, 7):
+        ids |= saved(job, step)
+        clock.advance(HOUR)
+    policy = put_policy(service, keep_within="30d")
+    assert reconcile(service.context) == RetentionReport(done=1)
+    clock.advance(40 * DAY)
+    ids |= saved(job, 7)
+    clock.advance(-40 * DAY)
+    for _ in range(2):
+        assert expiring(plan(service)) == []
+        assert reconcile(service.context) == RetentionReport(done=1)
+        clock.advance(2 * HOUR)
+    # The run goes on and ends, and that day comes.
+    clock.advance(10 * DAY)
+    ids |= saved(job, 8)
+    clock.advance(40 * DAY)
+    for _ in range(2):
+        assert expiring(plan(service)) == []
+        assert reconcile(service.context) == RetentionReport(done=1)
+        clock.advance(2 * HOUR)
+    put_policy(service, policy["etag"], keep_within="1h")
+    assert set(expiring(plan(service))) == {ids[step] for step in range(1, 7)}
+
+
+@pytest.mark.rule("database-clock")
+def test_a_look_long_after_the_one_before_expires_nothing_and_the_next_one_does(
+    service: RunningService, clock: Clock
+) -> None:
+    """The clock has jumped, or no service ran."""
+    job = Job(service.http())
+    saved(job, 1, 2, 3, 4)
+    put_policy(service, keep_within="1d")
+    assert reconcile(service.context) == RetentionReport(done=1)
+    clock.advance(40 * DAY)
+    saved(job, 5)
+    assert reconcile(service.context) == RetentionReport(done=1)
+    clock.advance(2 * HOUR)
+    assert reconcile(service.context) == RetentionReport(done=1, expired=3)
 
 
 def test_a_look_at_many_runs_takes_the_statements_of_a_look_at_one(service: RunningService) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
+import sys
+import threading
 import time
 
 import pytest
+import torch
 from gloo import run_ranks
 from tests.support.training import Job
 
@@ -107,6 +110,28 @@ def test_a_service_that_says_nothing_keeps_no_rank_from_ending(run, service, mon
     ckpt.close()
     view = attempt_of(service.client, run)
     assert (view.outcome_detail, view.error_rank) == ("Boom: quietly", 0)
+
+
+def test_an_attempt_ends_by_its_error_also_when_no_thread_can_be_started_any_more(run, service, monkeypatch):
+    """As in a program without a `with`, from Python 3.12 on: its handlers at exit can start none."""
+    state = {"big": {"t": torch.randn(2_000_000)}}
+    ckpt = holdfast.Checkpointer(run)
+    ckpt.restore(state)
+    handle = ckpt.save(0, state)
+    starts = threading.Thread.start
+
+    def start(thread):
+        if thread.name == "holdfast-crash":
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        starts(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(sys, "last_value", Boom("out of memory"), raising=False)
+    ckpt._close_at_exit()
+    assert handle.committed.result(timeout=0).step == 0
+    view = attempt_of(service.client, run)
+    assert (view.outcome, view.outcome_detail) == (AttemptOutcome.FAILED, "Boom: out of memory")
+    assert view.error_type == "test_attempts_told.Boom"
 
 
 def test_a_job_tells_what_it_trains_at_each_attempt(run, service) -> None:

@@ -50,10 +50,14 @@ def distinct_saves(run, steps=2):
     with holdfast.Checkpointer(run, create=True) as ckpt:
         ckpt.restore(state)
         for step in range(steps):
-            with torch.no_grad():
-                state["model"].weight.fill_(step + 1)
-            state["notes"]["n"] = step
-            ckpt.save(step, state).committed.result(timeout=60)
+            distinct_save(ckpt, state, step).result(timeout=60)
+
+
+def distinct_save(ckpt, state, step):
+    with torch.no_grad():
+        state["model"].weight.fill_(step + 1)
+    state["notes"]["n"] = step
+    return ckpt.save(step, state).committed
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -94,6 +98,26 @@ def test_a_damaged_layout_that_all_checkpoints_share_raises_and_touches_nothing(
     assert state["notes"] == {"mine": 1}
 
 
+def restore_where_rank_1_reads_an_index_of_another_layout(rank, run):
+    if rank == 1:
+        read = CheckpointSource.indexes
+        CheckpointSource.indexes = lambda *asked: {
+            at: dataclasses.replace(index, layout_digest="0" * 64) for at, index in read(*asked).items()
+        }
+    with holdfast.Checkpointer(run) as ckpt:
+        try:
+            return ckpt.restore(Job(rank).state)
+        except errors.NoRestorePoint as error:
+            return type(error).__name__
+
+
+@pytest.mark.rule("one-vote-per-step")
+def test_an_index_of_another_layout_on_one_rank_makes_all_ranks_take_an_earlier_one(run):
+    run_ranks(train, 2, run, 1, timeout_seconds=120)
+    refused = run_ranks(restore_where_rank_1_reads_an_index_of_another_layout, 2, run, timeout_seconds=120)
+    assert refused == ["NoRestorePoint"] * 2
+
+
 def test_a_named_step_that_is_damaged_raises_and_never_falls_back(service, run):
     distinct_saves(run)
     (_, its_chunks), (_, older_chunks) = chunk_lists(service, run)
@@ -102,6 +126,26 @@ def test_a_named_step_that_is_damaged_raises_and_never_falls_back(service, run):
             flip(path)
     with holdfast.Checkpointer(run) as ckpt, pytest.raises((errors.IntegrityError, errors.ChunkGone)):
         ckpt.restore({"model": torch.nn.Linear(4, 4), "notes": {}}, at="1")
+
+
+def test_a_step_whose_checkpoint_is_corrupt_is_not_called_committed_when_training_comes_to_it_again(service, run):
+    """In the same attempt, and with the very same content."""
+    state = {"model": torch.nn.Linear(4, 4), "notes": {"n": 0}}
+    with holdfast.Checkpointer(run, create=True) as ckpt:
+        ckpt.restore(state)
+        for step in range(2):
+            distinct_save(ckpt, state, step).result(timeout=60)
+        (newest, its_chunks), (_, older_chunks) = chunk_lists(service, run)
+        for digest in its_chunks - older_chunks:
+            for path in files_of(service.store, digest):
+                flip(path)
+        assert ckpt.restore(state) == 1
+        assert service.client.checkpoints.get(newest).health is Health.CORRUPT
+        failed = distinct_save(ckpt, state, 1).exception(timeout=60)
+        assert isinstance(failed, errors.SaveFailed)
+        assert "was committed and is corrupt" in str(failed)
+        assert "save under another step" in str(failed)
+        assert distinct_save(ckpt, state, 2).result(timeout=60).step == 2
 
 
 def malformed(document, change):

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from gloo import run_ranks
 from safetensors.torch import load_file
+from tests.support.damage import chunks_of, files_of, flip
 from tests.support.training import Job, values
 from torch import nn
 from torch.distributed._shard import sharded_tensor
@@ -36,7 +37,7 @@ from torch.distributed.fsdp import fully_shard
 
 import holdfast
 from holdfast import errors
-from holdfast.dcp.reader import ROUND_BYTES
+from holdfast.dcp.reader import ROUND_BYTES, HoldfastReader
 from holdfast.dcp.writer import HoldfastWriter
 from holdfast.distributed.step_agreement import Outlook
 from holdfast.export.pull import Format, pull
@@ -412,6 +413,46 @@ def test_a_loop_around_stock_dcp_is_killed_and_goes_on_bit_for_bit(run):
         assert start == 4
         assert losses == {step: straight[step] for step in range(4, 8)}
         assert final == expected
+
+
+def test_a_load_that_breaks_midway_leaves_a_running_job_nothing_to_save(run, service, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_DIRECT_FILES", "false")  # else it is read again at once, and may be found before
+    state = {"t": torch.arange(5.0)}
+    with holdfast.Checkpointer(run) as ckpt:
+        dcp.save(state, storage_writer=ckpt.writer(0))
+        [view] = service.client.checkpoints.all(*run.split("/"))
+        for _, digest in chunks_of(service.client, view.id, "t"):
+            for path in files_of(service.store, digest):
+                flip(path)
+        with pytest.raises(CheckpointException):
+            dcp.load(state, storage_reader=ckpt.reader("0"))
+        with pytest.raises(errors.NotRestored, match="parts of a checkpoint"):
+            ckpt.save(1, state)
+        with pytest.raises(CheckpointException, match="parts of a checkpoint"):
+            dcp.save(state, storage_writer=ckpt.writer(1))
+    assert len(list(service.client.checkpoints.all(*run.split("/")))) == 1
+
+
+def load_breaks_on_rank_1(rank, run):
+    def broken(*_):
+        raise ValueError("only on rank 1")
+
+    with holdfast.Checkpointer(run) as ckpt, pytest.MonkeyPatch.context() as patch:
+        dcp.save({"t": torch.ones(4)}, storage_writer=ckpt.writer(0))
+        if rank == 1:
+            patch.setattr(HoldfastReader, "_load_tensors", broken)
+        with pytest.raises(CheckpointException, match="only on rank 1"):
+            dcp.load({"t": torch.zeros(4)}, storage_reader=ckpt.reader("0"))
+        with pytest.raises(errors.NotRestored, match="The state holds parts"):
+            ckpt.save(1, {"t": {"x": torch.ones(4)}})
+        with pytest.raises(CheckpointException, match="The state holds parts"):
+            dcp.save({"t": torch.ones(4)}, storage_writer=ckpt.writer(1))
+        return True
+
+
+@pytest.mark.rule("one-vote-per-step")
+def test_a_load_that_breaks_on_one_rank_makes_all_ranks_refuse_the_next_save(run):
+    assert run_ranks(load_breaks_on_rank_1, 2, run) == [True, True]
 
 
 def test_an_empty_run_has_no_reader(run):

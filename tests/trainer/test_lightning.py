@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,25 +13,39 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.fabric.wrappers import _FabricOptimizer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.core.optimizer import LightningOptimizer, _MockOptimizer
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 from tests.trainer.conftest import Service
 from tests.trainer.gloo import run_ranks
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from holdfast.errors import ConfigurationError, HoldfastError, Preempted, SaveDeclined, SaveFailed, StaleAttempt
+from holdfast.errors import (
+    ConfigurationError,
+    HoldfastError,
+    Preempted,
+    SaveDeclined,
+    SaveFailed,
+    StaleAttempt,
+    UnsupportedStateError,
+)
+from holdfast.health.diverged import losses_are_finite
 from holdfast.integrations.lightning import (
     HoldfastCallback,
     HoldfastCheckpointIO,
     HoldfastDDPStrategy,
     HoldfastModelParallelStrategy,
 )
+from holdfast.integrations.lightning.callback import _logged
 from holdfast.integrations.lightning.named_run import NamedRun
 from holdfast.integrations.lightning.names import step_of
 from holdfast.save.job import SaveHandle
-from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
+from holdfast.state.capture import capture
+from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState, Health
 
 EPOCHS = 4
 
@@ -160,6 +175,67 @@ def test_what_a_module_logs_at_its_steps_is_the_runs_curve(run: str, service: Se
     assert curves["loss_step"] == [(step, pytest.approx(loss)) for step, loss in enumerate(module.seen, 1)]
     assert curves["loss"] == curves["loss_step"]
     assert [step for step, _ in curves["loss_epoch"]] == [4, 8], "known at the end of an epoch, and told with its save"
+
+
+class Occasional(Regression):
+    """Logs `aux_loss` at every third batch, NaN in the first epoch; and `late` after an update."""
+
+    def training_step(self, batch: Any, at: int) -> torch.Tensor:
+        (inputs,) = batch
+        total = self.current_epoch * 4 + at
+        if total % 3 == 0:
+            self.log("aux_loss", torch.nan if self.current_epoch == 0 else float(total), prog_bar=True)
+        return self.net(inputs).square().mean()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0:
+            self.log("late", float(batch_idx))
+
+
+class Observing:
+    """The default rule, which also sees the steps with metrics."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def __call__(self, step: int, metrics: Mapping[str, float], /) -> bool | str:
+        return losses_are_finite(step, metrics)
+
+    def observe(self, step: int, metrics: Mapping[str, Any]) -> None:
+        assert metrics["aux_loss"] is not None
+        self.steps.append(step)
+
+
+@pytest.mark.rule("sharded-hooks")
+@pytest.mark.parametrize(
+    ("batches", "logged", "diverged"), [(1, [1, 4, 7, 10], {1, 4}), (2, [1, 2, 4, 5], {1, 2})], ids=["each", "two"]
+)
+def test_what_was_logged_at_an_older_step_is_neither_told_nor_saved_again(
+    run: str, service: Service, tmp_path: Path, batches: int, logged: list[int], diverged: set[int]
+) -> None:
+    rule = Observing()
+    io = HoldfastCheckpointIO(run, checkpointer={"healthy": rule})
+    saving = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1)
+    trainer = trainer_of(tmp_path, saving=saving, plugins=[io], max_epochs=3, accumulate_grad_batches=batches)
+    fitted(trainer, Occasional, ckpt_path=None)
+    history = service.client.runs.metrics_history(*run.split("/"))
+    assert {curve.name: [at.step for at in curve.points] for curve in history.metrics} == {"aux_loss": logged}
+    assert rule.steps == logged, "a step that logged nothing has no metrics"
+    project, name = run.split("/")
+    saved = list(service.client.checkpoints.all(project, name, state=CheckpointState.COMMITTED))
+    assert {each.step for each in saved} == set(range(1, 12 // batches + 1))
+    assert {each.step for each in saved if each.health == Health.DIVERGED} == diverged
+    assert {each.step for each in saved if each.metrics} == set(logged)
+
+
+def test_no_device_is_asked_for_what_was_logged() -> None:
+    """A tensor of "meta" has no value. Lightning asks for it, to show it."""
+    results = _ResultCollection(training=True)
+    results.log("training_step", "loss", torch.empty((), device="meta"), on_step=True, prog_bar=True)
+    with pytest.raises(RuntimeError):
+        results.metrics(on_step=True)
+    logged, older = _logged(results, {})
+    assert (logged.keys(), older) == ({"loss", "loss_step"}, set())
 
 
 def test_a_save_after_an_epochs_last_batch_is_resumed_and_so_are_those_after_it(run: str, tmp_path: Path) -> None:
@@ -334,3 +410,22 @@ def test_a_save_that_failed_on_one_rank_alone_does_not_make_it_save_again(
     run.step(4, {}, {})
     run.save(4, "last.ckpt", {})
     assert again == saved_again
+
+
+class _WithMore(torch.optim.SGD):
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"more": 1}
+
+
+@pytest.mark.rule("refuse-inexact")
+def test_the_wrappers_of_optimizers_are_saved_as_what_they_wrap() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    plain = torch.optim.SGD([parameter], lr=0.5)
+    saved = capture({"optimizer": plain}, rank=0, world_size=1).replicated_trees
+    strategy: Any = SimpleNamespace()
+    for wrapper in (_FabricOptimizer(plain, strategy), LightningOptimizer(plain)):
+        assert capture({"optimizer": wrapper}, rank=0, world_size=1).replicated_trees == saved
+    capture({"optimizer": _MockOptimizer()}, rank=0, world_size=1)  # of a module that configures none
+    more = _FabricOptimizer(_WithMore([parameter], lr=0.5), strategy)
+    with pytest.raises(UnsupportedStateError, match="_WithMore has a state_dict"):
+        capture({"optimizer": more}, rank=0, world_size=1)

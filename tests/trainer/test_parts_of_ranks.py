@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import holdfast
+from holdfast.save import saver
 
 OWN = ["model", "optimizer"]
 
@@ -96,6 +97,28 @@ def stages_undeclared(rank: int, run: str) -> str:
 def test_stages_of_other_names_are_refused_undeclared(run: str, world_size: int) -> None:
     refused = run_ranks(stages_undeclared, world_size, run)
     assert all("declared per rank" in each for each in refused), refused
+
+
+def save_where_rank_1_cannot_compare(rank: int, run: str) -> str:
+    def fail(captured: Any) -> Any:
+        raise TypeError("this device has no float64")
+
+    if rank == 1:
+        saver.shared_by = fail
+    state = {"model": nn.Linear(2, 2)}
+    with holdfast.Checkpointer(run, save=holdfast.OnPreemption()) as checkpointer:
+        checkpointer.restore(state)
+        try:
+            checkpointer.save(0, state).committed.result(timeout=60)
+        except TypeError as error:
+            return str(error)
+    return "saved"
+
+
+@pytest.mark.rule("one-vote-per-step")
+def test_a_rank_that_cannot_compare_fails_the_save_on_all_ranks(run: str) -> None:
+    refused = run_ranks(save_where_rank_1_cannot_compare, 2, run)
+    assert refused == ["On rank 1: this device has no float64", "this device has no float64"]
 
 
 def only_on_rank_0(rank: int, run: str) -> Any:

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+import torch
 import torch.distributed as dist
 from gloo import run_ranks
 from tests.support.training import Job, train
@@ -47,6 +48,17 @@ def test_a_rank_with_another_layout_makes_all_ranks_plan_again():
 def test_ranks_at_other_steps_raise_on_all_ranks():
     results = run_ranks(vote, 2, [[Ballot(5, False, False, None)], [Ballot(6, False, False, None)]])
     assert [result[0] for [result] in results] == ["RanksDisagree"] * 2
+
+
+def vote_under_another_default_device(rank):
+    ranks = Ranks(timeout_seconds=60)
+    with torch.device("meta"):
+        return ranks.vote(Ballot(5, rank == 1, False, DIGEST))
+
+
+def test_ranks_vote_in_host_memory_whatever_the_scripts_default_device_is():
+    verdicts = run_ranks(vote_under_another_default_device, 2)
+    assert [(verdict.busy, verdict.same_layout) for verdict in verdicts] == [(True, True)] * 2
 
 
 @pytest.mark.parametrize(("seconds", "within"), [(1800, ""), (0, " within 0 s")])

@@ -141,7 +141,7 @@ def test_a_named_step_that_is_damaged_says_so_and_another_one_mends_the_state(se
 
 
 def restore_with_another_shape_on_rank_1(rank, run):
-    job = Job(rank)
+    job = Job(rank, loader=False)  # one rank's place is none for two
     if rank == 1:
         job.state["model"].up = torch.nn.Linear(5, 8)
         job.state["optimizer"] = torch.optim.AdamW(job.state["model"].parameters(), lr=0.01)

@@ -155,6 +155,14 @@ def test_an_epoch_that_the_ranks_cannot_share_evenly(drop_last: bool, length: in
     assert list(ResumableSampler(range(0))) == []
 
 
+def test_the_order_is_the_same_whatever_the_scripts_default_device_is() -> None:
+    sampler = ResumableSampler(list(range(9)), seed=1)
+    order = list(sampler)
+    again = ResumableSampler(list(range(9)), seed=1)
+    with torch.device("meta"):
+        assert list(again) == order
+
+
 def test_the_order_of_another_sampler_is_kept_and_changes_with_the_epoch() -> None:
     weights = torch.arange(1.0, 31.0)
     torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import subprocess
 import sys
 import threading
@@ -15,6 +16,9 @@ from tests.support.training import Job, random_numbers, train, values
 from torch import nn
 
 import holdfast
+from holdfast.save import saver
+from holdfast.state.components import capture_rng
+from holdfast.state.tree import decode_tree, encode_tree
 
 
 def test_resume_is_bit_for_bit_what_an_uninterrupted_run_would_be(run):
@@ -26,6 +30,27 @@ def test_resume_is_bit_for_bit_what_an_uninterrupted_run_would_be(run):
     assert {**first.losses, **second.losses} == whole.losses
     assert second.final == whole.final
     assert second.rng == whole.rng
+
+
+@pytest.mark.rule("random-state-last")
+def test_a_resume_with_fewer_gpus_visible_derives_cudas_numbers_and_says_so(run, monkeypatch, caplog):
+    generators = encode_tree({**decode_tree(capture_rng()), "cuda": [b"first", b"second"]}, path="rng")
+    expected = random_numbers()
+    monkeypatch.setattr(saver, "capture_rng", lambda: generators)
+    job, resumed = Job(), Job(seed=7)
+    with holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore(job.state)
+        job.step(0)
+        ckpt.save(0, job.state).committed.result(timeout=60)
+    saved, seeds = copy.deepcopy(values(job.state)), []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    with caplog.at_level(logging.INFO, logger="holdfast"), holdfast.Checkpointer(run) as ckpt:
+        assert ckpt.restore(resumed.state) == 1
+        assert random_numbers() == expected
+    assert values(resumed.state) == saved
+    assert len(seeds) == 1
+    assert caplog.text.count("CUDA's random numbers derived anew from run, step and rank") == 1
 
 
 @pytest.mark.rule("capture-changes-nothing")

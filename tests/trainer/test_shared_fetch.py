@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import re
 import signal
@@ -126,6 +127,20 @@ def test_a_folder_that_cannot_be_made_costs_fetches_and_nothing_else(proxy, cach
     cache.mkdir()
     (cache / f"holdfast-{os.geteuid()}").write_text("a file where the folder should be")
     assert run_ranks(restore, 2, run) == [(1, saved[0])] * 2
+
+
+def restore_without_temporary_folder(rank, run):
+    def gettempdir():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    host_sharing.tempfile.gettempdir = gettempdir
+    return restore(rank, run)
+
+
+def test_a_host_without_a_temporary_folder_costs_fetches_and_nothing_else(proxy, run, monkeypatch):
+    saved = run_ranks(save, 2, run)
+    monkeypatch.delenv("HOLDFAST_CACHE_DIR")
+    assert run_ranks(restore_without_temporary_folder, 2, run) == [(1, saved[0])] * 2
 
 
 def restore_elsewhere(rank, run):

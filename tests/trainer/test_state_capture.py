@@ -12,6 +12,7 @@ from torch import nn
 from holdfast.errors import TreeFormatError
 from holdfast.state.capture import capture
 from holdfast.state.components import capture_rng, derive_rng, restore_rng
+from holdfast.state.tree import decode_tree, encode_tree
 
 
 class Net(nn.Module):
@@ -268,6 +269,16 @@ def test_generators_come_back_exactly():
         random.random(), np.random.random(), torch.rand(9)
     restore_rng(saved)
     assert (random.gauss(0, 1), np.random.standard_normal(3).tolist(), torch.randn(3).tolist()) == expected
+
+
+@pytest.mark.rule("random-state-last")
+@pytest.mark.parametrize("devices", [0, 1, 4])
+def test_the_hosts_generators_come_back_where_another_number_of_devices_is_visible(monkeypatch, devices):
+    saved = encode_tree({**decode_tree(capture_rng()), "cuda": [b"first", b"second"]}, path="rng")
+    expected = (random.random(), np.random.random(), torch.rand(1).item())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    assert not restore_rng(saved)
+    assert (random.random(), np.random.random(), torch.rand(1).item()) == expected
 
 
 @pytest.mark.rule("random-state-last")

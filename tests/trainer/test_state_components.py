@@ -1,10 +1,15 @@
 """What may stand in a state, what is refused by its key, and how loading refuses what does not fit."""
 
+import copy
+import logging
+
 import pytest
 import torch
 from roundtrip import load, save
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.optim import PostLocalSGDOptimizer
+from torchmetrics import MeanMetric
 
 from holdfast.errors import StateError, StateMismatchError, UnsupportedStateError
 from holdfast.state.capture import capture
@@ -38,6 +43,23 @@ class Counting:
 class Merging(Counting):
     def load_resharded_state_dict(self, states, *, rank, world_size):
         self.position = sum(state["position"] for state in states) // world_size
+
+
+class Place:
+    """A loader without tensors: ranks at equal places have equal states."""
+
+    def __init__(self, position=0):
+        self.position = position
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+
+class MergingPlace(Place):
+    load_resharded_state_dict = Merging.load_resharded_state_dict
 
 
 def names(state, **declared):
@@ -128,6 +150,54 @@ def test_a_module_that_writes_its_own_form_is_refused():
         capture({"model": nn.Sequential(Own(1, 1))}, rank=0, world_size=1)
 
 
+class Ema(torch.optim.SGD):
+    """As averages of weights are often kept."""
+
+    def state_dict(self):
+        return super().state_dict() | {"ema": {}, "current_step": 3}
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+
+
+class Renamed(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+@pytest.mark.rule("refuse-inexact")
+def test_an_optimizer_whose_state_dict_may_hold_more_is_refused_and_a_plain_subclass_is_not():
+    module = nn.Linear(1, 1)
+    with pytest.raises(UnsupportedStateError, match=r"optimizer cannot be saved: Ema has a state_dict\(\) of its own"):
+        capture({"model": module, "optimizer": Ema(module.parameters(), lr=1.0)}, rank=0, world_size=1)
+    averaging = PostLocalSGDOptimizer(torch.optim.SGD(module.parameters(), lr=1.0), averager=None)
+    with pytest.raises(UnsupportedStateError, match=r"PostLocalSGDOptimizer .*give the optimizer inside it"):
+        capture({"optimizer": averaging}, rank=0, world_size=1)
+    capture({"model": module, "optimizer": Renamed(module.parameters(), lr=1.0)}, rank=0, world_size=1)
+
+
+@pytest.mark.rule("refuse-inexact")
+def test_a_persistent_metric_is_refused_and_one_that_keeps_nothing_is_not():
+    metric = MeanMetric()
+    module = nn.ModuleDict({"net": nn.Linear(1, 1, bias=False), "mean": metric})
+    assert names({"model": module}) == ["model/net.weight"]
+    metric.persistent(True)
+    with pytest.raises(UnsupportedStateError, match=r"model/mean .*MeanMetric is a persistent metric"):
+        capture({"model": module}, rank=0, world_size=1)
+
+
+def test_a_module_with_its_own_state_dict_is_saved_whole_and_named_once(caplog):
+    class WithoutBias(nn.Linear):
+        def state_dict(self, *args, **kwargs):
+            return {name: value for name, value in super().state_dict(*args, **kwargs).items() if name != "bias"}
+
+    caplog.set_level(logging.WARNING, "holdfast")
+    for _ in range(2):
+        captured = capture({"model": nn.Sequential(WithoutBias(1, 1))}, rank=0, world_size=1)
+        assert [piece.spec.name for piece in captured.pieces] == ["model/0.weight", "model/0.bias"]
+    assert caplog.text.count("WithoutBias has a state_dict() of its own") == 1
+
+
 @pytest.mark.rule("refuse-inexact")
 def test_fsdp1_is_refused_with_the_remedy(monkeypatch):
     module = nn.Linear(1, 1)
@@ -189,10 +259,99 @@ def test_tied_weights_are_saved_once_and_stay_tied():
     assert torch.equal(state["x"]["a"], state["x"]["b"])
 
 
+@pytest.mark.parametrize("into_live", [True, False])
+def test_values_that_were_saved_apart_come_back_apart_where_they_share_memory(into_live):
+    model = nn.Linear(2, 2)
+    best = copy.deepcopy(model.state_dict())
+    nn.init.ones_(model.weight)
+    last = copy.deepcopy(model.state_dict())
+    rows = {"min": torch.zeros(3), "max": torch.ones(3), "history": [torch.full((4,), float(at)) for at in range(8)]}
+    saved = save({"best": best, "model": model, "rows": rows})
+    fresh, same = nn.Linear(2, 2), torch.full((3,), 9.0)
+    state = {
+        "best": fresh.state_dict(),
+        "model": fresh,
+        "rows": {"min": same, "max": same, "history": [torch.zeros(4)] * 8},
+    }
+    load(state, [saved], into_live=into_live)
+    assert all(torch.equal(tensor, last[name]) for name, tensor in fresh.state_dict().items())
+    assert all(torch.equal(state["best"][name], tensor) for name, tensor in best.items())
+    state["rows"]["min"] += 2
+    assert state["rows"]["min"].tolist() == [2.0] * 3
+    assert state["rows"]["max"].tolist() == [1.0] * 3
+    assert [row[0].item() for row in state["rows"]["history"]] == list(range(8))
+
+
+@pytest.mark.parametrize("into_live", [True, False])
+def test_values_that_were_saved_tied_stay_tied(into_live):
+    tied = torch.arange(3.0)
+    saved = save({"x": {"a": tied, "b": tied}})
+    same = torch.zeros(3)
+    state = {"x": {"a": same, "b": same}}
+    load(state, [saved], into_live=into_live)
+    assert state["x"]["a"] is same
+    assert state["x"]["b"] is same
+    assert torch.equal(same, tied)
+
+
+@pytest.mark.parametrize("into_live", [True, False])
+def test_a_module_and_its_part_are_loaded_both_if_they_were_saved_as_one(into_live):
+    model, fresh = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
+    load({"model": fresh, "part": fresh[0]}, [save({"model": model, "part": model[0]})], into_live=into_live)
+    assert torch.equal(fresh[0].weight, model[0].weight)
+    saved_apart = save({"model": model, "part": nn.Linear(2, 2)})
+    with pytest.raises(StateMismatchError, match=r"one memory with 'model/0\.weight'"):
+        load({"model": fresh, "part": fresh[0]}, [saved_apart], into_live=into_live)
+
+
+@pytest.mark.parametrize("into_live", [True, False])
+def test_a_list_of_the_models_parameters_keeps_them(into_live):
+    model, fresh = nn.Linear(2, 2), nn.Linear(2, 2)
+    state = {"clipped": list(fresh.parameters()), "model": fresh}
+    load(state, [save({"clipped": list(model.parameters()), "model": model})], into_live=into_live)
+    assert all(one is other for one, other in zip(state["clipped"], fresh.parameters(), strict=True))
+    assert torch.equal(fresh.weight, model.weight)
+
+
+@pytest.mark.parametrize("into_live", [True, False])
+@pytest.mark.parametrize("ahead", [0.0, 1.0])
+def test_a_slot_that_is_the_parameter_itself_stays_it_unless_it_was_saved_apart(into_live, ahead):
+    def job(slot_of):
+        model = nn.Linear(2, 2, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.state[model.weight]["slow"] = slot_of(model.weight.detach())
+        return model.weight, {"optimizer": optimizer, "model": model}
+
+    weight, state = job(lambda parameter: parameter + ahead if ahead else parameter)
+    fresh, resumed = job(lambda parameter: parameter)
+    load(resumed, [save(state)], into_live=into_live)
+    slow = resumed["optimizer"].state[fresh]["slow"]
+    assert torch.equal(fresh, weight)
+    assert torch.equal(slow, weight + ahead)
+    assert (slow.data_ptr() == fresh.data_ptr()) == (ahead == 0)
+
+
 def test_a_model_that_ties_what_the_checkpoint_does_not_is_refused():
     saved = save({"model": Tied(tie=False)})
     with pytest.raises(StateMismatchError, match=r"ties it to 'model/embed.weight'"):
         load({"model": Tied()}, [saved])
+
+
+def test_a_tied_tensor_is_loaded_under_whichever_of_its_names_the_checkpoint_has():
+    """The model's first one is `embed`, and another library may have kept `head` alone."""
+    source = nn.ModuleDict({"head": nn.Linear(4, 5, bias=False)})
+    model = Tied()
+    report = load({"model": model}, [save({"model": source})])
+    assert (report.missing, report.unexpected) == ([], [])
+    assert torch.equal(model.embed.weight, source["head"].weight)
+    other = save({"model": nn.ModuleDict({"other": nn.Linear(1, 1, bias=False)})})
+    before = model.embed.weight.tolist()
+    report = load({"model": model}, [other], options=LoadOptions(strict=False))
+    assert (report.missing, report.unexpected) == (["model/embed.weight"], ["model/other.weight"])
+    excluded = LoadOptions(strict=False, exclude=("model/embed.*",))
+    source["head"].weight.data.zero_()
+    assert load({"model": model}, [save({"model": source})], options=excluded).excluded == ["model/embed.weight"]
+    assert model.head.weight.tolist() == before, "what is excluded under one name stays"
 
 
 def test_extra_state_and_paths_that_look_alike_come_back():
@@ -234,6 +393,38 @@ def test_a_loader_on_another_world_size_refuses_merges_or_is_declared():
     chosen = Counting()
     load({"loader": chosen}, parts, replicated=["loader"])
     assert chosen.position == 3
+
+
+@pytest.mark.rule("random-state-last")
+def test_ranks_at_equal_places_are_merged_or_refused_too():
+    parts = [save({"loader": Place(4)}, rank, 2) for rank in range(2)]
+    merged = MergingPlace()
+    load({"loader": merged}, parts)
+    assert merged.position == 8
+    place = Place()
+    for saved, rank, world_size in [(parts, 0, 1), (parts, 2, 3), ([save({"loader": Place(4)})], 1, 2)]:
+        with pytest.raises(StateMismatchError, match="load_resharded_state_dict"):
+            load({"loader": place}, saved, rank, world_size)
+    assert place.position == 0
+    load({"loader": place}, parts, replicated=["loader"])
+    assert place.position == 4
+
+
+def test_what_is_no_place_in_the_data_goes_on_if_all_ranks_saved_the_same():
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    parts = [save({"scaler": scaler}, rank, 2) for rank in range(2)]
+    fresh = torch.amp.GradScaler("cpu")
+    load({"scaler": fresh}, parts)
+    assert fresh.state_dict() == scaler.state_dict()
+
+
+def test_a_module_of_each_rank_loses_none_on_fewer_ranks():
+    parts = [save({"stage": nn.Linear(1, 1)}, rank, 2, per_rank=["stage"]) for rank in range(2)]
+    stage = nn.Linear(1, 1)
+    before = stage.weight.item()
+    with pytest.raises(StateMismatchError, match="restore on as many ranks as saved it"):
+        load({"stage": stage}, parts, per_rank=["stage"])
+    assert stage.weight.item() == before
 
 
 def test_plain_values_that_all_ranks_saved_alike_need_no_declaration():

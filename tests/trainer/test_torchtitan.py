@@ -5,6 +5,7 @@ Its Trainer needs its whole list of dependencies; `Loop` does what that does wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +24,12 @@ from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersCon
 
 import holdfast
 from holdfast.errors import ConfigurationError
-from holdfast.integrations.torchtitan import HoldfastCheckpointManager
-from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
+from holdfast.integrations.torchtitan import HoldfastCheckpointManager, _losses_are_finite
+from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState, Health
 
 STEPS = 6
 LOSS = "loss_metrics/global_avg_loss"
+MAXIMUM = "loss_metrics/global_max_loss"
 
 
 class Numbers(IterableDataset):
@@ -115,7 +117,8 @@ class Loop:
             self.ntokens_seen += batch.numel()
             self.losses[self.step] = loss.item()
             if self.step % 2 == 0:
-                self.metrics_processor.logger.log({LOSS: loss.item()}, self.step)
+                # A rank whose labels are all ignored has no average, and then the ranks have no maximum.
+                self.metrics_processor.logger.log({LOSS: loss.item(), MAXIMUM: math.nan}, self.step)
             self.checkpointer.save(self.step, last_step=self.step == STEPS)
 
     def parameters(self) -> Any:
@@ -175,8 +178,17 @@ def test_a_killed_job_goes_on_bit_for_bit_and_keeps_the_latest_k(run: str, servi
     # What torchtitan logged at a step goes with its checkpoint, and is the run's curve.
     loss = second[0][3][6]
     assert kept[6].metrics[LOSS].value == loss
-    (curve,) = service.client.runs.metrics_history(project, name).metrics
-    assert (curve.name, curve.points[-1].step, curve.points[-1].value) == (LOSS, 6, loss)
+    curves = {curve.name: curve.points for curve in service.client.runs.metrics_history(project, name).metrics}
+    assert (curves[LOSS][-1].step, curves[LOSS][-1].value) == (6, loss)
+    assert (curves[MAXIMUM][-1].step, curves[MAXIMUM][-1].nonfinite) == (6, "nan")
+    assert {each.health for each in kept.values()} == {Health.OK}
+
+
+def test_an_average_that_is_not_finite_has_diverged() -> None:
+    assert _losses_are_finite(1, {LOSS: 2.0, MAXIMUM: math.nan, "grad_norm": math.inf}) is True
+    assert _losses_are_finite(1, {LOSS: 2.0, MAXIMUM: math.nan, "aux_loss": math.inf}) == "the metric aux_loss is inf"
+    for average in ({LOSS: math.nan}, {}):
+        assert _losses_are_finite(1, average | {MAXIMUM: math.nan}) is not True
 
 
 def seed_checkpoint(rank: int, run: str) -> Any:

@@ -12,7 +12,7 @@ from holdfast.layout.reshard import Read, WantedPiece, plan_reads, scatter
 from holdfast.state import destinations as arrivals
 from holdfast.state.destinations import Arrivals, in_place
 from holdfast.state.on_device import OnDevice
-from holdfast.state.tensors import bytes_of, dtype_name, fresh
+from holdfast.state.tensors import TakenMemory, bytes_of, dtype_name, fresh
 from tests.support.staged import staged, tensors
 
 HOST = torch.device("cpu")
@@ -75,6 +75,18 @@ def test_tensors_that_share_memory_are_left_to_an_order():
     assert chosen({"once": alone, "twice": alone}) == set()
 
 
+def test_memory_is_taken_by_its_bytes_and_named_by_its_view():
+    base, taken = torch.zeros(10), TakenMemory()
+    taken.take("a", base[2:4])
+    taken.take("b", base[6:8])
+    assert not any(map(taken.touches, [base[:2], base[4:6], base[8:], base[2:2], torch.zeros(10)]))
+    assert all(map(taken.touches, [base, base[3:5], base[7:8], base[::3]]))
+    taken.take("over both", base[3:7])
+    assert taken.touches(base[4:6])
+    assert not any(map(taken.touches, [base[:2], base[8:]]))
+    assert (taken.taken_as(base[2:4]), taken.taken_as(base[2:5])) == ("a", None)
+
+
 def test_whoever_looks_at_versions_sees_that_live_tensors_change_before_the_first_byte():
     parameter = torch.nn.Parameter(torch.ones(3))
     loss = (parameter * parameter).sum()
@@ -95,6 +107,15 @@ def test_a_new_tensor_is_an_ordinary_one(elements):
     assert tensor.untyped_storage().nbytes() == tensor.nbytes
     bytes_of(tensor)[:] = bytes([0x80, 0x3F]) * elements
     assert tensor.requires_grad_().sum().item() == torch.ones(elements, dtype=torch.bfloat16).sum().item()
+
+
+@pytest.mark.parametrize("elements", [3, 2**21], ids=["small", "large"])
+def test_a_new_tensor_is_on_its_device_whatever_the_scripts_default_is(elements):
+    with torch.device("meta"):
+        tensor = fresh((elements,), torch.float32, HOST)
+    assert tensor.device == HOST
+    bytes_of(tensor)[:] = bytes(4 * elements)
+    assert tensor.count_nonzero().item() == 0
 
 
 def test_a_tensor_of_inference_mode_is_written_on_a_device_too():

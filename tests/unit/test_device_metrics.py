@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -88,6 +90,30 @@ def test_a_device_that_fails_tells_nothing_more_and_ends_nothing(
     assert [record.getMessage() for record in caplog.records] == [
         "what meta measures is no longer in the run's curves, because it has failed (RuntimeError)"
     ]
+
+
+def test_the_copies_of_a_failed_device_outlive_the_interpreter() -> None:
+    script = """
+import os
+import torch
+from holdfast.session import curve
+
+class Event:
+    def query(self):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def __del__(self, write=os.write):
+        write(1, b"freed")
+
+curve._is_capturing = lambda device: False
+curve._begin_copy = lambda values: (torch.zeros(1), Event())
+taken = curve.MetricCurve(takes=True)
+taken.take(0, {"loss": torch.empty((), device="meta")})
+taken.take_arrived()
+print("failed" if taken._failed else "", flush=True)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "failed\n", ended.stderr
 
 
 def test_a_device_without_events_copies_nothing(device: Device, caplog: pytest.LogCaptureFixture) -> None:

@@ -91,6 +91,20 @@ def test_a_rule_that_returns_nothing_is_told_and_not_believed(caplog):
     assert "returned None" in caplog.text
 
 
+def test_a_rule_that_observes_hears_of_no_step_without_metrics(caplog):
+    class Rule:
+        __call__ = staticmethod(losses_are_finite)
+
+        def observe(self, step, metrics):
+            seen.append(metrics["loss"])
+
+    seen, judge = [], HealthJudge(Rule(), asked=True)
+    for step, metrics in enumerate(({"loss": 1.0}, {}, None, {"loss": 2.0})):
+        judge.observe(step, metrics)
+    assert seen == [1.0, 2.0]
+    assert not caplog.records
+
+
 def losses(seed=0):
     drawn = random.Random(seed)
     return lambda step: 2.0 + 2.0 / (1 + step / 50) + drawn.gauss(0, 0.05)

@@ -182,6 +182,30 @@ def test_pins_holds_readers_and_what_an_attempt_stands_on_stay_with_their_words(
     assert sorted(words) == [0, 1, 2, 3, 8, 9, 10]
 
 
+def kept(policy: RetentionPolicy, facts: Sequence[Fact], read_at: datetime) -> set[int]:
+    return {one.fact.step for one in make_plan(policy, RunFacts(facts, None, read_at=read_at)) if one.keep}
+
+
+@pytest.mark.rule("database-clock")
+def test_a_commit_by_a_clock_that_was_ahead_moves_no_span_and_takes_no_place() -> None:
+    facts, ahead = hours(10), timedelta(days=40)
+    facts[9] = replace(facts[9], at=facts[9].at + ahead)
+    now = START + timedelta(hours=10)
+    assert kept(RetentionPolicy(keep_within="9h"), facts, now) == set(range(10))
+    assert kept(RetentionPolicy(keep_last=3), facts, now) == {9, 8, 7, 6}
+    # The run went on: once that day is there, the last commit still says what is newest.
+    facts.append(replace(facts[8], id="ck_10", step=10, at=now))
+    assert kept(RetentionPolicy(keep_within="11h"), facts, now + 2 * ahead) == set(range(11))
+    assert kept(RetentionPolicy(keep_within="3h"), facts, now + 2 * ahead) == {10, 9, 8}
+
+
+@pytest.mark.rule("database-clock")
+@pytest.mark.parametrize("rules", [{"keep_hourly": 10}, {"keep_within": "10h"}, {"keep_last": 10}])
+def test_a_clock_that_is_behind_expires_nothing(rules: dict[str, Any]) -> None:
+    for hour in range(-1, 10):
+        assert kept(RetentionPolicy(**rules), hours(10), START + timedelta(hours=hour)) == set(range(10))
+
+
 def test_without_a_policy_nothing_expires() -> None:
     assert all(one.keep for one in plan(None, hours(50)))
 

@@ -22,7 +22,7 @@ def body(event: EventType, **data: object) -> Event:
 
 
 def rendered(format_: WebhookFormat, said: Event):
-    return json.loads(render(format_, said, KEY if format_ is WebhookFormat.PAGERDUTY else None))
+    return json.loads(render(format_, said, AT, KEY if format_ is WebhookFormat.PAGERDUTY else None))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import Any
 
@@ -43,6 +44,7 @@ class Job:
         self.busy = False
         self.interval = 3600.0
         self.known_asked = 0
+        self.asked_on: threading.Thread | None = None
         self.known = known
         self.schedule = Schedule(
             policy,
@@ -53,6 +55,7 @@ class Job:
         )
 
     def _known_best(self, policy: Any) -> float | None:
+        self.asked_on = threading.current_thread()
         self.known_asked += 1
         return self.known
 
@@ -154,11 +157,23 @@ def test_a_step_is_best_if_it_beats_all_that_was_saved_before() -> None:
     assert [step for step, loss in enumerate(losses) if job.step(step, loss=loss)[0] is Due.BEST] == [3, 5]
     assert job.known_asked == 1
     assert job.saves(range(7, 10), accuracy=1.0) == []
-    job.schedule.restored()  # perhaps from before the best
     job.known = None
+    job.schedule.restored()  # perhaps from before the best
     assert job.step(11, loss=0.6)[0] is Due.BEST
     highest = Job(holdfast.Best("accuracy", mode="max"), known=0.5)
     assert [highest.step(step, accuracy=value)[0] for step, value in enumerate((0.4, 0.6))] == [None, Due.BEST]
+
+
+def test_the_service_is_asked_for_the_best_after_a_restore_and_not_on_the_training_thread() -> None:
+    job = Job(holdfast.Best("loss"), known=0.5)
+    job.schedule.restored()
+    until = time.monotonic() + 60
+    while not job.known_asked:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    assert job.asked_on is not threading.current_thread()
+    assert [job.step(step, loss=loss)[0] for step, loss in enumerate((0.6, 0.4))] == [None, Due.BEST]
+    assert job.known_asked == 1
 
 
 def test_a_best_that_was_not_committed_is_not_the_best() -> None:

@@ -11,6 +11,7 @@ signed_in    one that is signed in with every scope; `sign_in_as` is for other t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,9 +21,9 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from holdfast_protocol.states import Scope
 from holdfast_service.settings import ServiceSettings
-from tests.support.prepare import NotHereError
+from holdfast_service.ui.endpoints import BUILT_INTO
+from tests.support.prepare import NotHereError, prepare
 from tests.support.service import RunningService, running_service
-from tests.web.built import built_page
 from tests.web.chromium import chromium, new_context
 from tests.web.screens import let_in, watch
 from tests.web.seeded_catalog import SeededCatalog
@@ -43,7 +44,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def page_folder() -> Path:
-    return built_page()
+    """What the service serves, as scripts/prepare-web builds it."""
+    try:
+        prepare("web", "web", sys.prefix)
+    except NotHereError as missing:
+        # pip cannot install Node.js, and the service runs without a page.
+        pytest.skip(str(missing))
+    return BUILT_INTO
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from holdfast_service.background.registry import OPERATION_KINDS
 from holdfast_service.operations.controller import reconcile
 from tests.support.rank import answer
 from tests.support.service import RunningService
-from tests.web.screens import audited, command, figure, heading, part, row, settled, state_of
+from tests.web.screens import audited, checkpoint, command, figure, heading, part, row, settled, state_of
 from tests.web.seeded_catalog import SeededCatalog, save_cut_tensor
 
 OTHER_TOKEN = tuple(Scope)
@@ -65,6 +65,24 @@ def test_the_commands_for_pull_restore_and_proof_are_copied(screen: Callable[...
     assert command(page, "the command that reads its bytes again") == "holdfast scrubs start demo/gpt@300#2"
 
 
+def test_a_pin_comes_and_goes(
+    screen: Callable[..., Page], service: RunningService, catalog: SeededCatalog, refused: list[str]
+) -> None:
+    page = screen("checkpoints/{deletable}")
+    keeping = part(page, "Pin and holds")
+    keeping.get_by_role("button", name="Pin", exact=True).click()
+    confirm(page, "Pin", Reason="for the paper", For_so_many_days="7")
+    expect(keeping.get_by_text("for the paper")).to_be_visible()
+    assert checkpoint(service, catalog.deletable)["pinned_until"] is not None
+    page.get_by_role("button", name="See what would go").click()
+    expect(part(page, "Delete").get_by_role("alert")).to_contain_text("for the paper")
+    assert [each.split()[0] for each in refused] == ["409"]
+    refused.clear()
+    keeping.get_by_role("button", name="Unpin").click()
+    confirm(page, "Unpin")
+    expect(keeping.get_by_text("Not pinned")).to_be_visible()
+
+
 def test_a_hold_is_released_by_another_token_and_never_by_its_own(
     screen: Callable[..., Page], refused: list[str]
 ) -> None:
@@ -85,6 +103,27 @@ def test_a_hold_is_released_by_another_token_and_never_by_its_own(
     confirm(other, "Release", Reason="settled")
     expect(part(other, "Pin and holds").get_by_text("settled")).to_be_visible()
     expect(other.get_by_role("button", name=release)).to_have_count(0)
+
+
+def test_an_edit_of_a_version_that_is_not_the_newest_is_told_and_done_again(
+    screen: Callable[..., Page], service: RunningService, catalog: SeededCatalog, refused: list[str]
+) -> None:
+    page = screen("checkpoints/{whole}")
+    page.get_by_role("button", name="Edit the labels").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Labels, with spaces").fill("release")
+    seen = checkpoint(service, catalog.whole)
+    edit = {"metrics": {"accuracy": {"value": 0.9}}}
+    answer(service.http().patch(f"/v1/checkpoints/{catalog.whole}", json=edit, headers={"If-Match": seen["etag"]}))
+    dialog.get_by_role("button", name="Save").click()
+    expect(dialog.get_by_text("Changed since it was opened:")).to_be_visible()
+    changed = dialog.get_by_role("status").get_by_role("listitem").filter(has_text="metrics.accuracy")
+    expect(changed).to_have_text(re.compile("nothing .* 0.9"))
+    assert [each.split()[:2] for each in refused] == [["412", "PATCH"]]
+    refused.clear()
+    dialog.get_by_role("button", name="Reload, and go on from there").click()
+    confirm(page, "Save")
+    assert checkpoint(service, catalog.whole)["labels"] == ["release"]
 
 
 def test_a_metric_that_was_measured_later_is_written_and_found_by_best(screen: Callable[..., Page]) -> None:

@@ -18,10 +18,21 @@ from tests.support.rank import Job, answer, digest_of
 from tests.support.rot import attached, flip, key_of
 from tests.support.service import RunningService
 from tests.support.tallies import take_up
-from tests.web.screens import figure, part, row, settled
+from tests.web.screens import figure, heading, part, row, settled
 from tests.web.seeded_catalog import seed_samples, trains
 
 _LOST = b"the weights of spoiled at step 7"
+TROUBLE = [
+    # state, subject, the screen that it leads to
+    ("corrupt", "Lost chunks", "Storage"),
+    ("unavailable", "Store: primary", "Storage"),
+    ("crash loop", "loops, step 200", "loops"),
+    ("corrupt", "spoiled, step 7", "demo/spoiled@7#1"),
+    ("stalled", "stuck", "stuck"),
+    ("failed", "spoiled", "spoiled"),
+    ("unprotected", "bare", "bare"),
+    ("quota near", "Project demo", "Retention and cost"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +92,28 @@ def tell_store(service: RunningService, event: EventType, reason: str) -> None:
     with service.context.database.transaction() as session:
         now = database_now(session)
         announce(session, event, None, now, project_id=None, store=StoreRole.PRIMARY, reason=reason)
+
+
+def test_what_needs_somebody_comes_first_and_leads_to_where_one_acts(
+    screen: Callable[..., Page], refused: list[str]
+) -> None:
+    page = screen("?project=demo")
+    settled(page)
+    headings = page.get_by_role("heading", level=2)
+    expect(headings).to_have_text(["Needs attention", "Live runs", "Bytes and cost", "The last week"])
+    lines = part(page, "Needs attention").get_by_role("listitem")
+    expect(lines).to_have_count(len(TROUBLE))
+    for at, (state, subject, _) in enumerate(TROUBLE):
+        expect(lines.nth(at)).to_contain_text(state)
+        expect(lines.nth(at).get_by_role("link")).to_have_text(subject)
+    expect(lines.nth(2)).to_contain_text("Attempts 2, 3, 4 crashed from step 200")
+    for at, (_, _, leads_to) in enumerate(TROUBLE):
+        lines.nth(at).get_by_role("link").click()
+        expect(heading(page, leads_to)).to_be_visible()
+        page.go_back()
+        expect(lines).to_have_count(len(TROUBLE))
+    assert {each.split()[0] for each in refused} == {"404"}, "there are no policies"
+    refused.clear()
 
 
 def test_live_runs_show_the_age_of_their_restore_point_and_goodput(screen: Callable[..., Page]) -> None:

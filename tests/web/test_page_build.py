@@ -10,16 +10,14 @@ from pathlib import Path
 import pytest
 from scripts.web_schema import SCHEMA, document, first_line
 
-from tests.web.built import built_page
-
 ROOT = Path(__file__).resolve().parents[2]
 WEB = ROOT / "web"
 
 
 @pytest.fixture(scope="module")
-def page() -> str:
+def page(page_folder: Path) -> str:
     """index.html, built."""
-    return (built_page() / "index.html").read_text(encoding="utf-8")
+    return (page_folder / "index.html").read_text(encoding="utf-8")
 
 
 def npm(*arguments: str) -> str:

@@ -10,7 +10,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.support.rank import Job
 from tests.support.service import RunningService
-from tests.web.screens import heading, part, row, settled
+from tests.web.screens import command, figure, heading, part, row, settled
 from tests.web.seeded_catalog import SeededCatalog, trains
 
 
@@ -28,12 +28,64 @@ def seed(catalog: SeededCatalog) -> Callable[[RunningService], None]:
     return fill
 
 
+def drawn(page: Page, *titles: str) -> None:
+    """The timeline has these signs: each says in words what it shows."""
+    for title in titles:
+        expect(page.get_by_test_id("timeline").locator("title", has_text=re.compile(f"^{title}$"))).to_have_count(1)
+
+
+def attempt(page: Page, number: int) -> Locator:
+    """Its row in the table of attempts."""
+    return row(page, "Attempts").filter(has=page.get_by_role("link", name=f"#{number}", exact=True))
+
+
+def test_lanes_show_saves_kills_lost_steps_and_the_lineage(screen: Callable[..., Page]) -> None:
+    page = screen("runs/gpt")
+    drawn(
+        page,
+        "Attempt 1: failed at step 450. killed by signal 9",
+        "Steps 1 to 200 are on the lineage",
+        "Steps 201 to 450 are lost: 250",
+        "Step 100: committed",
+        "Step 400: deleted",
+        "Attempt 2 resumed from step 200",
+        "Steps 201 to 360 are on the lineage",
+        "Step 300: restore point",
+        "Step 350: unhealthy",
+    )
+    killed = attempt(page, 1)
+    expect(killed).to_contain_text("failed")
+    expect(killed).to_contain_text("250")
+    expect(killed).to_contain_text("SIGKILL: killed by signal 9")
+    expect(attempt(page, 2).get_by_role("link", name="200 #1")).to_be_visible()
+    signs = page.get_by_role("list", name="Signs of the timeline")
+    expect(signs).to_contain_text("lost steps")
+
+
+def test_a_rollback_is_told_from_a_kill(screen: Callable[..., Page]) -> None:
+    page = screen("runs/back")
+    drawn(
+        page, "Attempt 1: rolled back at step 35.*", "Steps 11 to 35 are lost: 25", "Attempt 2 rolled back to step 10"
+    )
+    expect(attempt(page, 1)).to_contain_text("rolled back")
+
+
 def test_a_sign_of_the_timeline_opens_its_checkpoint(screen: Callable[..., Page]) -> None:
     page = screen("runs/gpt")
     settled(page)
     sign = page.get_by_test_id("timeline").locator("a", has=page.locator("title", has_text="Step 250: committed"))
     sign.locator("circle").first.click(force=True)
     expect(heading(page, "demo/gpt@250#2")).to_be_visible()
+
+
+def test_the_restore_point_says_why_nothing_newer_is_one(screen: Callable[..., Page], catalog: SeededCatalog) -> None:
+    page = screen("runs/gpt")
+    point = part(page, "Restore point")
+    expect(figure(point, "Step")).to_have_text("300")
+    skipped = point.get_by_role("table").locator("tbody tr")
+    expect(skipped).to_contain_text(["trashed", "diverged"])
+    pull = command(page, "the command that fetches the restore point")
+    assert pull == f"holdfast checkpoints pull demo/gpt@{catalog.restore_point} ./step-300"
 
 
 def test_two_attempts_are_compared_by_configuration_and_environment(screen: Callable[..., Page]) -> None:
@@ -73,6 +125,14 @@ def test_the_metric_stands_over_the_same_steps_and_the_steps_can_be_narrowed(scr
     expect(row(listed, "Checkpoints", "#1").get_by_role("link", name="200", exact=True)).to_be_visible()
 
 
+def test_goodput_says_what_was_lost_and_how_often_to_save(screen: Callable[..., Page]) -> None:
+    page = screen("runs/gpt")
+    spent = part(page, "Goodput and what was lost")
+    expect(figure(spent, "Steps lost")).not_to_have_text("0")
+    expect(spent.get_by_text("in steps that were lost")).to_be_visible()
+    expect(spent.get_by_text(re.compile("^Save every"))).to_be_visible()
+
+
 def test_the_filters_of_the_checkpoints_are_in_the_link(screen: Callable[..., Page]) -> None:
     page = screen("runs/gpt")
     listed = part(page, "Checkpoints")
@@ -90,6 +150,21 @@ def test_the_filters_of_the_checkpoints_are_in_the_link(screen: Callable[..., Pa
     page.go_back()
     page.go_forward()
     expect(listed.get_by_role("textbox", name="Label")).to_have_value("none-has-it")
+
+
+def test_tags_and_a_note_are_edited_and_a_tag_leads_to_its_runs(screen: Callable[..., Page]) -> None:
+    page = screen("runs/gpt")
+    page.get_by_role("button", name="Edit the tags and the note").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Tags, with spaces").fill("paper baseline")
+    dialog.get_by_label("Note").fill("Twice the data.")
+    dialog.get_by_role("button", name="Save").click()
+    expect(dialog).to_have_count(0)
+    expect(page.get_by_text("Twice the data.")).to_be_visible()
+    page.get_by_role("link", name="paper", exact=True).click()
+    expect(heading(page, "Runs")).to_be_visible()
+    expect(row(page, "Runs", "gpt")).to_contain_text("baseline, paper")
+    expect(row(page, "Runs", "bert")).to_have_count(0)
 
 
 def test_the_list_of_runs_is_narrowed_by_status(screen: Callable[..., Page]) -> None:

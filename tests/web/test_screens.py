@@ -1,13 +1,14 @@
 """Every screen of the page on a catalog that has something on each: what it shows, that it calls nothing that fails,
-that axe finds nothing grave in light and dark, and what a person does with the keyboard and with the mouse."""
+that it is whole and axe finds nothing grave in light, in dark and on a phone, and what a person does with the keyboard.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import BrowserContext, Locator, Page, Response, expect
+from playwright.sync_api import Locator, Page, expect
 
 from holdfast_protocol.states import Scope
 from holdfast_service.background.registry import OPERATION_KINDS
@@ -15,6 +16,8 @@ from holdfast_service.operations.controller import reconcile
 from tests.support.rank import Job, answer
 from tests.support.service import RunningService
 from tests.web.axe import grave_violations
+from tests.web.geometry import differences, faults_of_layout
+from tests.web.screens import PHONE, heading, settled, state_of, tab_to, watch
 from tests.web.seeded_catalog import SeededCatalog, trains
 
 GPT = "demo/gpt@300#2"
@@ -55,50 +58,8 @@ SCREENS = [
 
 
 @pytest.fixture(scope="module")
-def catalog() -> SeededCatalog:
-    return SeededCatalog()
-
-
-@pytest.fixture(scope="module")
 def seed(catalog: SeededCatalog) -> Callable[[RunningService], None]:
     return catalog.fill
-
-
-@pytest.fixture
-def refused(context: BrowserContext) -> Iterator[list[str]]:
-    """The calls of the page that the service did not do. A test takes out those that it expects."""
-    calls: list[str] = []
-
-    def note(reply: Response) -> None:
-        if "/v1/" in reply.url and reply.status >= 400:
-            calls.append(f"{reply.status} {reply.request.method} {reply.url}")
-
-    context.on("response", note)
-    yield calls
-    assert not calls
-
-
-@pytest.fixture
-def screen(
-    refused: list[str], sign_in_as: Callable[[str], Page], service: RunningService, catalog: SeededCatalog
-) -> Callable[..., Page]:
-    """Opens an address of the page, signed in with these scopes, or all; its braces are fields of the catalog."""
-
-    def open_screen(address: str, *scopes: Scope) -> Page:
-        page = sign_in_as(service.token(*scopes))
-        page.goto(f"{service.url}/ui/{address.format_map(vars(catalog))}")
-        return page
-
-    return open_screen
-
-
-def settled(page: Page) -> None:
-    expect(page.get_by_role("status").filter(has_text=re.compile("^Loading"))).to_have_count(0)
-    expect(page.get_by_role("status").filter(has_text=re.compile("^Live$"))).to_be_visible()
-
-
-def heading(page: Page, text: str) -> Locator:
-    return page.get_by_role("heading", level=1, name=text, exact=True)
 
 
 @pytest.mark.parametrize(("address", "title", "shown"), SCREENS, ids=[each[0] or "overview" for each in SCREENS])
@@ -116,6 +77,12 @@ def test_a_link_opens_its_screen_for_everybody(
         expect(page.locator("html")).to_have_attribute("data-theme", theme)
         # What a theme changes is its colours: the rest is looked at once.
         assert not grave_violations(page, *(["color-contrast"] if theme == "dark" else [])), theme
+    assert not differences(page)
+    assert not faults_of_layout(page)
+    page.set_viewport_size(PHONE)
+    expect(heading(page, title)).to_be_visible()
+    assert not faults_of_layout(page), "on a phone"
+    assert not grave_violations(page), "on a phone"
 
 
 def test_the_keyboard_alone_leads_through_the_page(screen: Callable[..., Page], catalog: SeededCatalog) -> None:
@@ -227,16 +194,6 @@ def test_the_overview_tells_of_other_projects(screen: Callable[..., Page], servi
     expect(heading(page, "vit")).to_be_visible()
 
 
-def tab_to(page: Page, wanted: Locator) -> None:
-    """Presses Tab until it has the focus."""
-    expect(wanted).to_be_visible()
-    for _ in range(150):
-        if wanted.evaluate("it => it === document.activeElement"):
-            return
-        page.keyboard.press("Tab")
-    raise AssertionError(f"Tab does not lead to {wanted}")
-
-
 def test_a_checkpoint_goes_to_the_trash_by_its_count_and_comes_back(
     screen: Callable[..., Page], service: RunningService, catalog: SeededCatalog
 ) -> None:
@@ -260,10 +217,6 @@ def test_a_checkpoint_goes_to_the_trash_by_its_count_and_comes_back(
     page.get_by_role("button", name="Take step 10 of attempt 1 of bert back").click()
     expect(page.get_by_text("Nothing of this run is in the trash")).to_be_visible()
     assert state_of(service, catalog.deletable) == "committed"
-
-
-def state_of(service: RunningService, checkpoint_id: str) -> str:
-    return str(answer(service.http().get(f"/v1/checkpoints/{checkpoint_id}"))["state"])
 
 
 @pytest.mark.parametrize(
@@ -300,6 +253,7 @@ def test_a_projects_token_is_told_what_is_not_for_it_without_a_refused_call(
     refused: list[str], sign_in_as: Callable[[str], Page], service: RunningService, address: str
 ) -> None:
     page = sign_in_as(service.token(project="demo"))
+    watch(page, service, faults=[], refused=refused)
     page.goto(f"{service.url}/ui/{address}")
     settled(page)
     expect(page.get_by_role("alert")).to_have_count(0)

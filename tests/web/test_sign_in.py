@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from holdfast_client.cli.main import app
 from holdfast_protocol.service import SESSION_COOKIE
 from holdfast_protocol.states import Scope
-from holdfast_service.auth.principal import new_token_text
+from holdfast_service.auth.principal import new_token_text, parse_token
 from tests.support.rank import answer
 from tests.support.service import RunningService
 
@@ -81,3 +81,13 @@ def test_a_link_that_was_used_signs_nobody_else_in(page: Page, service: RunningS
     expect(page.get_by_role("alert")).to_contain_text("holdfast ui")
     expect(page.get_by_label("Token")).to_be_visible()
     assert code not in page.url
+
+
+def test_a_revoked_token_signs_its_pages_out_at_their_next_call(page: Page, service: RunningService) -> None:
+    token = service.token(Scope.READ)
+    page.goto(f"{service.url}/ui/runs")
+    paste(page, token)
+    expect(page.get_by_role("heading", level=1, name="Runs")).to_be_visible()
+    assert service.http().delete(f"/v1/tokens/{parse_token(token)[0]}").is_success
+    page.get_by_role("navigation", name="Screens").get_by_role("link", name="Storage").click()
+    expect(page.get_by_label("Token")).to_be_visible()

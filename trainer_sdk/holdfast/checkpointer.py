@@ -248,7 +248,9 @@ class Checkpointer:
     def reader(self, at: str | None = None) -> HoldfastReader:
         """A storage reader for your own `torch.distributed.checkpoint.load`. Default: of the newest restore point.
 
-        Call it on every rank. `reader.step` is the step to go on from. Raises NoRestorePoint if there is none.
+        Call it on every rank. `reader.step` is the step to go on from. Raises NoRestorePoint if there is none. After a
+        dcp.load that raised, the state may hold parts of the checkpoint: nothing is saved until a dcp.load or restore()
+        has ended well.
         """
         return self._loading.reader(at)
 
@@ -355,9 +357,11 @@ class Checkpointer:
 
     def _crashed(self, error: BaseException) -> None:
         # Told before anything is waited for: the launcher soon ends the other ranks, and their reports come later.
-        if not self._closed and os.getpid() == self._process_id:
-            self.parts.session.crashed(error)
-        self.close(AttemptOutcome.FAILED, f"{type(error).__name__}: {error}")
+        try:
+            if not self._closed and os.getpid() == self._process_id:
+                self.parts.session.crashed(error)
+        finally:
+            self.close(AttemptOutcome.FAILED, f"{type(error).__name__}: {error}")
 
     def _save(
         self,

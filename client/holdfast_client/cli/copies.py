@@ -40,6 +40,14 @@ scrubs = noun("scrubs")
 chunks = noun("chunks")
 
 
+def _compared(one: RunCopies) -> str:
+    """`5 h of 1 h, late`."""
+    if one.rpo_objective_seconds is None or one.rpo_seconds is None:
+        return NOTHING
+    late = ", late" if one.rpo_seconds > one.rpo_objective_seconds else ""
+    return f"{_duration(one.rpo_seconds)} of {_duration(one.rpo_objective_seconds)}{late}"
+
+
 @copies.command("list")
 def list_copies(
     target: TargetArgument,
@@ -66,7 +74,7 @@ def list_copies(
                 _step(one.newest_step),
                 _step(one.copied_step),
                 _duration(one.lag_seconds),
-                NOTHING if one.rpo_objective_seconds is None else _duration(one.rpo_objective_seconds),
+                _compared(one),
                 str(one.lag_steps),
                 as_bytes(one.lag_bytes),
                 str(one.waiting),

@@ -62,8 +62,7 @@ def list_runs(
 ) -> None:
     """List runs, how they fare, and their newest restore points.
 
-    A job is lost once it was not heard of for the service's HOLDFAST_LOST_AFTER_SECONDS. The last column tells why an
-    attempt began no later: the newer checkpoints that could not be restored then.
+    A job is lost once it was not heard of for the service's HOLDFAST_LOST_AFTER_SECONDS.
     """
     with connect() as client:
         found = first(client.runs.all(project, status=status or None, tag=tag, deleted=deleted), limit)
@@ -172,7 +171,8 @@ _SHOWN_LETTERS = 200
 def list_attempts(run: RunArgument, *, limit: LimitOption = None, json: JsonOption = False) -> None:
     """List the attempts of a run, the newest first.
 
-    A job is lost once it was not heard of for the service's HOLDFAST_LOST_AFTER_SECONDS.
+    A job is lost once it was not heard of for the service's HOLDFAST_LOST_AFTER_SECONDS. The last column tells why an
+    attempt began no later: the newer checkpoints that could not be restored then.
     """
     name = read_run(run)
     with connect() as client:

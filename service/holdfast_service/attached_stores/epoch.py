@@ -6,6 +6,8 @@ is changed until an operator claims it after a check: a cloned staging catalog m
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from sqlalchemy import select, update
 
 from holdfast_protocol.problems import ProblemCode
@@ -13,7 +15,7 @@ from holdfast_protocol.states import CopyState, StoreRole
 from holdfast_protocol.stores import ClaimStore, StoreView
 from holdfast_protocol.text import without_secrets
 from holdfast_service.attached_stores.attached import AttachedStore
-from holdfast_service.attached_stores.ownership import Marker, write_marker
+from holdfast_service.attached_stores.ownership import ForeignStoreError, Marker, new_claim, read_marker, write_marker
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
@@ -24,7 +26,7 @@ from holdfast_service.db.tables.core import CatalogIdentity, Checkpoint, Copy
 from holdfast_service.db.tables.core import Store as StoreRow
 from holdfast_service.db.tables.records import RecordSubject, WrittenRecord
 from holdfast_service.errors import ProblemError
-from holdfast_service.stores.base import StoreError
+from holdfast_service.stores.base import ObjectMissing, StoreError
 
 
 class NotCheckedError(ProblemError):
@@ -46,6 +48,7 @@ def raise_epoch(database: Database, actor: Actor, *, accept_loss: bool = False) 
     with database.transaction() as session:
         identity = session.execute(select(CatalogIdentity).with_for_update()).scalar_one()
         identity.epoch += 1
+        identity.claim = new_claim()
         if accept_loss:
             identity.went_back = None
         session.execute(
@@ -68,14 +71,16 @@ def raise_epoch(database: Database, actor: Actor, *, accept_loss: bool = False) 
 def claim_store(context: ServiceContext, attached: AttachedStore, actor: Actor, *, accept_loss: bool = False) -> Marker:
     """Tells the store that it is this catalog's in this epoch; from then on the service changes it again.
 
-    Repeatable. Raises StoreError, and NotCheckedError without a check in this epoch or if the check found what claiming
-    would lose and no operator has accepted that.
+    Each claim of another database is in a higher epoch than the one before: by that its records outdo what lies beside
+    the data. Repeatable. Raises StoreError, and NotCheckedError without a check in this epoch, for a store that was
+    claimed since by another database, or if the check found what claiming would lose and no operator has accepted that.
     """
+    _refuse_if_outdone(context, attached)
     with context.database.transaction() as session:
         identity = session.execute(select(CatalogIdentity)).scalar_one()
         went_back = identity.went_back
         row = session.execute(select(StoreRow).where(StoreRow.id == attached.store_id)).scalar_one()
-        if identity.epoch != context.epoch:
+        if (identity.epoch, identity.claim) != (context.epoch, context.claim):
             raise NotCheckedError(f"The catalog is at epoch {identity.epoch}. Start the service again.")
         if row.checked_epoch != identity.epoch:
             raise NotCheckedError(
@@ -98,10 +103,22 @@ def claim_store(context: ServiceContext, attached: AttachedStore, actor: Actor, 
             before={"went_back": went_back} if went_back else None,
             after={"store": attached.role, "epoch": identity.epoch, "whole": row.checked_whole},
         )
-    marker = Marker(context.catalog_id, context.epoch, attached.store_id)
+    marker = Marker(context.catalog_id, context.epoch, attached.store_id, context.claim)
     with attached.watch.ownership.opened():
         write_marker(attached.store, marker)
     return marker
+
+
+def _refuse_if_outdone(context: ServiceContext, attached: AttachedStore) -> None:
+    """A marker that is missing, cannot be read or is another catalog's is what a claim may replace."""
+    with suppress(ObjectMissing, ForeignStoreError):
+        marker = read_marker(attached.store)
+        if marker.catalog_id == context.catalog_id and marker.outdoes(context.epoch, context.claim):
+            raise NotCheckedError(
+                f"Another database of this catalog has claimed the {attached.role} store in epoch {marker.epoch}, and "
+                f"this one is at {context.epoch}. Stop the service, run `holdfast admin raise-epoch`, start it, and "
+                "check again."
+            )
 
 
 def _refuse_what_was_lost(identity: CatalogIdentity, *, accept_loss: bool) -> None:

@@ -9,6 +9,7 @@ taken for an empty store. `StoreWatch` settles later a store that is unavailable
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -38,9 +39,25 @@ class ForeignStoreError(RuntimeError):
 
 @dataclass(frozen=True)
 class Marker:
+    """`claim` tells two databases apart that hold the same epoch of one catalog, as a clone and a catalog that was
+    restored later do. It is "" until the first raise of the epoch, and in every marker of before 0029."""
+
     catalog_id: str
     epoch: int
     store_id: int
+    claim: str = ""
+
+    def is_claimed_by(self, catalog_id: str, epoch: int, claim: str) -> bool:
+        return (self.catalog_id, self.epoch, self.claim) == (catalog_id, epoch, claim)
+
+    def outdoes(self, epoch: int, claim: str) -> bool:
+        """Whether another database of this catalog has claimed the store in the same epoch, or any in a later one."""
+        return self.epoch > epoch or (self.epoch == epoch and self.claim != claim)
+
+
+def new_claim() -> str:
+    """Drawn with each new epoch: two copies of one catalog raise theirs to the same number."""
+    return secrets.token_hex(16)
 
 
 def find_row(database: Database, url: str, kind: str, marker: Marker | None, catalog_id: str) -> StoreRow:
@@ -69,7 +86,7 @@ def settle(database: Database, store: Store, store_id: int, identity: CatalogIde
         try:
             marker = read_marker(store)
         except ObjectMissing:
-            marker = Marker(identity.catalog_id, identity.epoch, store_id)
+            marker = Marker(identity.catalog_id, identity.epoch, store_id, identity.claim)
             write_marker(store, marker)
         _check(marker, identity)
         with database.transaction() as session:
@@ -118,23 +135,25 @@ def probe_again(database: Database, store: Store, store_id: int) -> dict[str, tu
     return changed
 
 
-def deletes_are_allowed(store: Store, identity_catalog_id: str, epoch: int) -> bool:
+def deletes_are_allowed(store: Store, catalog_id: str, epoch: int, claim: str) -> bool:
     """Whether the store agrees, right now, that it is this catalog's, in this epoch: asked before anything is deleted.
 
-    After a restore, a rebuild or a clone the epoch is higher than the store's, until an operator claims the store.
+    After a restore, a rebuild or a clone epoch and claim are others than the store's, until an operator claims the
+    store.
     """
     try:
         marker = read_marker(store)
     except ObjectMissing:
         return False
-    return marker.catalog_id == identity_catalog_id and marker.epoch == epoch
+    return marker.is_claimed_by(catalog_id, epoch, claim)
 
 
 def read_marker(store: Store) -> Marker:
     """Raises ObjectMissing, other StoreErrors, and ForeignStoreError for an unreadable marker."""
     try:
         fields = json.loads(store.read_named(MARKER_NAME))
-        return Marker(str(fields["catalog_id"]), int(fields["epoch"]), int(fields["store_id"]))
+        ours = str(fields["catalog_id"]), int(fields["epoch"]), int(fields["store_id"])
+        return Marker(*ours, claim=str(fields.get("claim", "")))
     except (ValueError, KeyError, TypeError) as error:
         raise ForeignStoreError(
             f"The store's {MARKER_NAME} cannot be read. Give HOLDFAST_STORE a prefix of its own."
@@ -161,11 +180,17 @@ def _check(marker: Marker, identity: CatalogIdentity) -> None:
             f"The store belongs to the catalog {marker.catalog_id} and this one is {identity.catalog_id}. Give "
             "HOLDFAST_STORE a prefix of its own, or HOLDFAST_DATABASE_URL the catalog that owns the store."
         )
-    if marker.epoch > identity.epoch:
+    if marker.outdoes(identity.epoch, identity.claim):
         raise ForeignStoreError(
-            f"The store has seen epoch {marker.epoch} of this catalog, which is at {identity.epoch}: it was restored "
-            "from an older state. Raise its epoch with `holdfast admin raise-epoch`."
+            f"The store has seen epoch {marker.epoch} of this catalog{elsewhere(marker.epoch, identity.epoch)}, and "
+            f"this one is at {identity.epoch}: it was restored from an older state, or is a clone. Raise its epoch "
+            "with `holdfast admin raise-epoch`."
         )
+
+
+def elsewhere(claimed: int, epoch: int) -> str:
+    """What a sentence about the marker's epoch adds if the number alone does not tell the difference."""
+    return " in another database" if claimed == epoch else ""
 
 
 # A yes is good for so long: a collector asks for each object that it deletes.
@@ -187,6 +212,7 @@ class Ownership:
         self._store = store
         self._catalog_id = identity.catalog_id
         self._epoch = identity.epoch
+        self._claim = identity.claim
         self._place = place_of(database)
         self._ours_at = float("-inf")
         self._opened = threading.local()
@@ -217,7 +243,8 @@ class Ownership:
             return error.detail
         if identity.place is not None and self._place is not None and identity.place != self._place:
             return MOVED
-        if identity.epoch != self._epoch or identity.rebuilding_from is not None:
+        same = (identity.epoch, identity.claim) == (self._epoch, self._claim)
+        if not same or identity.rebuilding_from is not None:
             return f"the catalog is at epoch {identity.epoch} and this process was started in {self._epoch}; restart it"
         try:
             marker = read_marker(self._store)
@@ -227,10 +254,12 @@ class Ownership:
             return str(error)
         if marker.catalog_id != self._catalog_id:
             return f"the store belongs to the catalog {marker.catalog_id} and this one is {self._catalog_id}"
-        if marker.epoch != self._epoch:
+        if not marker.is_claimed_by(self._catalog_id, self._epoch, self._claim):
+            first = "raise the epoch, start again, " if marker.outdoes(self._epoch, self._claim) else ""
             return (
-                f"the store is in epoch {marker.epoch} and this catalog in {self._epoch}. "
-                "Run `holdfast catalog check`, then `holdfast stores claim`"
+                f"the store is in epoch {marker.epoch}{elsewhere(marker.epoch, self._epoch)} and this catalog in "
+                f"{self._epoch}. If the store is to be its own, {first}run `holdfast catalog check`, then `holdfast "
+                "stores claim`"
             )
         return None
 

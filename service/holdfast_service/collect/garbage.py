@@ -15,11 +15,11 @@ from datetime import datetime, timedelta
 from sqlalchemy import ColumnElement, and_, exists, or_
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
-from holdfast_protocol.states import CheckpointState, CopyState, Proof
+from holdfast_protocol.states import CheckpointState, CopyState
 from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.attached_stores.ownership import ForeignStoreError, deletes_are_allowed
 from holdfast_service.context import ServiceContext
-from holdfast_service.copies.predicates import PROVEN
+from holdfast_service.copies.predicates import KEPT, PROVEN, counts_as_read, in_archive
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Shard, ShardChunk
 from holdfast_service.errors import WentBackError
@@ -98,16 +98,23 @@ def relied_on_by_an_upload() -> ColumnElement[bool]:
 def another_serves_everybody() -> ColumnElement[bool]:
     """Over `copies`. The oldest verified copy that is proven stays; an unproven one goes only beside it. A suspect one
     is read first; and a bad one is the sign that its chunk must be seen whole before a client relies on it, hence it
-    goes only beside a copy that was read since."""
+    goes only beside a copy that was read since. That one may be cold if it lies where all that is good is cold."""
     other = aliased(Copy)
+    at_once = and_(other.state == CopyState.VERIFIED, other.readable_until.is_(None))  # thawed: cold again afterwards
+    # As in repairing: what must be thawed does not stand for what could be read at once.
+    its_repair = and_(
+        Copy.state == CopyState.BAD,
+        Copy.bad_at.is_not(None),
+        other.state.in_(KEPT),
+        or_(in_archive(), ~in_archive(other)),
+    )
     return and_(
         Copy.state.in_((CopyState.VERIFIED, CopyState.BAD)),
         exists().where(
             other.chunk_id == Copy.chunk_id,
             other.store_id == Copy.store_id,
             other.id != Copy.id,
-            other.state == CopyState.VERIFIED,
-            other.readable_until.is_(None),  # a thawed one is cold again afterwards
+            or_(at_once, its_repair),
             other.proof.in_(PROVEN),
             or_(Copy.state == CopyState.VERIFIED, Copy.bad_at.is_(None), _read_since(other)),
             or_(Copy.state != CopyState.VERIFIED, Copy.proof.not_in(PROVEN), other.id < Copy.id),
@@ -119,7 +126,7 @@ def another_serves_everybody() -> ColumnElement[bool]:
 
 def _read_since(other: type[Copy]) -> ColumnElement[bool]:
     """And repairing has said so (`repaired_at`, with an event), which it could not once the bad one is gone."""
-    return and_(Copy.repaired_at.is_not(None), other.proof == Proof.READ, other.read_after >= Copy.damage)
+    return and_(Copy.repaired_at.is_not(None), counts_as_read(other), other.read_after >= Copy.damage)
 
 
 _log = logging.getLogger(__name__)
@@ -155,7 +162,7 @@ def why_not(context: ServiceContext, attached: AttachedStore) -> str | None:
     """Why nothing may be deleted from it now; None if it may."""
     try:
         settle_history(context)
-        allowed = deletes_are_allowed(attached.store, context.catalog_id, context.epoch)
+        allowed = deletes_are_allowed(attached.store, context.catalog_id, context.epoch, context.claim)
         if allowed:
             remove_due_records(
                 context, attached

@@ -131,4 +131,4 @@ def _note(
     session.execute(select(Chunk.id).where(Chunk.id == claimed.chunk_id).with_for_update())
     values: dict[str, Any] = {"state": state, "storage_class": storage_class, "readable_until": None}
     if lease.give_back(session, Copy, claimed.lease_token, Copy.id == claimed.copy_id, **values):
-        mark_cold(session, [claimed.chunk_id], context.store_ids, actor=actor, target=storage_class)
+        mark_cold(session, [claimed.chunk_id], actor=actor, target=storage_class)

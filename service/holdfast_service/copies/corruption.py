@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from functools import partial
 
-from sqlalchemy import ColumnElement, CompoundSelect, exists, func, or_, select, union
+from sqlalchemy import ColumnElement, CompoundSelect, Select, exists, func, or_, select, union
 from sqlalchemy.orm import Session, aliased
 
-from holdfast_protocol.states import CheckpointState, Health, Proof, Tier
-from holdfast_protocol.tiers import coldness
+from holdfast_protocol.states import CheckpointState, Health, Tier
+from holdfast_protocol.tiers import ARCHIVED, COLD_STORE, coldness
 from holdfast_service.audit.record import Actor, record_event
-from holdfast_service.copies.predicates import is_readable, keeps_anywhere, keeps_whole, may_keep
+from holdfast_service.copies.predicates import counts_as_read, is_readable_anywhere, keeps_anywhere, may_keep
+from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Run, Shard, ShardChunk
 from holdfast_service.runs.views import locked_checkpoint
 
@@ -132,7 +134,8 @@ def repair_if_whole(session: Session, checkpoint_id: str, *, actor: Actor) -> bo
 
 
 def read_since_damage(copy: type[Copy] = Copy) -> ColumnElement[bool]:
-    """Over `copies`: its chunk was never found damaged, or the service has read this copy since the last time.
+    """Over `copies`: its chunk was never found damaged, or the service has read this copy since the last time; one in
+    an archive it has asked the store for.
 
     Which came first the chunk's own count says: a clock may have been wrong when the one was written down.
 
@@ -143,7 +146,7 @@ def read_since_damage(copy: type[Copy] = Copy) -> ColumnElement[bool]:
     return ~exists().where(
         damaged.chunk_id == copy.chunk_id,
         damaged.bad_at.is_not(None),
-        or_(copy.proof.is_(None), copy.proof != Proof.READ, copy.read_after < damaged.damage),
+        or_(copy.proof.is_(None), ~counts_as_read(copy), copy.read_after < damaged.damage),
     )
 
 
@@ -176,14 +179,12 @@ def _set_health(
     )
 
 
-def mark_cold(
-    session: Session, chunk_ids: Collection[int], store_ids: Collection[int], *, actor: Actor, target: str | None = None
-) -> list[str]:
+def mark_cold(session: Session, chunk_ids: Collection[int], *, actor: Actor, target: str | None = None) -> list[str]:
     """The ids of the checkpoints that need one of these chunks and cannot read it before a thaw, though it is not lost.
     `target`: where the chunks have gone. A process that takes the last readable copy of a chunk away calls it in the
     same transaction, with the locks of all users held (`lock_users`)."""
-    readable = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, is_readable(store_ids, Checkpoint.attempt_id))
-    kept = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, keeps_whole(store_ids, Checkpoint.attempt_id))
+    readable = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, is_readable_anywhere(Checkpoint.attempt_id))
+    kept = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, keeps_anywhere(Checkpoint.attempt_id))
     unreadable = exists().where(
         ChunkListEntry.chunk_id.in_(chunk_ids),
         Shard.chunk_list_id == ChunkListEntry.chunk_list_id,
@@ -205,6 +206,57 @@ def mark_cold(
             checkpoint.cold_class = target
         set_tier(session, checkpoint, Tier.COLD, actor=actor, action="checkpoint.cool")
     return [checkpoint.id for checkpoint in rows]
+
+
+def mark_readable(database: Database, chunk_id: int, *, actor: Actor) -> None:
+    """The inverse, once a copy of the chunk can be read again in place of a bad one: each checkpoint that is cold,
+    needs the chunk and can read all its other chunks becomes hot. A thaw that a person asked for settles its own.
+
+    One checkpoint a transaction, under its lock alone, which each process holds that takes a readable copy away: the
+    chunk may have thousands of users, and each of them 10^5 chunks. Repeatable.
+    """
+    with database.read() as session:
+        waiting = session.scalars(_cold_users(chunk_id)).all()
+    for checkpoint_id in waiting:
+        database.run(partial(_mark_hot, checkpoint_id=checkpoint_id, actor=actor))
+
+
+def _cold_users(chunk_id: int) -> Select[str]:
+    """Those that can read the chunk now, the newest first: a launch may wait for it. What a policy has moved is where
+    it belongs, and is left out."""
+    lists = select(ChunkListEntry.chunk_list_id).where(ChunkListEntry.chunk_id == chunk_id)
+    return (
+        select(Checkpoint.id)
+        .where(
+            Checkpoint.id.in_(select(Shard.checkpoint_id).where(Shard.chunk_list_id.in_(lists))),
+            Checkpoint.state.in_(_NEEDING),
+            Checkpoint.tier == Tier.COLD,
+            Checkpoint.thawed_until.is_(None),
+            or_(
+                Checkpoint.tier_wanted.is_(None),
+                Checkpoint.tier_wanted.not_in((*ARCHIVED, COLD_STORE)),
+                Checkpoint.cold_class.is_(None),
+            ),
+            exists().where(Copy.chunk_id == chunk_id, is_readable_anywhere(Checkpoint.attempt_id)),
+        )
+        .order_by(Checkpoint.committed_at.desc(), Checkpoint.id)
+    )
+
+
+def _mark_hot(session: Session, checkpoint_id: str, *, actor: Actor) -> None:
+    checkpoint = locked_checkpoint(session, checkpoint_id)
+    if checkpoint.state not in _NEEDING or checkpoint.tier != Tier.COLD or checkpoint.thawed_until is not None:
+        return
+    # A later statement: it sees what others took away while this waited for the lock.
+    readable = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, is_readable_anywhere(checkpoint.attempt_id))
+    unreadable = session.scalar(
+        select(ChunkListEntry.chunk_id)
+        .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
+        .where(Shard.checkpoint_id == checkpoint_id, ~readable)
+        .limit(1)
+    )
+    if unreadable is None:
+        set_tier(session, checkpoint, Tier.HOT, actor=actor, action="checkpoint.readable")
 
 
 def set_tier(

@@ -54,6 +54,16 @@ PROVEN = (Proof.STORE_SHA256, Proof.READ)
 KEPT = (CopyState.VERIFIED, CopyState.COLD, CopyState.THAWING)
 
 
+def in_archive(copy: type[Copy] = Copy) -> ColumnElement[bool]:
+    """Over `copies`: its class must be thawed before a read. Never null, so that its opposite can be asked for."""
+    return and_(copy.storage_class.is_not(None), copy.storage_class.in_(ARCHIVED))
+
+
+def counts_as_read(copy: type[Copy] = Copy) -> ColumnElement[bool]:
+    """Over `copies`: the service has read it; or it lies in an archive, where the store's own SHA-256 counts."""
+    return or_(copy.proof == Proof.READ, and_(in_archive(copy), copy.proof.in_(PROVEN)))
+
+
 def usable_by(copy: Copy, attempt_id: int) -> bool:
     """Verified, and either proven to hold the chunk's bytes or uploaded by this very attempt.
 
@@ -96,7 +106,14 @@ def is_readable(
     copy: type[Copy] = Copy,
 ) -> ColumnElement[bool]:
     """Over `copies`: a reader of this attempt's checkpoints can read it now, from one of these stores. What is thawed
-    counts where it stays so `until` then; without a moment only what needs no thaw does.
+    counts where it stays so `until` then; without a moment only what needs no thaw does."""
+    return and_(copy.store_id.in_(store_ids), is_readable_anywhere(attempt_id, until=until, copy=copy))
+
+
+def is_readable_anywhere(
+    attempt_id: int | InstrumentedAttribute[int], *, until: datetime | None = None, copy: type[Copy] = Copy
+) -> ColumnElement[bool]:
+    """The same in any store of the catalog, whatever this process has attached.
 
     A thawed copy stays cold in name, because only a reader may rely on it. A suspect one in an archive is no more
     readable than a cold one."""
@@ -105,7 +122,7 @@ def is_readable(
     if until is not None:
         thawed = copy.state.in_((CopyState.COLD, CopyState.SUSPECT))
         there = or_(there, and_(thawed, copy.readable_until >= until))
-    return and_(copy.store_id.in_(store_ids), there, or_(copy.proof.in_(PROVEN), copy.attempt_id == attempt_id))
+    return and_(there, or_(copy.proof.in_(PROVEN), copy.attempt_id == attempt_id))
 
 
 def is_in(store_id: int, chunk_id: InstrumentedAttribute[int]) -> ColumnElement[bool]:

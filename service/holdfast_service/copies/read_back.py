@@ -36,7 +36,7 @@ from holdfast_protocol.tiers import ARCHIVED
 from holdfast_service.attached_stores.ownership import ForeignStoreError, read_marker
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.context import ServiceContext
-from holdfast_service.copies.corruption import lock_users, mark_cold, mark_users, users_of
+from holdfast_service.copies.corruption import lock_users, mark_cold, mark_readable, mark_users, users_of
 from holdfast_service.copies.predicates import KEPT, kept_state, object_key, stays_as_read
 from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
@@ -290,15 +290,19 @@ def settle(context: ServiceContext, claimed: Claim, finding: Finding, actor: Act
     """Writes down what was found; the ids of the checkpoints that are corrupt by it. None: the lease was lost.
 
     A chunk's checkpoints are corrupt when its last copy was found bad: an unread one may be good. Before
-    that the copies that were found bad earlier are checked again.
+    that the copies that were found bad earlier are checked again. When a bad copy is good again, the checkpoints that
+    were cold for lack of it become hot; a process that dies just before that leaves them to a thaw.
     """
     if finding is not Finding.GOOD and claimed.state_before is not CopyState.BAD:
         _look_at_the_others(context, claimed, actor)
     while True:
         try:
-            return context.database.run(lambda session: _settle(session, context, claimed, finding, actor=actor))
+            marked = context.database.run(lambda session: _settle(session, context, claimed, finding, actor=actor))
         except _UsedMeanwhileError:
             continue
+        if marked is not None and finding is Finding.GOOD and claimed.state_before is CopyState.BAD:
+            mark_readable(context.database, claimed.chunk_id, actor=actor)
+        return marked
 
 
 def let_go(context: ServiceContext, claimed: Claim) -> None:
@@ -350,7 +354,7 @@ def _settle(
             _forget_damage(session, claimed, copy, actor)
         session.flush()
         if gets_cold and (copy.readable_until is None or copy.readable_until <= now):
-            mark_cold(session, [claimed.chunk_id], context.store_ids, actor=actor)
+            mark_cold(session, [claimed.chunk_id], actor=actor)
         return []
     if users_of(session, claimed.chunk_id) - users:
         raise _UsedMeanwhileError
@@ -375,7 +379,7 @@ def _settle(
     why = f"The chunk {claimed.digest} {finding.value}."
     corrupt = mark_users(session, claimed.chunk_id, why, actor=actor)
     # What is left of it may have to be thawed first.
-    mark_cold(session, [claimed.chunk_id], context.store_ids, actor=actor)
+    mark_cold(session, [claimed.chunk_id], actor=actor)
     return corrupt
 
 

@@ -18,15 +18,15 @@ _COMMON = (
     Column(
         "productive_seconds",
         Kind.NUMBER,
-        "Of this hour, in steps that the runs still had at `taken_at`; null: no step's time was known. Goodput is the "
-        "sum of this over the sum of `wall_seconds`.",
+        "Of this hour, in steps that the runs still had at `taken_at`; null: no step's time was known, or not all of a "
+        "project's runs were sampled. Goodput is the sum of this over the sum of `wall_seconds`.",
         "s.productive_seconds",
         "seconds",
     ),
     Column(
         "wall_seconds",
         Kind.NUMBER,
-        "Of this hour, in which an attempt was open or awaited by one; null: no step's time was known.",
+        "Of this hour, in which an attempt was open or awaited by one; null: as `productive_seconds`.",
         "s.wall_seconds",
         "seconds",
     ),
@@ -57,13 +57,13 @@ def project_samples(dialect: Dialect) -> View:
             Column(
                 "runs_without_restore_point",
                 Kind.INTEGER,
-                "Those of them that had no restore point.",
+                "Those of them that had no restore point; if not all were sampled, that had committed nothing.",
                 "s.runs_without_restore_point",
             ),
             Column(
                 "restore_point_age_seconds",
                 Kind.NUMBER,
-                "The greatest age of a live run's restore point; null: no live run had one.",
+                "The greatest age of a live run's restore point; null: no live run had one, or not all were sampled.",
                 "s.restore_point_age_seconds",
                 "seconds",
             ),

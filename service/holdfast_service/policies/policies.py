@@ -77,9 +77,15 @@ def effective_policy(session: Session, kind: PolicyKind, project_id: str, run_id
     return None if row is None else StoredPolicy.of(row)
 
 
-def effective_policies(session: Session, kind: PolicyKind) -> Callable[[str, str], StoredPolicy | None]:
-    """The same for every run, in one statement: (project_id, run_id) -> policy. For a look that locks nothing."""
-    rows = session.scalars(select(Policy).where(Policy.kind == kind), execution_options={"populate_existing": True})
+def effective_policies(
+    session: Session, kind: PolicyKind, *, project_id: str | None = None
+) -> Callable[[str, str], StoredPolicy | None]:
+    """The same for every run, or those of a project, in one statement: (project_id, run_id) -> policy. For a look that
+    locks nothing."""
+    query = select(Policy).where(Policy.kind == kind)
+    if project_id is not None:
+        query = query.where(Policy.project_id == project_id)
+    rows = session.scalars(query, execution_options={"populate_existing": True})
     found = {(row.project_id, row.run_id): StoredPolicy.of(row) for row in rows}
     return lambda project_id, run_id: found.get((project_id, run_id)) or found.get((project_id, ""))
 

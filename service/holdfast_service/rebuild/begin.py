@@ -1,5 +1,5 @@
-"""The first step: an empty database becomes this bucket's catalog, in an epoch that was never used (rule
-fencing-token).
+"""The first step: an empty database becomes this bucket's catalog, in an epoch that no store has seen and under a claim
+that no other database has (rule fencing-token).
 
 Every attempt of before is fenced by it, no copy is trusted, and the stores stay as they are until they are adopted. A
 store keeps the row's number that its marker names: two stores must never change places.
@@ -14,6 +14,7 @@ from sqlalchemy import delete, exists, func, select, text
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.text import without_secrets
+from holdfast_service.attached_stores.ownership import new_claim
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.engine import Database
 from holdfast_service.db.place import place_of
@@ -57,6 +58,7 @@ def begin(database: Database, sources: Sequence[SourceStore]) -> CatalogIdentity
             session.add(identity)
         identity.catalog_id = catalog_id
         identity.epoch = max(each.marker.epoch for each in sources) + 1
+        identity.claim = new_claim()
         identity.signing_key = secrets.token_bytes(_SIGNING_KEY_BYTES)
         identity.place = place
         identity.rebuilding_from = url

@@ -4,7 +4,8 @@ the database before what cannot be taken back (rule database-went-back).
     history/<memory id>.json      one document per process, written by it alone, a moment after each change
 
 A process that was started since, or that saw none of the changes, finds by it that the database has forgotten them. A
-document of an earlier epoch counts no more: the operator who raised the epoch knows that the database is older.
+document of an earlier epoch counts no more: the operator who raised the epoch knows that the database is older. One of
+another database in the same epoch, which owned the store before, says nothing of this one.
 `db/engine.py` is what a process remembers and the question; this is its copy beside the data.
 """
 
@@ -44,6 +45,7 @@ class KeptMemory:
         self._store = store
         self._catalog_id = identity.catalog_id
         self._epoch = identity.epoch
+        self._claim = identity.claim
         self._writing = threading.Lock()
         self._kept: Snapshot | None = None
         self._compared_on: str | None = None
@@ -59,6 +61,7 @@ class KeptMemory:
             document = {
                 "catalog_id": self._catalog_id,
                 "epoch": self._epoch,
+                "claim": self._claim,
                 "kept_at": now.isoformat(),
                 "marks": sorted(known.marks.items()),
                 "changes": known.changes,
@@ -90,11 +93,13 @@ class KeptMemory:
                 self._store.delete_named(name)
 
     def _documents(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Those of this catalog and epoch, by name."""
+        """Those of this catalog, in this epoch of this database or a later one, by name."""
         for name in list(self._store.list_named(FOLDER)):
             try:
                 document = json.loads(self._store.read_named(name))
-                ours = document["catalog_id"] == self._catalog_id and document["epoch"] >= self._epoch
+                epoch, claim = document["epoch"], document.get("claim", "")
+                counts = epoch > self._epoch or (epoch == self._epoch and claim == self._claim)
+                ours = document["catalog_id"] == self._catalog_id and counts
                 _snapshot(name, document)
                 datetime.fromisoformat(document["kept_at"])
             except ObjectMissing:

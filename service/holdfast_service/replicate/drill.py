@@ -17,7 +17,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -31,7 +31,7 @@ from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
 from holdfast_protocol.policies.policy import PolicyKind
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.restores import RestorePoint, Skipped
-from holdfast_protocol.runs import ById, Point
+from holdfast_protocol.runs import ById, Latest, Point
 from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import CheckpointState, CopyState
 from holdfast_service.attached_stores.attached import AttachedStore
@@ -125,9 +125,15 @@ def plan_drill(
         copies=_copies(session, attached, checkpoint, {digest for shard in shards for digest in shard.chunks}),
         newest_step=newest.step,
         newest_committed_at=newest.committed_at,
-        objectives=objectives_of(effective_policy(session, PolicyKind.OBJECTIVES, project.id, found.id)),
+        objectives=_objectives(session, found, request),
         lease_id=_take_lease(session, context, run, checkpoint.id),
     )
+
+
+def _objectives(session: Session, run: Run, request: StartDrill) -> Objectives:
+    """How old the checkpoint is that a person has named says nothing of the copies: that is no RPO."""
+    found = objectives_of(effective_policy(session, PolicyKind.OBJECTIVES, run.project_id, run.id))
+    return found if isinstance(point_of(request.selector), Latest) else replace(found, rpo_seconds=None)
 
 
 def _shards(session: Session, checkpoint_id: str) -> list[SealedShard]:

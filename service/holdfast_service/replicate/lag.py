@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Subquery, and_, exists, func, or_, select
+from sqlalchemy import Subquery, and_, exists, func, or_, select, true
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page
@@ -82,8 +82,9 @@ def lag_of(session: Session, store_id: int, run_ids: Collection[str] | None = No
     return lags
 
 
-def _rows(store_id: int, run_ids: Collection[str] | None) -> Subquery:
-    """Committed checkpoints that are whole there, wanted there, or not judged yet."""
+def _rows(store_id: int | None, run_ids: Collection[str] | None, *, unwanted: bool = False) -> Subquery:
+    """Committed checkpoints that are whole there, wanted there, or not judged yet. `unwanted`: the others as well.
+    `store_id` None: there is no such store, and nothing is whole there."""
     row = CheckpointCopy
     has_policy = exists().where(
         Policy.project_id == Run.project_id, Policy.kind == PolicyKind.COPIES, Policy.run_id.in_(("", Run.id))
@@ -106,7 +107,7 @@ def _rows(store_id: int, run_ids: Collection[str] | None) -> Subquery:
                 row.complete_at.is_not(None),
                 and_(
                     Checkpoint.health != Health.CORRUPT,
-                    or_(row.wanted, and_(row.checkpoint_id.is_(None), has_policy)),
+                    true() if unwanted else or_(row.wanted, and_(row.checkpoint_id.is_(None), has_policy)),
                 ),
             ),
         )
@@ -191,8 +192,13 @@ def copies_of_project(
 def _views(session: Session, context: ServiceContext, project: Project, runs: Sequence[Run]) -> list[RunCopies]:
     second = context.attached(StoreRole.SECOND)
     lags = {} if second is None else lag_of(session, second.store_id, [run.id for run in runs])
-    policy_of = effective_policies(session, PolicyKind.OBJECTIVES)
+    policy_of = effective_policies(session, PolicyKind.OBJECTIVES, project_id=project.id)
+    objectives = {run.id: objectives_of(policy_of(project.id, run.id)).rpo_seconds for run in runs}
+    with_objective = [run_id for run_id, seconds in objectives.items() if seconds is not None]
+    store_id = None if second is None else second.store_id
+    exposed = _behind_since(session, _rows(store_id, with_objective, unwanted=True)) if with_objective else {}
     now = database_now(session)
+    found = {run_id: RunLag(behind_since=exposed.get(run_id)).seconds(now) for run_id in with_objective}
     views = []
     for run in runs:
         lag = lags.get(run.id, RunLag())
@@ -207,7 +213,8 @@ def _views(session: Session, context: ServiceContext, project: Project, runs: Se
                 copied_step=lag.copied_step,
                 copied_committed_at=lag.copied_committed_at,
                 lag_seconds=lag.seconds(now),
-                rpo_objective_seconds=objectives_of(policy_of(project.id, run.id)).rpo_seconds,
+                rpo_objective_seconds=objectives[run.id],
+                rpo_seconds=found.get(run.id),
                 lag_steps=lag.steps,
                 lag_bytes=lag.missing_bytes,
                 waiting=lag.waiting,

@@ -3,6 +3,9 @@
 A run is looked at when something was committed or its policy was changed since the last look, and once an hour in any
 case, for pins, leases and attempts end without a word. Most looks find nothing and lock nothing: only a plan that would
 expire something is made again under the run's lock, and applied there.
+
+A look that comes long after the one before expires nothing: the clock may have jumped, and a commit since may be dated
+by it. The next look does (rule database-clock).
 """
 
 from __future__ import annotations
@@ -103,13 +106,14 @@ def _due(session: Session) -> list[str]:
         .where(has_policy, Run.deleted_at.is_(None), lease.is_free(RetentionMark.leased_until, database_now(session)))
         .order_by(RetentionMark.looked_at, Run.id)
     ).all()
-    look_again_before = database_now(session) - _LOOK_AGAIN
+    now = database_now(session)
     due = []
     for row in rows:
         policy = policy_of(row.project_id, row.id)
         if policy is None:
             continue
-        old = row.looked_at is None or row.looked_at < look_again_before
+        # A look that is still to come was one by a clock that was ahead.
+        old = row.looked_at is None or not now - _LOOK_AGAIN <= row.looked_at <= now
         if old or row.policy_digest != policy_digest(policy) or row.has_newer:
             due.append(row.id)
     return due
@@ -136,8 +140,9 @@ def _look_at(context: ServiceContext, claim: _Claim) -> int:
                 return expired
             rules = stored_rules(policy)
             facts = read_facts(session, run, rules)
-            doomed = [each.fact.id for each in make_plan(rules, facts) if not each.keep]
             looked_at = database_now(session)
+            after_gap = _is_after_gap(session, context.settings, claim, looked_at)
+            doomed = [] if after_gap else [each.fact.id for each in make_plan(rules, facts) if not each.keep]
         if not doomed or not (gone := _expire(context, claim, doomed)):
             _settle(context, claim, policy_digest(policy), looked_at, facts)
             return expired
@@ -147,6 +152,12 @@ def _look_at(context: ServiceContext, claim: _Claim) -> int:
             return expired
         if not _renew(context, claim):
             return expired
+
+
+def _is_after_gap(session: Session, settings: ServiceSettings, claim: _Claim, looked_at: datetime) -> bool:
+    before = session.scalar(select(RetentionMark.looked_at).where(_is(claim)))
+    usual = _LOOK_AGAIN + timedelta(seconds=settings.retention_interval_seconds)
+    return before is not None and looked_at - before > 2 * usual
 
 
 def _expire(context: ServiceContext, claim: _Claim, doomed: list[str]) -> int:

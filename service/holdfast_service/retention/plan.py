@@ -57,11 +57,13 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """`running`: an attempt has not ended. `restore_point`: the id of what a launch would resume from now."""
+    """`running`: an attempt has not ended. `restore_point`: the id of what a launch would resume from now. `read_at`:
+    when the facts were read, by the clock that dates commits; None: none of them is dated later."""
 
     facts: Sequence[Fact]
     restore_point: str | None
     running: bool = False
+    read_at: datetime | None = None
 
 
 def newest_first(facts: Sequence[Fact]) -> list[Fact]:
@@ -72,21 +74,24 @@ def newest_first(facts: Sequence[Fact]) -> list[Fact]:
 Kept = Iterator[tuple[Fact, Reason]]
 
 
-def kept_by_rules(policy: RetentionPolicy, committed: Sequence[Fact]) -> dict[str, list[Reason]]:
+def kept_by_rules(
+    policy: RetentionPolicy, committed: Sequence[Fact], read_at: datetime | None = None
+) -> dict[str, list[Reason]]:
     """By id, each reason for which a rule keeps it. `committed` is newest first (`newest_first`). The rules are
     those of restic's `forget`.
 
     A checkpoint that is not healthy is judged by the same rules, but never takes a healthy one's place: with keep_last
     3 the newest three healthy ones stay, and beside them what is unhealthy among the newest three of all. A spell of
-    diverged saves then neither pushes good ones out nor is lost to the people who look into it.
+    diverged saves then neither pushes good ones out nor is lost to the people who look into it. The same holds for one
+    that is dated later than `read_at`: the clock was ahead when it was committed, or is behind now.
     """
     reasons: dict[str, list[Reason]] = {}
-    healthy = [fact for fact in committed if fact.healthy]
-    for fact, reason in _selected(policy, healthy):
+    sound = [fact for fact in committed if fact.healthy and not _is_to_come(fact, read_at)]
+    for fact, reason in _selected(policy, sound, read_at):
         reasons.setdefault(fact.id, []).append(reason)
-    if len(healthy) < len(committed):
-        for fact, reason in _selected(policy, committed):
-            if not fact.healthy:
+    if len(sound) < len(committed):
+        for fact, reason in _selected(policy, committed, read_at):
+            if not fact.healthy or _is_to_come(fact, read_at):
                 reasons.setdefault(fact.id, []).append(reason)
     for best in policy.keep_best:
         for fact in committed:
@@ -96,10 +101,21 @@ def kept_by_rules(policy: RetentionPolicy, committed: Sequence[Fact]) -> dict[st
     return reasons
 
 
-def _selected(policy: RetentionPolicy, judged: Sequence[Fact]) -> Kept:
+def _is_to_come(fact: Fact, read_at: datetime | None) -> bool:
+    return read_at is not None and fact.at > read_at
+
+
+def _counted_from(judged: Sequence[Fact], read_at: datetime | None) -> datetime:
+    """The moment that spans count back from: the last commit's by attempt and step, for the clock may have been ahead
+    at an earlier one. A wrong answer is too early, and keeps more."""
+    dated = [fact for fact in judged if not _is_to_come(fact, read_at)] or judged[-1:]
+    return max(dated, key=lambda fact: (fact.attempt, fact.step, fact.at)).at
+
+
+def _selected(policy: RetentionPolicy, judged: Sequence[Fact], read_at: datetime | None) -> Kept:
     if not judged:
         return
-    newest = judged[0].at
+    newest = _counted_from(judged, read_at)
     yield from _last(policy, judged)
     if policy.keep_within is not None:
         start = parse_span(policy.keep_within).before(newest)
@@ -288,8 +304,8 @@ def make_plan(policy: RetentionPolicy | None, run: RunFacts) -> list[Decision]:
     plan. Without a policy everything is kept.
 
     A mark of corruption is taken back when the bytes turn up whole, and by a mark alone nothing expires: what would
-    stay if it were whole, stays. Time comes in only by the facts (the moments of the commits) and never from a clock:
-    two plans of the same facts are the same.
+    stay if it were whole, stays. Time comes in only by the facts (the moments of the commits, and when they were read)
+    and never from a clock: two plans of the same facts are the same.
     """
     found = _reasons(policy, run)
     found = {**_were_they_whole(policy, run, found), **found}
@@ -305,7 +321,7 @@ def make_plan(policy: RetentionPolicy | None, run: RunFacts) -> list[Decision]:
 def _reasons(policy: RetentionPolicy | None, run: RunFacts) -> dict[str, list[Reason]]:
     """By id of what stays."""
     committed = [fact for fact in newest_first(run.facts) if fact.committed]
-    found = {} if policy is None else kept_by_rules(policy, committed)
+    found = {} if policy is None else kept_by_rules(policy, committed, run.read_at)
     for checkpoint_id, reasons in protected(run).items():
         found.setdefault(checkpoint_id, []).extend(reasons)
     return found

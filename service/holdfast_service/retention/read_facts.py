@@ -74,7 +74,8 @@ def read_facts(session: Session, run: Run, policy: RetentionPolicy | None) -> Ru
     chosen = choose_restore_point(session, run.id, Latest()).restore_point
     proven = set(newest_proven(session, [fact.id for fact in healthy_first(facts)]))
     facts = [replace(fact, proven=fact.id in proven) for fact in facts]
-    return RunFacts(facts, None if chosen is None else chosen.checkpoint_id, running)
+    # Read last: no commit that the clock dates rightly is later.
+    return RunFacts(facts, None if chosen is None else chosen.checkpoint_id, running, database_now(session))
 
 
 def _pins(session: Session, run_id: str) -> dict[str, str]:

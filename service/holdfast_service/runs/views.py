@@ -388,12 +388,17 @@ def seal_progress(session: Session, checkpoints: Iterable[Checkpoint]) -> dict[s
     sealed: dict[str, set[int]] = {checkpoint_id: set() for checkpoint_id in open_ones}
     for checkpoint_id, rank in session.execute(
         select(Shard.checkpoint_id, Shard.rank).where(
-            Shard.checkpoint_id.in_(open_ones), Shard.state == ShardState.SEALED
+            Shard.checkpoint_id.in_([each.id for each in open_ones.values() if each.sealed_ranks]),
+            Shard.rank < _RANKS_LOOKED_AT,
+            Shard.state == ShardState.SEALED,
         )
     ):
         sealed[checkpoint_id].add(rank)
     for checkpoint_id, ranks in sealed.items():
-        progress[checkpoint_id] = SealProgress(len(ranks), missing_ranks(ranks, open_ones[checkpoint_id].world_size))
+        row = open_ones[checkpoint_id]
+        progress[checkpoint_id] = SealProgress(
+            row.sealed_ranks, missing_ranks(ranks, min(row.world_size, _RANKS_LOOKED_AT))
+        )
     return progress
 
 

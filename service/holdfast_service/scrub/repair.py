@@ -2,7 +2,8 @@
 
 What is bad is repaired from any store that has a good copy, or by a client that sends the same digest anew.
 If none has, it is itself read again from time to time. A mark is taken back only when every chunk of the checkpoint
-that was ever found damaged has a copy that was read since. The rotten copy itself is left to the collector.
+that was ever found damaged has a copy that was read since; of an archived one, which cannot be read before a thaw, the
+store's own SHA-256 is asked for. The rotten copy itself is left to the collector.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 import structlog
-from sqlalchemy import and_, exists, func, or_, select, text, update
+from sqlalchemy import ColumnElement, Select, and_, exists, func, or_, select, text, update
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.states import CopyState, Proof
+from holdfast_protocol.states import CopyState
 from holdfast_protocol.tiers import ARCHIVED
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.context import ServiceContext
+from holdfast_service.copies.cold import note_class, store_says
 from holdfast_service.copies.copy_chunk import (
     CopyTask,
     LeaseOverError,
@@ -31,8 +33,13 @@ from holdfast_service.copies.copy_chunk import (
     begin_copy,
     copy_now,
 )
-from holdfast_service.copies.corruption import needed_by_a_checkpoint, read_since_damage, repair_if_whole
-from holdfast_service.copies.predicates import KEPT, PROVEN, keeps_anywhere
+from holdfast_service.copies.corruption import (
+    mark_readable,
+    needed_by_a_checkpoint,
+    read_since_damage,
+    repair_if_whole,
+)
+from holdfast_service.copies.predicates import KEPT, PROVEN, counts_as_read, in_archive, is_read_back, keeps_anywhere
 from holdfast_service.copies.read_back import (
     Claim,
     Finding,
@@ -43,13 +50,14 @@ from holdfast_service.copies.read_back import (
     let_go,
     look_again,
     look_is_due,
+    settle,
 )
 from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import COPY_DAMAGED, Checkpoint, Chunk, ChunkListEntry, Copy, Shard
 from holdfast_service.runs.views import WHOLE
 from holdfast_service.scrub.read_copies import BATCH, Tally, keep_totals, read_one, total_of
-from holdfast_service.stores.base import StoreError
+from holdfast_service.stores.base import ClassedStore, StoreError
 from holdfast_service.work.report import Backlog, ReconcileReport
 
 # Repairs one copy that was found bad: its store gets another copy of the chunk, which counts once it was read.
@@ -170,12 +178,13 @@ def _read(context: ServiceContext, claimed: Claim, acquire: Callable[[int], None
 
 
 def _claim_another(session: Session, context: ServiceContext, damaged: Damaged) -> Claim | None:
-    """A copy in the same store that would do, once it was read."""
+    """A copy in the same store that would do, once it was read: in the cold store a cold one."""
     return claim_first(
         session,
         Copy.chunk_id == damaged.chunk_id,
         Copy.store_id == damaged.store_id,
-        Copy.state == CopyState.VERIFIED,
+        Copy.state.in_(KEPT),
+        is_read_back(context),
         copy_is_free(database_now(session)),
         seconds=context.settings.chunk_lease_seconds,
     )
@@ -186,23 +195,19 @@ def _begin(session: Session, context: ServiceContext, damaged: Damaged) -> CopyT
 
 
 def _settle_repaired(context: ServiceContext, damaged: Damaged) -> bool:
-    """Whether a copy in the same store was read since the damage: then it is repaired, and an event says so."""
+    """Whether a copy in the same store was read since the damage: then it is repaired, and an event says so.
 
-    def settle(session: Session) -> bool:
+    Before that the checkpoints that were cold for lack of it become hot: a process that dies in between leaves the
+    damage, and the next one goes through them again.
+    """
+    with context.database.read() as session:
+        if session.scalar(_good_copy(damaged)) is None:
+            return False
+    mark_readable(context.database, damaged.chunk_id, actor=REPAIR)
+
+    def end(session: Session) -> bool:
         digest = session.scalar(select(Chunk.digest).where(Chunk.id == damaged.chunk_id).with_for_update())
-        good = session.scalar(
-            select(Copy.id)
-            .where(
-                Copy.chunk_id == damaged.chunk_id,
-                Copy.store_id == damaged.store_id,
-                Copy.state.in_(KEPT),
-                # An archive cannot be read before a thaw: there the store's own SHA-256 counts.
-                or_(Copy.proof == Proof.READ, and_(Copy.proof.in_(PROVEN), Copy.storage_class.in_(ARCHIVED))),
-                Copy.read_after >= damaged.damage,
-            )
-            .order_by(Copy.id)
-            .limit(1)
-        )
+        good = session.scalar(_good_copy(damaged))
         # None: the lease was lost, or the copy was collected.
         is_bad = (Copy.id == damaged.copy_id, Copy.state == CopyState.BAD)
         bad = lease.locked(session, Copy, damaged.lease_token, *is_bad)
@@ -221,18 +226,34 @@ def _settle_repaired(context: ServiceContext, damaged: Damaged) -> bool:
         )
         return True
 
-    return context.database.run(settle)
+    return context.database.run(end)
+
+
+def _good_copy(damaged: Damaged) -> Select[int]:
+    return (
+        select(Copy.id)
+        .where(
+            _stands_for(damaged),
+            Copy.state.in_(KEPT),
+            counts_as_read(),
+            Copy.read_after >= damaged.damage,
+        )
+        .order_by(Copy.id)
+        .limit(1)
+    )
+
+
+def _stands_for(damaged: Damaged) -> ColumnElement[bool]:
+    """Over `copies`: of its chunk, in its store. What must be thawed does not stand for what could be read at once."""
+    same = and_(Copy.chunk_id == damaged.chunk_id, Copy.store_id == damaged.store_id)
+    return same if damaged.storage_class in ARCHIVED else and_(same, ~in_archive())
 
 
 def _give_up(session: Session, damaged: Damaged) -> RepairResult:
     """Another worker's copy that is under way, or being read, is no loss."""
     at_work = session.scalar(
         select(Copy.id)
-        .where(
-            Copy.chunk_id == damaged.chunk_id,
-            Copy.store_id == damaged.store_id,
-            Copy.state.in_((*KEPT, CopyState.COPYING, CopyState.SUSPECT, CopyState.PENDING)),
-        )
+        .where(_stands_for(damaged), Copy.state.in_((*KEPT, CopyState.COPYING, CopyState.SUSPECT, CopyState.PENDING)))
         .limit(1)
     )
     return RepairResult.LOST if at_work is None else RepairResult.LATER
@@ -368,9 +389,7 @@ def _changed(context: ServiceContext, store_ids: Collection[int], after: str) ->
     """Corrupt checkpoints that no process has looked at, or whose chunk that stood in the way is whole now or may be
     once it is read. Each look leaves what stands in the way, so the next process does not repeat it."""
     with context.database.read() as session:
-        readable = and_(
-            Copy.store_id.in_(store_ids), Copy.state == CopyState.VERIFIED, copy_is_free(database_now(session))
-        )
+        readable = and_(_can_be_proven(context, store_ids), copy_is_free(database_now(session)))
         stands_no_more = exists().where(
             Copy.chunk_id == Checkpoint.lost_chunk_id,
             keeps_anywhere(Checkpoint.attempt_id),
@@ -396,12 +415,17 @@ def unmark(
     context: ServiceContext, checkpoint_id: str, by_store: dict[int, Tally], store_ids: Collection[int] | None = None
 ) -> bool:
     """Reads what keeps its damaged chunks and was not read since, from these stores or from all that are attached; then
-    takes the mark away if all of them are there. Raises StoreFailedError if a store cannot tell."""
+    takes the mark away if all of them are there. What is archived it asks the store for. Raises StoreFailedError if a
+    store cannot tell."""
     among = context.store_ids if store_ids is None else store_ids
-    while claims := context.database.run(lambda session: _claim_unread(session, context, checkpoint_id, among)):
+    untold: set[int] = set()
+    while claims := context.database.run(lambda session: _claim_unread(session, context, checkpoint_id, among, untold)):
         for position, claimed in enumerate(claims):
             try:
-                tally = read_one(context, claimed, REPAIR, context.read_rate_limit.acquire)
+                if claimed.state_before is CopyState.COLD:
+                    tally = _ask_store(context, claimed, untold)
+                else:
+                    tally = read_one(context, claimed, REPAIR, context.read_rate_limit.acquire)
             except StoreError as error:
                 for left in claims[position:]:
                     let_go(context, left)
@@ -411,10 +435,48 @@ def unmark(
         return repair_if_whole(session, checkpoint_id, actor=REPAIR)
 
 
+def _ask_store(context: ServiceContext, claimed: Claim, untold: set[int]) -> Tally:
+    """What the store's own SHA-256 says of an archived copy, settled. If the store has none of it, the copy joins
+    `untold`. Raises StoreError; the lease is then still the caller's to give back."""
+    tally = Tally()
+    says = store_says(context, claimed)
+    if says is None or says.finding is None:
+        untold.add(claimed.copy_id)
+        let_go(context, claimed)
+    elif says.finding is not Finding.GOOD:
+        tally.note(says.finding)
+        tally.marked.update(settle(context, claimed, says.finding, REPAIR) or ())
+    elif says.storage_class != claimed.storage_class:
+        note_class(context, claimed, says.storage_class, REPAIR)
+    else:
+        damages = select(Chunk.damages).where(Chunk.id == claimed.chunk_id).scalar_subquery()
+        with context.database.transaction() as session:
+            lease.give_back(session, Copy, claimed.lease_token, Copy.id == claimed.copy_id, read_after=damages)
+    return tally
+
+
+def _can_be_proven(context: ServiceContext, store_ids: Collection[int]) -> ColumnElement[bool]:
+    """Over `copies`, in one of these stores: it can be read now, or its store hashes what it has archived."""
+    hashing = [
+        each.store_id
+        for each in context.stores
+        if isinstance(each.store, ClassedStore)
+        and each.store.capabilities is not None
+        and each.store.capabilities.sha256_enforced
+    ]
+    archived = and_(Copy.state == CopyState.COLD, in_archive(), Copy.proof.in_(PROVEN), Copy.store_id.in_(hashing))
+    return and_(Copy.store_id.in_(store_ids), or_(Copy.state == CopyState.VERIFIED, archived))
+
+
 def _claim_unread(
-    session: Session, context: ServiceContext, checkpoint_id: str, store_ids: Collection[int]
+    session: Session,
+    context: ServiceContext,
+    checkpoint_id: str,
+    store_ids: Collection[int],
+    untold: Collection[int],
 ) -> list[Claim]:
-    """A batch of the copies that would keep it whole if only they were read: of chunks that have no other that was."""
+    """A batch of the copies that would keep it whole if only they were read: of chunks that have no other that was.
+    Without those of which their store told nothing just now (`untold`)."""
     attempt_id = session.scalar(select(Checkpoint.attempt_id).where(Checkpoint.id == checkpoint_id))
     if attempt_id is None:
         return []
@@ -425,8 +487,8 @@ def _claim_unread(
     return claim_copies(
         session,
         Copy.chunk_id.in_(chunks),
-        Copy.store_id.in_(store_ids),
-        Copy.state == CopyState.VERIFIED,
+        Copy.id.not_in(untold),
+        _can_be_proven(context, store_ids),
         whole,
         ~read_since_damage(),
         Copy.chunk_id.not_in(read),

@@ -242,7 +242,7 @@ def _retire(session: Session, context: ServiceContext, there: Mapping[int, int],
     gone = {copy.chunk_id for copy in copies}
     cold: list[str] = []
     if gone and place.is_cold:
-        cold = mark_cold(session, gone, context.store_ids, actor=CONTROLLER, target=place.target)
+        cold = mark_cold(session, gone, actor=CONTROLLER, target=place.target)
     return Retired(len(copies), sum(copy.stored_bytes for copy in copies), tuple(cold))
 
 

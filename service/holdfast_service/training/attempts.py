@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy import and_, exists, select, update
 from sqlalchemy.orm import Session, defer, undefer
@@ -366,6 +367,7 @@ def record_resumed_from(
             if attempt.resumed_from_id != request.checkpoint_id:
                 _refuse_if_cut(attempt)
                 attempt.resumed_from_id = request.checkpoint_id
+                attempt.skipped = _skipped_after_all(session, run, attempt, request)
             if request.rollback and attempt.cut_at is None:
                 attempt.cut_at = database_now(session)
             session.flush()
@@ -377,6 +379,20 @@ def record_resumed_from(
                     session, run, attempt, EventType.RESTORE_FINISHED, checkpoint_id=request.checkpoint_id, step=step
                 )
         return attempt_view(attempt)
+
+
+def _skipped_after_all(
+    session: Session, run: Run, attempt: Attempt, request: ResumedFrom
+) -> list[dict[str, Any]] | None:
+    """What stood in the way of the checkpoint that the ranks have loaded, where it is not the one that was offered: a
+    late save was adopted, or a rank could not read the offered one. None: not known, or a person has gone back."""
+    if attempt.skipped is None or request.checkpoint_id == attempt.offered_id:
+        return attempt.skipped
+    if request.rollback or request.checkpoint_id is None:
+        return None
+    again = choose_restore_point(session, run.id, Latest())
+    is_newest = again.restore_point is not None and again.restore_point.checkpoint_id == request.checkpoint_id
+    return kept_skipped(again) if is_newest else None
 
 
 def _is_own(session: Session, run: Run, attempt: Attempt, request: ResumedFrom) -> bool:

@@ -73,6 +73,7 @@ def _check_database(context: ServiceContext) -> list[ReadinessCheck]:
         with context.database.read() as session:
             epoch = session.scalar(select(CatalogIdentity.epoch))
             pending = pending_revision(session.connection())
+            claim = context.claim if pending is not None else session.scalar(select(CatalogIdentity.claim))
         unwritable = _why_unwritable(context) if pending is None else None
     except ProblemError as error:
         return [
@@ -81,7 +82,7 @@ def _check_database(context: ServiceContext) -> list[ReadinessCheck]:
         ]
     if unwritable is not None:
         database = ReadinessCheck(name="database", ok=False, detail=unwritable)
-    elif epoch == context.epoch:
+    elif (epoch, claim) == (context.epoch, context.claim):
         database = _check_history(context)
     else:
         database = ReadinessCheck(

@@ -238,7 +238,7 @@ def _make(context: ServiceContext, claimed: _Call, tls: ssl.SSLContext) -> Answe
     try:
         form = WebhookFormat(claimed.format)
         routing_key = claimed.secret.decode() if form is WebhookFormat.PAGERDUTY else None
-        body = render(form, Event.model_validate(claimed.delivery.body), routing_key)
+        body = render(form, Event.model_validate(claimed.delivery.body), claimed.at, routing_key)
     except ValueError:
         return Answer(None, "this version does not know this call; a later one has left it")
     timestamp = int(claimed.at.timestamp())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from holdfast_protocol.events import Event, EventType
@@ -51,15 +51,17 @@ ROUTINE = {
 """They come by the thousand, and wait for those that somebody needs to hear."""
 
 
-def with_ends(format_: WebhookFormat, events: Iterable[EventType]) -> set[EventType]:
-    """`events`, and for a receiver that keeps alerts what ends the alerts that they open."""
+def with_ends(format_: str, events: Iterable[str]) -> set[str]:
+    """`events`, and for a receiver that keeps alerts what ends the alerts that they open. Asked for each event and not
+    only when a webhook is made: an end that a later version tells is for the alerts of older webhooks too."""
     wanted = set(events)
     ends = {end for end, begin in _ENDS.items() if begin in wanted} if format_ in KEEPS_ALERTS else set()
     return wanted | ends
 
 
-def render(format_: WebhookFormat, body: Event, routing_key: str | None = None) -> bytes:
-    """The bytes of a call's body. `routing_key`: PagerDuty's, which has no other place for it."""
+def render(format_: WebhookFormat, body: Event, at: datetime, routing_key: str | None = None) -> bytes:
+    """The bytes of a call's body. `at`: when this try is made. `routing_key`: PagerDuty's, which has no other place for
+    it."""
     match format_:
         case WebhookFormat.STANDARD:
             content: Any = body.model_dump(mode="json")
@@ -68,7 +70,7 @@ def render(format_: WebhookFormat, body: Event, routing_key: str | None = None) 
         case WebhookFormat.PAGERDUTY:
             content = _for_pagerduty(body, routing_key)
         case WebhookFormat.ALERTMANAGER:
-            content = [_for_alertmanager(body)]
+            content = [_for_alertmanager(body, at)]
     return json.dumps(content, separators=(",", ":")).encode()
 
 
@@ -133,8 +135,9 @@ def _for_pagerduty(body: Event, routing_key: str | None) -> dict[str, Any]:
     }
 
 
-def _for_alertmanager(body: Event) -> dict[str, Any]:
-    """An alert as `POST /api/v2/alerts` takes it."""
+def _for_alertmanager(body: Event, at: datetime) -> dict[str, Any]:
+    """An alert as `POST /api/v2/alerts` takes it. It stays open from the try that arrives, which may be days after the
+    event: Alertmanager tells nobody of an alert that is over when it comes."""
     name = _name(body)
     over = body.type in _ENDS
     alert_name = "Holdfast" + "".join(word.title() for word in name["event"].replace("_", ".").split("."))
@@ -142,5 +145,5 @@ def _for_alertmanager(body: Event) -> dict[str, Any]:
         "labels": name | {"alertname": alert_name, "severity": severity(body.type)},
         "annotations": {"summary": summary(body)},
         "startsAt": (body.timestamp - _CLOCKS_DIFFER if over else body.timestamp).isoformat(),
-        "endsAt": (body.timestamp - _CLOCKS_DIFFER if over else body.timestamp + _OPEN_FOR).isoformat(),
+        "endsAt": (body.timestamp - _CLOCKS_DIFFER if over else max(body.timestamp, at) + _OPEN_FOR).isoformat(),
     }

@@ -49,7 +49,7 @@ def webhook_views(session: Session, project: Project, hooks: Sequence[Webhook]) 
             id=hook.id,
             project=project.name,
             url=shown_url(hook),
-            events=[EventType(event) for event in hook.events],
+            events=sorted(map(EventType, with_ends(hook.format, hook.events))),
             format=WebhookFormat(hook.format),
             created_at=hook.created_at,
             created_by=hook.created_by,
@@ -142,7 +142,7 @@ def create_webhook(
             project_id=project.id,
             url=request.url,
             secret=secret,
-            events=sorted(event.value for event in with_ends(request.format, request.events)),
+            events=sorted(with_ends(request.format, request.events)),
             format=request.format.value,
             created_at=database_now(session),
             created_by=caller.name,
@@ -211,9 +211,10 @@ def redeliver(
     context: ServiceContext, caller: Principal, webhook_id: str, called: str, key: str | None = None
 ) -> DeliveryView:
     """Has a call made again, also one that has arrived: the same body and `webhook-id`, due at once, with as many tries
-    as a new one. The controller makes it. A call that is being made now is left alone: its answer comes anyway. `key`:
-    the client's Idempotency-Key. Raises `webhook_not_found`, `delivery_not_found`, `project_not_found` for a project in
-    the trash, `invalid_request` for a webhook that was deleted, and `idempotency_key_reused`."""
+    as a new one. The controller makes it. A call that is being made now is not made twice: if it fails, it has as many
+    tries from then on. `key`: the client's Idempotency-Key. Raises `webhook_not_found`, `delivery_not_found`,
+    `project_not_found` for a project in the trash, `invalid_request` for a webhook that was deleted, and
+    `idempotency_key_reused`."""
     repeat = Repeatable(caller.token_id, key, digest_of("redelivery", webhook_id, called))
     with context.database.transaction() as session:
         project, hook = _hook_to_call(session, caller, webhook_id)
@@ -222,19 +223,21 @@ def redeliver(
         row = _delivery(session, hook, called, locked=True)
         now = database_now(session)
         repeat.made(session, called)
-        if not lease.is_taken(row, now):
-            record_event(
-                session,
-                Actor.person(caller),
-                "webhook.redeliver",
-                project_id=project.id,
-                before={"tries": row.tries, "status": row.last_status, "error": row.last_error},
-                after={"webhook": hook.id, "delivery": called, "host": host_of(hook.url)},
-            )
+        record_event(
+            session,
+            Actor.person(caller),
+            "webhook.redeliver",
+            project_id=project.id,
+            before={"tries": row.tries, "status": row.last_status, "error": row.last_error},
+            after={"webhook": hook.id, "delivery": called, "host": host_of(hook.url)},
+        )
+        if lease.is_taken(row, now):
+            row.tries = 1  # the one that is being made
+        else:
             lease.end_locked(row)  # of a process that has died at it, or answers too late
             row.tries, row.next_try_at = 0, now
-            row.delivered_at = row.given_up_at = row.last_status = row.last_error = None
-            session.flush()
+        row.delivered_at = row.given_up_at = row.last_status = row.last_error = None
+        session.flush()
         return delivery_view(row)
 
 

@@ -12,6 +12,7 @@ from holdfast_protocol.states import StoreRole
 from holdfast_service.db.dialect import insert_absent
 from holdfast_service.db.tables.core import Project, Run
 from holdfast_service.db.tables.webhooks import Webhook, WebhookDelivery
+from holdfast_service.webhooks.formats import with_ends
 
 
 def _hooks_wanting(session: Session, event: EventType, project_id: str | None) -> list[Webhook]:
@@ -25,7 +26,7 @@ def _hooks_wanting(session: Session, event: EventType, project_id: str | None) -
             of_project = living.join(Project, Project.id == Webhook.project_id).where(Project.deleted_at.is_(None))
         with session.no_autoflush:
             known[project_id] = list(session.scalars(of_project.order_by(Webhook.id)))
-    return [hook for hook in known[project_id] if event in hook.events]
+    return [hook for hook in known[project_id] if event in with_ends(hook.format, hook.events)]
 
 
 def leave_calls(

@@ -3,6 +3,7 @@ databases."""
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,13 +28,16 @@ from holdfast_service.db.tables.core import Attempt, Checkpoint, Chunk, Copy
 from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.errors import ProblemError
 from holdfast_service.scrub.verify import reconcile as prove_reconcile
+from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import ObjectKey, StoredObject, StoreUnavailable
+from holdfast_service.stores.s3.s3_store import S3Store
 from tests.service.conftest import Clock
 from tests.support.garbage import age_it, listed, orphan
 from tests.support.interleave import hold_before, in_background
 from tests.support.rank import Job, digest_of
 from tests.support.rot import attached
-from tests.support.service import RunningService
+from tests.support.s3_fake.server import s3_fake
+from tests.support.service import RunningService, running_service
 
 ACTOR = Actor.controller("sweep")
 
@@ -78,6 +82,39 @@ def test_the_age_of_an_object_is_told_by_the_clock_that_dated_it(
     later = service.context.store.clock() + timedelta(days=1)
     monkeypatch.setattr(service.context.store, "clock", lambda: later)
     assert sweep(service).deleted == 1
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("cut_off_at", [1, 2])
+def test_an_orphan_whose_deletion_was_cut_off_in_a_versioned_bucket_is_still_found(
+    settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch, cut_off_at: int
+) -> None:
+    with s3_fake(versioned=True) as fake:
+        for name, value in fake.environment.items():
+            monkeypatch.setenv(name, value)
+        bucket = settings.model_copy(update={"store": fake.store_url_for("checkpoints")})
+        with running_service(bucket) as service:
+            store, project_id = service.context.store, service.make_project("demo")
+            assert isinstance(store, S3Store)
+            age = settings.ticket_seconds + settings.longest_upload_seconds + 5
+            fake.advance(-age)
+            key = orphan(service, project_id, old=False)
+            store.write(store.location.key_of(key.path), b"by the same ticket", overwrite=True)
+            fake.advance(age)
+            real, deletes = store.calls.do, itertools.count(1)
+
+            def cut_off(operation: str, **parameters: Any) -> dict[str, Any]:
+                if "VersionId" in parameters and next(deletes) == cut_off_at:
+                    raise StoreUnavailable("the process is killed")
+                return real(operation, **parameters)
+
+            monkeypatch.setattr(store.calls, "do", cut_off)
+            with pytest.raises(StoreUnavailable, match="killed"):
+                sweep(service)
+            assert b"".join(store.open_read(key)) == b"by the same ticket"
+            assert sweep(service).deleted == 1
+            assert not fake.objects.versions("checkpoints/" + key.path)
+            assert listed(service, project_id) == set()
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from holdfast_client.client import Client
+from holdfast_client.settings import ClientSettings
+from holdfast_protocol.copies import DrillResult
 from holdfast_protocol.states import CopyState, StoreRole
 from holdfast_service.background.registry import OPERATION_KINDS
 from holdfast_service.copies.predicates import object_key
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.operations.controller import reconcile
+from tests.service.conftest import Clock
+from tests.support.little_checkpoints import save_little_checkpoint
 from tests.support.rank import Job, answer, digest_of, redeem
-from tests.support.replicated import CONTENT, SECOND, file_of, replicate
+from tests.support.replicated import CONTENT, SECOND, file_of, put_policy, replicate
 from tests.support.rot import attached, copies_of, flip, overwrite, states_of
 from tests.support.service import RunningService
 
@@ -104,8 +109,8 @@ def test_a_short_silence_does_not_cost_training_time(
     assert (decision["restore_point"]["step"], decision["note"]) == (200, "")
 
 
-def _drill(service: RunningService, **body: Any) -> dict[str, Any]:
-    started = answer(service.http().post("/v1/projects/demo/runs/gpt/drills", json=body))
+def _drill(service: RunningService, run: str = "gpt", **body: Any) -> dict[str, Any]:
+    started = answer(service.http().post(f"/v1/projects/demo/runs/{run}/drills", json=body))
     reconcile(service.context, kinds=OPERATION_KINDS)
     ended: dict[str, Any] = answer(service.http().get(f"/v1/operations/{started['id']}"))
     return ended
@@ -162,3 +167,22 @@ def test_a_drill_of_a_named_checkpoint_restores_no_other_and_is_found_by_it(
     unknown = http.post("/v1/projects/demo/runs/gpt/drills", json={"selector": f"ck_{'0' * 32}"})
     assert unknown.status_code == 404
     assert unknown.json()["code"] == "checkpoint_not_found"
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_age_of_a_checkpoint_that_a_person_names_misses_no_objective(service: RunningService, clock: Clock) -> None:
+    with Client(ClientSettings(url=service.url, token=service.token())) as client:
+        save_little_checkpoint(client, "demo")
+        clock.advance(7200)
+        save_little_checkpoint(client, "demo")
+    put_policy(service)
+    while replicate(service).done:
+        pass
+    objectives = {"document": {"rpo_seconds": 60, "rto_seconds": 600}}
+    answer(service.http().put("/v1/projects/demo/policies/objectives", json=objectives))
+    _, older = answer(service.http().get("/v1/projects/demo/runs/doctor/checkpoints"))["items"]
+    results = [_drill(service, run="doctor", selector=selector)["result"] for selector in (older["id"], "latest")]
+    named, latest = (DrillResult.model_validate(each) for each in results)
+    assert named.rpo_seconds >= 7200
+    assert (named.rpo_objective_seconds, named.rto_objective_seconds, named.missed) == (None, 600, [])
+    assert (latest.rpo_seconds, latest.rpo_objective_seconds) == (0, 60)

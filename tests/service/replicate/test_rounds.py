@@ -187,6 +187,27 @@ def test_a_policy_that_changes_its_mind_keeps_what_is_there_and_begins_nothing_n
     assert copies_of(service, b"b", SECOND)[0].state == CopyState.VERIFIED
 
 
+def test_an_objective_counts_what_no_policy_wants_copied(service: RunningService, clock: Clock) -> None:
+    http = service.http()
+    job = Job(http)
+    job.save(100, content=b"a")
+    answer(http.put("/v1/projects/demo/policies/objectives", json={"document": {"rpo_seconds": 60, "rto_seconds": 9}}))
+    clock.advance(120)
+
+    def behind() -> tuple[float, float]:
+        found = answer(http.get("/v1/projects/demo/runs/gpt/copies"))
+        return found["lag_seconds"], found["rpo_seconds"]
+
+    assert behind()[0] == 0 < 120 <= behind()[1], "nothing is wanted, and nothing is safe"
+    put_policy(service, every_steps=100)
+    replicate(service)
+    assert behind() == (0, 0)
+    job.save(150, content=b"b")
+    clock.advance(30)
+    replicate(service)
+    assert behind()[0] == 0 < 30 <= behind()[1] < 120
+
+
 def test_the_lag_is_told_before_any_controller_has_looked(
     service: RunningService, saved: dict[str, Any], clock: Clock
 ) -> None:
@@ -198,7 +219,8 @@ def test_the_lag_is_told_before_any_controller_has_looked(
     objectives = "/v1/projects/demo/runs/gpt/policies/objectives"
     assert http.put(objectives, json={"document": {"rpo": 60}}).json()["code"] == "invalid_request"
     answer(http.put(objectives, json={"document": {"rpo_seconds": 60}}))
-    assert answer(http.get("/v1/projects/demo/runs/gpt/copies"))["rpo_objective_seconds"] == 60
+    compared = answer(http.get("/v1/projects/demo/runs/gpt/copies"))
+    assert compared["rpo_objective_seconds"] == 60 < compared["rpo_seconds"]
     assert (behind["waiting"], behind["copied_step"], behind["newest_step"]) == (1, None, 100)
     assert behind["lag_bytes"] == len(CONTENT) * 2 + len(b"index ")
     metrics = http.get("/metrics").text

@@ -3,25 +3,29 @@ rules reuse-only-hashed, present-is-referenced and row-before-copy)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from holdfast_protocol.states import CopyState, StoreRole
 from holdfast_service.collect.orphans import make_suspect
 from holdfast_service.copies.predicates import object_key
+from holdfast_service.copies.read_back import Finding, claim_bad, look_again
 from holdfast_service.db.tables.core import Copy
+from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.scrub import controller as rescrub
 from holdfast_service.scrub import repair
 from holdfast_service.scrub import verify as prove
+from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.stores.base import StoreUnavailable
+from holdfast_service.stores.base import ObjectKey, Store, StoreUnavailable
 from holdfast_service.tiers.controller import reconcile
-from tests.support.rank import Job, Refused, digest_of
-from tests.support.rot import attached, copies_of, copy_to_second, flip, stored
-from tests.support.tiers import DAY, IN_A_BUCKET, IN_A_FOLDER, Cold, weights
+from tests.support.rank import Job, Refused, answer, digest_of
+from tests.support.rot import attached, copies_of, copy_to_second, flip, key_of, remove, stored
+from tests.support.tiers import DAY, HOUR, IN_A_BUCKET, IN_A_FOLDER, Cold, weights
 
 OTHER = "demo/other"
 
@@ -74,6 +78,11 @@ def test_a_hot_copy_does_not_go_in_favour_of_a_cold_one_that_has_rotted(cold: Co
     store = attached(cold.service, StoreRole.COLD).store
     assert stored(store, object_key(new.project_id, digest_of(weights(1)), new)) == weights(1)
     assert (cold.view(1, OTHER)["tier"], cold.view(1, OTHER)["health"]) == ("cold", "ok")
+    # The new one is read where it lies, and then the bad one goes.
+    assert repair.reconcile(cold.context).repaired_copies == 1
+    cold.advance(DAY)  # the collector looks at every copy once in a while
+    cold.collect()
+    assert cold.copies(weights(1)) == [("cold", "cold")]
 
 
 @IN_A_FOLDER
@@ -121,6 +130,68 @@ def test_a_round_of_scrubbing_finds_rot_in_the_cold_store(cold: Cold) -> None:
     assert (report.bad, report.corrupt_checkpoints) == (1, (cold.view(1)["id"],))
 
 
+def sent_anew(cold: Cold) -> Job:
+    """What lies cold is hot too, for another run that has sent the same bytes."""
+    cold.cooled()
+    cold.collect()
+    job = Job(cold.http, run=OTHER)
+    job.save(1, content=weights(1))
+    return job
+
+
+@IN_A_FOLDER
+@pytest.mark.rule("marks-are-rechecked")
+def test_a_checkpoint_that_got_cold_by_a_bad_hot_copy_is_hot_once_that_is_repaired(cold: Cold) -> None:
+    job = sent_anew(cold)
+    flip(cold.context.store, key_of(cold.service, weights(1)))
+    cold.advance(31 * DAY)
+    report = rescrub.reconcile(cold.context)
+    assert (report.bad, report.corrupt_checkpoints) == (1, ())
+    assert cold.tier(1, OTHER) == "cold"
+    assert answer(cold.http.get(f"{job.base}/restore-point"))["restore_point"] is None
+    assert repair.reconcile(cold.context).repaired_copies == 1
+    assert cold.tier(1, OTHER) == "hot"
+    assert answer(cold.http.get(f"{job.base}/restore-point"))["restore_point"]["step"] == 1
+    with cold.context.database.read() as session:
+        told = select(AuditEvent.action).where(AuditEvent.checkpoint_id == cold.view(1, OTHER)["id"])
+        assert session.scalars(told.order_by(AuditEvent.id)).all() == ["checkpoint.cool", "checkpoint.readable"]
+    assert cold.tier(1) == "cold", "what its policy has moved stays where it belongs"
+
+
+@IN_A_FOLDER
+@pytest.mark.rule("marks-are-rechecked")
+def test_it_is_hot_as_well_when_the_bad_copy_has_the_right_bytes_again(cold: Cold) -> None:
+    sent_anew(cold)
+    key = key_of(cold.service, weights(1))
+    flip(cold.context.store, key)
+    cold.advance(31 * DAY)
+    assert rescrub.reconcile(cold.context).bad == 1
+    assert cold.tier(1, OTHER) == "cold"
+    flip(cold.context.store, key)
+    (bad,) = (copy for copy in copies_of(cold.service, weights(1)) if copy.state == CopyState.BAD)
+    claimed = cold.context.database.run(lambda session: claim_bad(session, cold.context, bad.id))
+    assert claimed is not None
+    assert look_again(cold.context, claimed, repair.REPAIR) is Finding.GOOD
+    assert cold.tier(1, OTHER) == "hot"
+
+
+@IN_A_FOLDER
+@pytest.mark.rule("report-is-suspicion")
+def test_a_process_that_lacks_the_second_store_calls_nothing_cold_that_can_be_read_there(cold: Cold) -> None:
+    sent_anew(cold)
+    assert copy_to_second(cold.service)
+    flip(cold.context.store, key_of(cold.service, weights(1)))
+    (hot,) = (copy for copy in copies_of(cold.service, weights(1)) if copy.state == CopyState.VERIFIED)
+    lacking = open_service(cold.context.settings.model_copy(update={"second_store": None}))
+    try:
+        assert make_suspect(lacking, [hot.id]) == {hot.id}
+        cold.advance(1)
+        assert prove.reconcile(lacking).bad == 1
+    finally:
+        close_service(lacking)
+    assert cold.tier(1, OTHER) == "hot"
+
+
 @IN_A_BUCKET
 @pytest.mark.rule("present-is-referenced")
 def test_a_hot_copy_does_not_go_in_favour_of_one_that_the_bucket_has_lost_or_moved(cold: Cold) -> None:
@@ -135,6 +206,40 @@ def test_a_hot_copy_does_not_go_in_favour_of_one_that_the_bucket_has_lost_or_mov
     cold.collect()
     assert cold.copies(weights(1)) == [("bad", "archive"), ("cold", "archive")]
     assert len([name for name in cold.fake.objects.names("") if digest_of(weights(1)) in name]) == 1
+
+
+@IN_A_BUCKET
+@pytest.mark.rule("marks-are-rechecked")
+def test_a_mark_goes_by_what_the_bucket_says_of_an_archived_copy_which_stands_for_no_hot_one(cold: Cold) -> None:
+    cold.cooled()
+    cold.collect()
+    save = Job(cold.http, run=OTHER).begin(1)
+    save.write(0, [weights(1), b"index"])
+
+    def found_bad(data: bytes, damage: Callable[[Store, ObjectKey], None]) -> ObjectKey:
+        key = key_of(cold.service, data)
+        damage(cold.context.store, key)
+        (hot,) = (copy for copy in copies_of(cold.service, data) if copy.state == CopyState.VERIFIED)
+        assert make_suspect(cold.context, [hot.id]) == {hot.id}
+        cold.advance(1)
+        assert prove.reconcile(cold.context).bad == 1
+        return key
+
+    found_bad(weights(1), remove)
+    assert (cold.tier(1, OTHER), cold.view(1, OTHER)["health"]) == ("cold", "ok")
+    index = found_bad(b"index", flip)
+    assert repair.reconcile(cold.context).repaired_checkpoints == ()
+    assert cold.view(1, OTHER)["health"] == "corrupt"
+    flip(cold.context.store, index)  # it has the right bytes again
+    cold.advance(HOUR)
+    report = repair.reconcile(cold.context)
+    assert (report.repaired_checkpoints, report.failed) == ((save.id,), 0)
+    assert (cold.tier(1, OTHER), cold.view(1, OTHER)["health"]) == ("cold", "ok")
+    assert cold.copies(weights(1)) == [("cold", "archive"), ("bad", "primary")]
+    Job(cold.http, run="demo/third").save(1, content=weights(1))
+    cold.advance(HOUR)
+    assert repair.reconcile(cold.context).repaired_copies == 1
+    assert cold.tier(1, OTHER) == "hot"
 
 
 @IN_A_BUCKET
@@ -160,6 +265,9 @@ def test_with_a_second_store_a_copy_repaired_into_an_archive_is_cold_and_counts_
     assert (report.repaired_copies, report.failed) == (1, 0)
     assert cold.copies(weights(1)) == [("verified", "second"), ("bad", "archive"), ("cold", "archive")]
     assert repair.reconcile(cold.context).idle
+    cold.advance(DAY)
+    cold.collect()
+    assert cold.copies(weights(1)) == [("verified", "second"), ("cold", "archive")]
     assert cold.content(1, weights(1)) == weights(1)
     negotiated = Job(cold.http, run=OTHER).begin(1).negotiate(0, [weights(1)])["chunks"]
     assert [each["status"] for each in negotiated] == ["upload"], "what is cold is never present"

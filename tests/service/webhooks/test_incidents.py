@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 import holdfast_service.liveness.stalled_attempts as liveness
 from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.db.tables.webhooks import Webhook
 from holdfast_service.liveness.lost_attempts import mark_lost
 from holdfast_service.webhooks.controller import WebhooksReport, reconcile
 from tests.service.conftest import Clock
@@ -47,6 +50,41 @@ def test_a_stall_that_is_over_is_not_told_late_to_who_keeps_alerts(
     assert [view["last_error"] for view in deliveries(service, hook)] == [None, "a later call says otherwise"]
     record("attempt.stalled")
     assert reconcile(service.context) == WebhooksReport(done=1)
+
+
+def test_an_alert_that_arrives_days_late_is_open(service: RunningService, receiver: Receiver, clock: Clock) -> None:
+    service.make_project("demo")
+    body = {"url": receiver.url, "events": ["attempt.failed"], "format": "alertmanager"}
+    hook = answer(service.http().post("/v1/projects/demo/webhooks", json=body))
+    receiver.says = Reply(410)
+    Job(service.http()).end("failed")
+    assert reconcile(service.context).failed == 1
+    clock.advance(2 * 86_400)
+    receiver.says = Reply(200)
+    (call,) = deliveries(service, hook)
+    answer(service.http().post(f"/v1/webhooks/{hook['id']}/deliveries/{call['id']}/redeliver"))
+    assert reconcile(service.context).done == 1
+    first, second = (seen.json[0] for seen in receiver.seen)
+    assert first["startsAt"] == second["startsAt"]
+    assert datetime.fromisoformat(second["endsAt"]) - datetime.fromisoformat(first["endsAt"]) >= timedelta(days=2)
+
+
+def test_a_webhook_that_was_made_before_an_end_was_told_hears_it(
+    service: RunningService, receiver: Receiver, clock: Clock
+) -> None:
+    service.make_project("demo")
+    hook = _incidents(service, receiver, "attempt.lost")
+    with service.context.database.transaction() as session:
+        session.execute(update(Webhook).where(Webhook.id == hook["id"]).values(events=["attempt.lost"]))
+    (listed,) = answer(service.http().get("/v1/projects/demo/webhooks"))["items"]
+    assert listed["events"] == ["attempt.lost", "attempt.revived"]
+    job = Job(service.http())
+    job.heartbeat(7)
+    _is_lost(service, clock)
+    assert reconcile(service.context).done == 1
+    job.heartbeat(8)
+    assert reconcile(service.context).done == 1
+    assert [seen.json["event_action"] for seen in receiver.seen] == ["trigger", "resolve"]
 
 
 def _incidents(service: RunningService, receiver: Receiver, *events: str) -> dict[str, Any]:

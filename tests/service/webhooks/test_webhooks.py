@@ -298,6 +298,28 @@ def test_a_call_that_is_being_made_is_not_sent_twice(
     assert len(receiver.seen) == 1
 
 
+def test_the_last_try_of_a_call_that_is_asked_for_meanwhile_is_not_its_last(
+    service: RunningService, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.make_project("demo")
+    hook = make_hook(service, receiver.url, "attempt.failed")
+    Job(service.http()).end("failed")
+    (made,) = deliveries(service, hook)
+    with service.context.database.transaction() as session:
+        session.execute(update(WebhookDelivery).values(tries=MOST_TRIES - 1))
+    receiver.says = Reply(503)
+
+    def asked_for_meanwhile(*given: Any) -> Answer:
+        asked = answer(service.http().post(f"/v1/webhooks/{hook['id']}/deliveries/{made['id']}/redeliver"))
+        assert (asked["tries"], asked["last_error"]) == (1, None)
+        return call(*given)
+
+    monkeypatch.setattr(webhooks, "call", asked_for_meanwhile)
+    reconcile(service.context)
+    (again,) = deliveries(service, hook)
+    assert (again["tries"], again["given_up_at"], again["last_status"]) == (1, None, 503)
+
+
 def test_of_many_processes_one_makes_a_call_and_who_dies_at_it_is_stood_in_for(
     service: RunningService, receiver: Receiver, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,8 +139,9 @@ class Objects:
             return self._versioned
 
     def versions(self, prefix: str) -> list[tuple[str, str]]:
+        """The newest first."""
         with self._lock:
-            return [each for each in self._versions if each[0].startswith(prefix)]
+            return [each for each in reversed(self._versions) if each[0].startswith(prefix)]
 
     def names(self, prefix: str) -> list[str]:
         with self._lock:

@@ -147,7 +147,7 @@ class S3Fake:
 
     def _versions(self, wanted: dict[str, str]) -> Reply:
         encoding, spelt = _encoding(wanted)
-        entries = encoding + "".join(
+        entries = f"<IsTruncated>false</IsTruncated>{encoding}" + "".join(
             f"<Version><Key>{escape(spelt(key))}</Key><VersionId>{version_id}</VersionId></Version>"
             for key, version_id in self.objects.versions(wanted.get("prefix", ""))
         )

@@ -153,7 +153,9 @@ class ResumableSampler(Sampler[int]):
         if not self._shuffle:
             return list(range(len(self._source)))
         generator = torch.Generator().manual_seed(mixed_seed(self._seed, self._epoch))
-        return cast("list[int]", torch.randperm(len(self._source), generator=generator).tolist())
+        # The generator's device, whatever the script's default device is.
+        order = torch.randperm(len(self._source), generator=generator, device="cpu")
+        return cast("list[int]", order.tolist())
 
 
 def _drawn_from(sampler: Sampler[int], seed: int, epoch: int) -> list[int]:

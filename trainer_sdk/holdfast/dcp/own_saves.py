@@ -36,13 +36,14 @@ class OwnSaves:
     def writer(self, step: int, kind: CheckpointKind) -> HoldfastWriter:
         from holdfast.dcp.writer import HoldfastWriter
 
-        self._parts.session.ready_to_save()
+        session = self._parts.session
+        session.open()
+        if not session.is_half_restored:  # else maybe this rank alone is, and the writer tells the others
+            session.ready_to_save()
         finite = FiniteCheck.asked_for(self._parts.check_finite)
         self._written_step = step
         self._has_writers = True
-        return HoldfastWriter(
-            self._parts.session, self._parts.workers, step, kind, finite=finite, stats=self._parts.stats
-        )
+        return HoldfastWriter(session, self._parts.workers, step, kind, finite=finite, stats=self._parts.stats)
 
     def are_over(self, timeout_seconds: float | None) -> bool:
         """Waits for the dcp.async_save in flight. Only DCP's own thread tells of it, because it ends with its save.

@@ -2,7 +2,7 @@
 
 Made on every rank together, so that the documents are read once and shared. DCP's own calls need no collectives of
 ours. DCP loads in place, and bytes may arrive in a tensor while they are hashed: after a failure the state is part new,
-part old, part unverified, and dcp.load() raises.
+part old, part unverified, dcp.load() raises, and nothing is saved until a load or a restore has ended well.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ class HoldfastReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        # Before the first byte. Another rank may fail where this one does not: the vote on the next save hears of it.
+        self._session.begin_to_restore()
         with self._source:
             self._load_values([item for item in plan.items if item.type is LoadItemType.BYTE_IO], planner)
             for items in _rounds(item for item in plan.items if item.type is LoadItemType.TENSOR):

@@ -112,6 +112,7 @@ class HoldfastWriter(StorageWriter):
             raise ConfigurationError("Rank 0 must coordinate the save. Leave coordinator_rank and no_dist out.")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        self._session.ready_to_save()  # all ranks hear of what is raised here
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:

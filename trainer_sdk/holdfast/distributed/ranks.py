@@ -225,6 +225,7 @@ class Ranks:
                 *(-word for word in words),
             ],
             dtype=torch.int64,
+            device="cpu",  # the script may have set another default device, and gloo needs this one
         )
         if self._group is not None:
             self._collective(lambda: dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=self._group))

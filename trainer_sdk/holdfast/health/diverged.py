@@ -207,8 +207,8 @@ class HealthJudge:
         self._observe: Callable[[int, Mapping[str, Any]], object] | None = observe if callable(observe) else None
 
     def observe(self, step: int, metrics: Mapping[str, Any] | None) -> None:
-        """After every step; it costs nothing unless the rule observes."""
-        if self._observe is not None and metrics is not None:
+        """After every step; it costs nothing unless the rule observes. A step that measured nothing has no metrics."""
+        if self._observe is not None and metrics:
             try:
                 self._observe(step, metrics)
             except Exception as error:

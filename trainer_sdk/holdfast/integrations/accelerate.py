@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from holdfast.errors import ConfigurationError
+from holdfast.state.components import FitsAnyWorld
 
 _KEEP_THEIR_OWN = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 
@@ -57,7 +58,7 @@ def _loader(loader: Any) -> Any:
     return loader if getattr(loader, "use_stateful_dataloader", False) else _Epoch(loader)
 
 
-class _Counter:
+class _Counter(FitsAnyWorld):
     """The accelerator's position within gradient accumulation."""
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -70,7 +71,7 @@ class _Counter:
         self._accelerator.step = state["step"]
 
 
-class _Epoch:
+class _Epoch(FitsAnyWorld):
     """How often a loader was gone through: a seedable sampler shuffles by it."""
 
     def __init__(self, loader: Any) -> None:

@@ -9,6 +9,7 @@ against torchtitan 0.3.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -20,14 +21,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchtitan.components.checkpointer import DATALOADER, LR_SCHEDULER, MODEL, OPTIMIZER, CheckpointManager
+from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.tools.logging import logger
 
 from holdfast.checkpointer import Checkpointer
 from holdfast.errors import ConfigurationError, NoRestorePoint
+from holdfast.health.diverged import losses_are_finite
 from holdfast.integrations.trash import Trash
 from holdfast.restore.partial import load_weights
 from holdfast.schedule.save_policy import OnPreemption
 from holdfast.settings import TrainerSettings
+from holdfast.state.components import FitsAnyWorld
 from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.runs import parse_run
 from holdfast_protocol.states import CheckpointKind
@@ -35,7 +39,12 @@ from holdfast_protocol.states import CheckpointKind
 SCHEME = "holdfast://"
 """Before the selector of another run's checkpoint, in initial_load_path: `holdfast://demo/base@best:loss`."""
 
+# Its state names the data-parallel rank: equal states are those of ranks that split only the model.
+FitsAnyWorld.register(ParallelAwareDataloader)
+
 _ABOUT = "torchtitan"
+_AVERAGE = "loss_metrics/global_avg_loss"
+_MAXIMUM = "loss_metrics/global_max_loss"
 
 
 class HoldfastCheckpointManager(CheckpointManager):
@@ -108,7 +117,9 @@ class HoldfastCheckpointManager(CheckpointManager):
         if not self.load_only:
             own = [*self._components[MODEL], *self._components[OPTIMIZER]] if self._stages else []
             left_out = [] if self._stages else self._whole(0).keys() - {MODEL}
-            self._checkpointer = Checkpointer(self._run, save=OnPreemption(), per_rank=own, drop=left_out)
+            self._checkpointer = Checkpointer(
+                self._run, save=OnPreemption(), per_rank=own, healthy=_losses_are_finite, drop=left_out
+            )
 
     def _load(self, step: int = -1) -> bool:
         at = None if step == -1 else str(step)
@@ -287,6 +298,14 @@ def _logged_by(trainer: Any) -> _Logged:
     if processor is not None:
         processor.logger = logged
     return logged
+
+
+def _losses_are_finite(step: int, metrics: Mapping[str, float], /) -> bool | str:
+    """The default rule, but for the maximum over the ranks if the average is finite. A rank whose labels are all
+    ignored has no average of its own, so the maximum is NaN; torchtitan too looks at the average alone."""
+    if math.isfinite(metrics.get(_AVERAGE, math.nan)):
+        metrics = {name: value for name, value in metrics.items() if name != _MAXIMUM}
+    return losses_are_finite(step, metrics)
 
 
 class _Alike:

@@ -111,12 +111,14 @@ class HostSharing:
         limit = self._settings.cache_bytes
         if self.local is not None or alone or limit == 0 or self._ranks.rank != self._ranks.host_leader:
             return None
-        where = self._settings.cache_dir or Path(tempfile.gettempdir())
+        where = self._settings.cache_dir
         try:
+            where = where or Path(tempfile.gettempdir())
             folder = stack.enter_context(new_job_folder(where))
             free = shutil.disk_usage(folder).free // PART_OF_FREE_DISK
         except (OSError, HoldfastError) as error:
-            log.warning("the ranks of this host fetch each for itself, as %s is not usable: %s", where, error)
+            unusable = where or "the temporary folder"
+            log.warning("the ranks of this host fetch each for itself, as %s is not usable: %s", unusable, error)
             return None
         return folder, min(DEFAULT_CACHE_BYTES, free) if limit is None else limit
 

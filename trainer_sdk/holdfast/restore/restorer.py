@@ -28,7 +28,7 @@ from holdfast.progress import Phase, Progress, ProgressBoard, readable_bytes, re
 from holdfast.restore.checkpoint_reader import CheckpointSource, HostSharing, chunk_sizes
 from holdfast.session.environment import differences
 from holdfast.session.session import Session
-from holdfast.state.components import Declarations, derive_rng, restore_rng
+from holdfast.state.components import Declarations, derive_cuda_rng, derive_rng, restore_rng
 from holdfast.state.destinations import Arrivals
 from holdfast.state.load import LoadPlan, StoredState, plan_load
 from holdfast_client.chunks.workers import TransferWorkers
@@ -81,6 +81,10 @@ def read_documents(ranks: Ranks, source: CheckpointSource, *, rank_trees: bool) 
         others = [rank for rank in mine if rank != 0]
         read = source.indexes(manifest, others) if rank_trees and others else {}
         own.update(read)
+        # Here, where every rank hears of it: a rank that leaves alone meets the others in another collective.
+        for index in (first_index, *read.values()):
+            if index.layout_digest != layout.digest:
+                raise IntegrityError(f"The index of rank {index.rank} in {source.checkpoint_id} names another layout")
         return {rank: source.chunk_list(manifest, layout, rank) for rank in mine}, {} if same_world else read
 
     shares = ranks.together(read_share)
@@ -88,9 +92,6 @@ def read_documents(ranks: Ranks, source: CheckpointSource, *, rank_trees: bool) 
     indexes = own if same_world else {rank: index for share in shares for rank, index in share[1].items()}
     if rank_trees and (ranks.is_first or not same_world):
         indexes[0] = first_index
-    for index in (first_index, *indexes.values()):
-        if index.layout_digest != layout.digest:
-            raise IntegrityError(f"The index of rank {index.rank} in {source.checkpoint_id} names another layout")
     return CheckpointDocuments(
         manifest=manifest,
         stored=StoredState(
@@ -304,7 +305,7 @@ class Restorer:
             try:
                 read = self._read_on_all(source, planned, documents, point.step)
                 self._session.begin_to_restore()
-                self._ranks.together(lambda: self._apply(planned, documents, point.step))
+                other_devices = any(self._ranks.together(lambda: self._apply(planned, documents, point.step)))
             finally:
                 planned.arrivals.let_go()
         self._ranks.from_first(lambda: self._session.restored_from(point.checkpoint_id, rollback=rollback))
@@ -315,7 +316,7 @@ class Restorer:
                 "resumed %s from step %d%s: %s read and verified%s%s in %.1f s%s",
                 self._session.run,
                 point.step,
-                self._other_world(documents),
+                self._derived_anew(documents, other_devices=other_devices),
                 readable_bytes(sum(each.bytes for each in read)),
                 _from_hosts(sum(each.from_host_bytes for each in read)),
                 _from_others(each.from_stores for each in read),
@@ -382,17 +383,22 @@ class Restorer:
         reads = plan_reads(documents.layout, plan.wanted, prefer_rank=self._ranks.rank)
         return _Planned(plan, reads, plan.arrivals(into_live=True))
 
-    def _apply(self, planned: _Planned, documents: CheckpointDocuments, step: int) -> None:
+    def _apply(self, planned: _Planned, documents: CheckpointDocuments, step: int) -> bool:
+        """Returns whether this process sees another number of CUDA devices than the one that saved."""
         planned.plan.apply(planned.arrivals)
         # Last, because loading draws random numbers too.
+        place = str(self._session.run), step, self._ranks.rank
         if documents.layout.world_size != self._ranks.world_size:
-            derive_rng(str(self._session.run), step, self._ranks.rank)
-        elif documents.rng is not None:
-            restore_rng(documents.rng)
+            derive_rng(*place)
+        elif documents.rng is not None and not restore_rng(documents.rng):
+            derive_cuda_rng(*place)
+            return True
+        return False
 
-    def _other_world(self, documents: CheckpointDocuments) -> str:
+    def _derived_anew(self, documents: CheckpointDocuments, *, other_devices: bool) -> str:
         if documents.layout.world_size == self._ranks.world_size:
-            return ""
+            anew = "CUDA's random numbers derived anew from run, step and rank"
+            return f" (saved with another number of visible CUDA devices: {anew})" if other_devices else ""
         return (
             f" (saved by {counted(documents.layout.world_size, 'rank')}, now {self._ranks.world_size}: resharded, and "
             "random "

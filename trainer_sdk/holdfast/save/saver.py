@@ -134,7 +134,7 @@ class Saver:
     ) -> SaveHandle:
         began = time.monotonic()
         handle = SaveHandle(operator.index(step))
-        self._session.ready_to_save()
+        self._session.open()
         if wait:
             self._pipeline.wait_free(self._ranks.timeout_seconds / 2)
         standstill = Standstill()
@@ -201,6 +201,7 @@ class Saver:
         try:
             if (ended_by := self._session.ended_by()) is not None:
                 raise ended_by
+            self._session.ready_to_save()
             captured = capture(state, rank=self._ranks.rank, world_size=self._ranks.world_size, declared=self._declared)
             self._plan = build_local_plan(
                 captured.specs,
@@ -234,7 +235,7 @@ class Saver:
     def _agree(self, captured: _Captured, *, same: bool) -> Layout:
         if not same or self._agreed is None:
             plan, components = captured.plan, captured.state.components
-            told = self._ranks.gather((plan, components, shared_by(captured.state)))
+            told = self._ranks.together(lambda: (plan, components, shared_by(captured.state)))
             # Pure from here on: with the same plans every rank makes the same layout, or raises the same LayoutError.
             self._completeness.check((name for _, names, _ in told for name in names), self._session.opened.components)
             check_optimizers([shared.optimized for _, _, shared in told])

@@ -51,24 +51,41 @@ def known_best(client: Client, run: RunName, policy: Best) -> float | None:
 class BestSoFar:
     """The best value of one metric, of checkpoints that can be restored or are on their way there. `Schedule` asks at
     the steps whose metrics have it. The saves of earlier attempts count, because a resumed run must not save a worse
-    step as its best; so the service is asked once, at the first such step after a restore.
+    step as its best; so the service is asked once after a restore, in the background. Only a step that comes before the
+    answer waits for it.
 
     Used by the training thread of rank 0; saves end on background threads, in any order, and some of them fail."""
 
     def __init__(self, policy: Best, known: KnownBest) -> None:
         self.policy = policy
         self._known = known
-        self._asked = False
+        self._found: Future[float | None] | None = None
+        """The service's answer; None until it is asked."""
         self._best: float | None = None
-        """The best value that can be restored."""
+        """The best value of this process that can be restored."""
         self._on_the_way: dict[Future[Any], float] = {}
         self._lock = threading.Lock()
 
     def forget(self) -> None:
         """The state was loaded again, perhaps from before the best: the service must be asked again."""
         with self._lock:
-            self._asked, self._best = False, None
+            self._found = self._best = None
             self._on_the_way.clear()
+
+    def ask(self) -> Future[float | None]:
+        """Asks the service on a thread of its own. Returns at once."""
+        self._found = found = Future[float | None]()
+        try:
+            threading.Thread(target=self._ask, args=(found,), name="holdfast-best", daemon=True).start()
+        except RuntimeError:  # no thread can be started
+            self._ask(found)
+        return found
+
+    def _ask(self, found: Future[float | None]) -> None:
+        try:
+            found.set_result(self._known(self.policy))
+        except BaseException as error:  # the step that needs the answer raises it
+            found.set_exception(error)
 
     def beaten_by(self, metrics: Metrics) -> bool:
         """Whether this step is better. Raises TypeError for a value that is no number; never an error of the
@@ -76,13 +93,9 @@ class BestSoFar:
         number = number_of(self.policy.metric, metrics[self.policy.metric])
         if not math.isfinite(number):
             return False
-        if not self._asked:
-            found = self._known(self.policy)
-            with self._lock:
-                self._asked = True
-                self._keep(found)
+        found = (self._found or self.ask()).result()
         with self._lock:
-            return all(self._is_better(number, than) for than in (self._best, *self._on_the_way.values()))
+            return all(self._is_better(number, than) for than in (found, self._best, *self._on_the_way.values()))
 
     def saving(self, metrics: Metrics | None, committed: Future[Any]) -> None:
         """A save of this step has begun: it counts, unless it is not committed."""
@@ -190,6 +203,8 @@ class Schedule:
         self._deferred = False
         for best in self._bests:
             best.forget()
+            if self._ranks.is_first:
+                best.ask()
 
     def close(self) -> None:
         """No further step comes."""

@@ -12,6 +12,7 @@ last report dies with the process.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import operator
 import threading
@@ -38,10 +39,6 @@ _MOST_READ = 8
 """Copies of one device that a step reads: more than it begins."""
 _MOST_WARNED = 200
 """Names. A job may measure under new ones at each step."""
-
-_never_freed: list[Any] = []
-"""Copies of devices that have failed. PyTorch frees used pinned memory with a call of CUDA; after an error of CUDA that
-call ends the process, before the error is reported and the staged save is uploaded."""
 
 
 class _Copy(NamedTuple):
@@ -138,7 +135,7 @@ class MetricCurve:
                     )
             except Exception as error:  # after an error of CUDA each of its calls raises it
                 self._failed.add(device)
-                _never_freed.append(self._in_flight.pop(device))
+                _never_free(self._in_flight.pop(device))
                 _say(
                     "what %s measures is no longer in the run's curves, because it has failed (%s)",
                     device, type(error).__name__,
@@ -236,6 +233,13 @@ class MetricCurve:
         for done, name in enumerate(names):
             self._untold[name] = thinned(self._untold[name], most // (len(names) - done))
             most -= len(self._untold[name])
+
+
+def _never_free(copies: deque[_Copy]) -> None:
+    """PyTorch frees used pinned memory with a call of CUDA. After an error of CUDA that call ends the process, before
+    the error is reported and the staged save is uploaded. A list would not do: at its exit Python drops what modules
+    hold."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(copies))
 
 
 def _plain(value: torch.Tensor) -> torch.Tensor | float:

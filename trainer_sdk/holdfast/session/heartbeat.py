@@ -244,16 +244,22 @@ class HeartbeatThread:
             self._beating.start()
 
     def crashed(self, error: BaseException) -> None:
-        """Reports this rank's error; returns within seconds, whatever the service does. Never raises."""
+        """Reports this rank's error; returns within seconds, whatever the service does, or within the client's deadline
+        while the interpreter ends. Never raises."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         crash = self._word(AttemptOutcome.FAILED, f"{kind.__name__}: {error}").model_copy(
             update={"error_type": text_to_keep(name, 200), "error_rank": self._rank}
         )
         self._crash = crash
-        self._telling = threading.Thread(target=self._tell, args=(crash,), name="holdfast-crash", daemon=True)
-        self._telling.start()
-        self._telling.join(_CRASH_SECONDS)
+        telling = threading.Thread(target=self._tell, args=(crash,), name="holdfast-crash", daemon=True)
+        try:
+            telling.start()
+        except RuntimeError:  # from Python 3.12 on, an interpreter that ends starts no thread
+            self._tell(crash)
+            return
+        self._telling = telling
+        telling.join(_CRASH_SECONDS)
 
     def stop(self, outcome: AttemptOutcome, detail: str, notice: Notice | None, *, fenced: bool) -> None:
         """Stops the heartbeat. Rank 0 reports how the job ended; a rank whose crash report failed tries once more. A

@@ -153,7 +153,8 @@ class Session:
 
     def ready_to_save(self) -> None:
         """Opens the attempt if need be. Collective at the first call. Raises NotRestored if saving would leave existing
-        checkpoints behind: no user means to train over them from the beginning."""
+        checkpoints behind: no user means to train over them from the beginning. After a dcp.load that broke, some ranks
+        may raise it and others not, so all ranks must hear of it before they save together."""
         if not self.may_save:
             if self.is_half_restored:
                 raise NotRestored(f"The state holds parts of a checkpoint of {self.run} that could not be restored")

@@ -40,7 +40,7 @@ class Slab:
         if self._locked:
             self._locked = False
             _check_cuda(_runtime().cudaHostUnregister(self.tensor.data_ptr()))
-        self.tensor = torch.empty(0, dtype=torch.uint8)
+        self.tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.view = memoryview(b"")
 
 

@@ -28,6 +28,7 @@ from holdfast.state.components import (
     Component,
     Declarations,
     Kind,
+    check_own_forms,
     components_of,
     extra_states,
     module_tensors,
@@ -177,6 +178,8 @@ def capture(
     trees: dict[str, Any] = {}
     replicated_trees: dict[str, Any] = {}
     for component in components:
+        if component.kind is Kind.MODULE:
+            check_own_forms(component)
         collector = TensorCollector(component)
         encoded = encode_component(component, known, collector)
         (replicated_trees if component.replicated else trees)[component.key] = [component.kind.value, encoded]

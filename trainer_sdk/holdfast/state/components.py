@@ -6,13 +6,15 @@ capture.py and load.py both begin here, so that a component is named and declare
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 import re
+from abc import ABC
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import translate
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -23,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
-from holdfast.errors import StateError, StateMismatchError, TreeFormatError, UnsupportedStateError
+from holdfast.errors import StateError, TreeFormatError, UnsupportedStateError
 from holdfast.state.tensors import Held
 from holdfast.state.tree import decode_tree, encode_tree
 from holdfast_protocol.checkpoints import MAX_COMPONENTS
@@ -106,6 +108,21 @@ def path_of(name: str, component: str) -> str:
     return component + _RANK.sub("", name[len(component) :])
 
 
+def owner_of(name: str, component: str) -> int | None:
+    """The rank in this stored name, or None for a tensor that all ranks share."""
+    owner = _RANK.match(name[len(component) :])
+    return int(owner[0][1:]) if owner else None
+
+
+class FitsAnyWorld(ABC):  # noqa: B024 - others are registered, as they are not ours
+    """A stateful object without a rank's place in the data: what all ranks saved alike, any number of ranks can load.
+    A data loader is none: how far equal places are in the whole data depends on the number of ranks."""
+
+
+FitsAnyWorld.register(LRScheduler)
+FitsAnyWorld.register(torch.amp.GradScaler)
+
+
 def components_of(state: Mapping[str, Any], *, rank: int, declared: Declarations) -> tuple[Component, ...]:
     """The state's components in the order of its keys.
 
@@ -139,17 +156,48 @@ def _component(key: str, value: Any, rank: int, declared: Declarations) -> Compo
         kind, value = Kind.MODULE, unwrap(value)
     elif isinstance(value, torch.optim.Optimizer):
         kind = Kind.OPTIMIZER
-        if type(value).__name__ == "ZeroRedundancyOptimizer":
-            raise UnsupportedStateError(
-                key,
-                "ZeroRedundancyOptimizer keeps each rank's part to itself",
-                "use fully_shard with a plain optimizer",
-            )
+        _refuse_own_form(key, value)
     elif callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
         kind = Kind.STATEFUL
     else:
         kind = Kind.VALUE
     return Component(key, kind, value, _is_replicated(key, kind, value, declared), rank, declared)
+
+
+_ADDS_NOTHING = {
+    "accelerate.optimizer": "optimizer",
+    "bitsandbytes.optim.optimizer": "",
+    "lightning.fabric.wrappers": "optimizer",
+    "lightning.pytorch.core.optimizer": "",
+    "lightning_fabric.wrappers": "optimizer",
+    "pytorch_lightning.core.optimizer": "",
+}
+"""The Python modules of optimizers whose own state_dict() has only slots and groups -> the attribute with the optimizer
+that they wrap, if they do."""
+
+
+def _refuse_own_form(key: str, optimizer: torch.optim.Optimizer) -> None:
+    """Raises UnsupportedStateError if its state_dict() may hold more than slots and groups, which alone are read."""
+    kind = type(optimizer)
+    if kind.__name__ == "ZeroRedundancyOptimizer":
+        raise UnsupportedStateError(
+            key,
+            "ZeroRedundancyOptimizer keeps each rank's part to itself",
+            "use fully_shard with a plain optimizer",
+        )
+    if kind.state_dict is torch.optim.Optimizer.state_dict:
+        return
+    wrapped = _ADDS_NOTHING.get(kind.state_dict.__module__)
+    if wrapped is None:
+        raise UnsupportedStateError(
+            key,
+            f"{kind.__qualname__} has a state_dict() of its own, and only an optimizer's slots and groups are read",
+            "give the optimizer inside it, and the rest under keys of their own; or all of it through an object with "
+            "state_dict() and load_state_dict() that is no Optimizer",
+        )
+    inner = getattr(optimizer, wrapped, None) if wrapped else None
+    if isinstance(inner, torch.optim.Optimizer):
+        _refuse_own_form(key, inner)
 
 
 def _is_replicated(key: str, kind: Kind, value: Any, declared: Declarations) -> bool:
@@ -209,6 +257,40 @@ def module_tensors(key: str, module: torch.nn.Module) -> Iterator[ModuleTensor]:
         for name, buffer in part._buffers.items():
             if buffer is not None and name not in part._non_persistent_buffers_set:
                 yield ModuleTensor(prefix + name, buffer, is_buffer=True)
+
+
+log = logging.getLogger("holdfast")
+
+_LEAVES_OUT_ONLY = ("lightning.fabric.", "lightning_fabric.", "torch.", "torchmetrics.", "torchtitan.")
+"""The packages whose modules have a state_dict() of their own that adds nothing to parameters and buffers."""
+
+
+def check_own_forms(component: Component) -> None:
+    """Of a module about to be saved. Raises UnsupportedStateError for a persistent metric of torchmetrics, whose state
+    is neither parameter nor buffer. Warns once of each other class with a state_dict() of its own: most of them only
+    leave something out or rename it, but what they add is not saved."""
+    for prefix, part in _parts("", component.target):
+        own = type(part).state_dict
+        if own is torch.nn.Module.state_dict:
+            continue
+        if own.__module__ == "torchmetrics.metric" and any(getattr(part, "_persistent", {}).values()):
+            raise UnsupportedStateError(
+                f"{component.key}/{prefix}".rstrip("./"),
+                f"{type(part).__qualname__} is a persistent metric, whose state is neither parameter nor buffer",
+                "call its persistent(False), and give its state_dict() through an object with state_dict() and "
+                "load_state_dict()",
+            )
+        if component.rank == 0 and not own.__module__.startswith(_LEAVES_OUT_ONLY):
+            _warn_of_own_form(type(part).__qualname__)
+
+
+@cache
+def _warn_of_own_form(kind: str) -> None:
+    log.warning(
+        "%s has a state_dict() of its own, which is not called: its parameters, buffers and get_extra_state() are "
+        "saved. If it adds more, give that under a key of its own.",
+        kind,
+    )
 
 
 def parameter_names(optimizer: torch.optim.Optimizer, known: Mapping[int, str]) -> list[list[str]]:
@@ -296,28 +378,23 @@ def capture_rng() -> Any:
     )
 
 
-def restore_rng(encoded: Any) -> None:
+def restore_rng(encoded: Any) -> bool:
     """Sets every generator back; call it last, because building the model, the loaders and their iterators draws
-    numbers.
+    numbers. Returns False if CUDA's are left, because another number of devices is visible than was: derive them.
 
-    Raises TreeFormatError for a malformed tree, StateMismatchError if another number of CUDA devices was in use;
-    nothing has changed then.
+    Raises TreeFormatError for a malformed tree; nothing has changed then.
     """
     states = decode_tree(encoded)
     if type(states) is not dict or states.keys() != {"python", "numpy", "torch", "cuda"}:
         raise TreeFormatError("the saved random number generators are malformed")
-    if states["cuda"] and len(states["cuda"]) != torch.cuda.device_count():
-        raise StateMismatchError(
-            "rng",
-            f"{len(states['cuda'])} CUDA generators were saved, and here are {torch.cuda.device_count()} devices",
-            "start with the same CUDA_VISIBLE_DEVICES, or restore with newly derived random numbers",
-        )
     before = capture_rng()
     try:
-        _set(states)
+        same_devices = not states["cuda"] or len(states["cuda"]) == torch.cuda.device_count()
+        _set(states if same_devices else states | {"cuda": []})
     except (TypeError, ValueError, KeyError, RuntimeError) as error:
         _set(decode_tree(before))
         raise TreeFormatError(f"the saved random number generators are malformed: {error}") from error
+    return same_devices
 
 
 def derive_rng(run: str, step: int, rank: int) -> None:
@@ -325,10 +402,23 @@ def derive_rng(run: str, step: int, rank: int) -> None:
 
     The same three values always give the same numbers; other ranks and steps give unrelated ones.
     """
-    digest = hashlib.sha256(f"holdfast-rng-1\n{run}\n{step}\n{rank}\n".encode()).digest()
+    digest = _derived(run, step, rank)
     random.seed(digest)
     np.random.seed(np.frombuffer(digest, dtype=np.uint32))
-    torch.manual_seed(int.from_bytes(digest[:8], "big"))
+    torch.manual_seed(_torch_seed(digest))
+
+
+def derive_cuda_rng(run: str, step: int, rank: int) -> None:
+    """Seeds the generators of CUDA's devices alone, as derive_rng does: for another number of visible devices."""
+    torch.cuda.manual_seed_all(_torch_seed(_derived(run, step, rank)))
+
+
+def _derived(run: str, step: int, rank: int) -> bytes:
+    return hashlib.sha256(f"holdfast-rng-1\n{run}\n{step}\n{rank}\n".encode()).digest()
+
+
+def _torch_seed(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "big")
 
 
 def _set(states: dict[str, Any]) -> None:

@@ -18,7 +18,17 @@ from torch.distributed.tensor import DTensor
 from holdfast.errors import StateMismatchError, TreeFormatError
 from holdfast.layout.reshard import Room, WantedPiece
 from holdfast.state.on_device import OnDevice
-from holdfast.state.tensors import apart, bytes_of, fresh, is_row_major, local_box, takes_bytes, torch_dtype
+from holdfast.state.tensors import (
+    TakenMemory,
+    apart,
+    bytes_of,
+    flat,
+    fresh,
+    is_row_major,
+    local_box,
+    takes_bytes,
+    torch_dtype,
+)
 from holdfast.state.tree import TensorRef
 from holdfast_protocol.index_documents import Layout, TensorEntry
 
@@ -101,6 +111,9 @@ class Wants:
         self.pieces: dict[str, WantedPiece] = {}
         self._uses: Counter[str] = Counter()
         self._live: list[tuple[str, torch.Tensor]] = []
+        self._memory = TakenMemory()
+        self._filled: set[int] = set()
+        """The id() of each tensor that is filled in place."""
         self._devices: dict[str, torch.device] = {}
 
     def arrivals(self, *, into_live: bool) -> Arrivals:
@@ -121,8 +134,20 @@ class Wants:
             raise TreeFormatError(f"the index refers to tensor {name[:200]!r}, which the layout does not have")
         return entry
 
+    def may_fill(self, name: str, live: torch.Tensor) -> bool:
+        """Whether filling `live` in place leaves whole what is filled in place so far: no memory is shared, or the two
+        were saved tied."""
+        local = _local(live)
+        other = self._memory.taken_as(local)
+        return self._are_tied(other, name) if other is not None else not self._memory.touches(local)
+
+    def _are_tied(self, one: str, other: str) -> bool:
+        return len({self.entry(name).alias_of or name for name in (one, other)}) == 1
+
     def into(self, name: str, live: torch.Tensor) -> Filler:
-        """Fills `live` in place, casting if the dtypes differ. Raises StateMismatchError on another global shape."""
+        """Fills `live` in place, casting if the dtypes differ. Raises StateMismatchError on another global shape.
+
+        The filler raises it if `live` was also planned under a name whose value is another."""
         entry = self.entry(name)
         if entry.shape != tuple(live.shape):
             raise StateMismatchError(
@@ -140,13 +165,39 @@ class Wants:
         else:
             self._whole(name, entry)
         self._live.append((name, local))
+        other = self._kept_to_compare(name, local)
+        self._memory.take(name, local)
+        self._filled.add(id(live))
 
         def fill(arrivals: Arrivals) -> torch.Tensor:
+            if other is not None and not _are_equal(name, other, arrivals, local.dtype):
+                raise StateMismatchError(
+                    name,
+                    f"it has one memory with {other!r} here, and the checkpoint has two values",
+                    "build the state as it was saved, or leave one of them out",
+                )
             if not arrivals.is_in_place(name):
                 _write(local, self._arrived(name, arrivals))
             return live
 
         return fill
+
+    def shared_or(self, new: Filler, name: str, live: torch.Tensor) -> Filler:
+        """`live`, which another component fills, if both were saved with one value; else what `new` makes of `name`."""
+        local = _local(live)
+        other = self._memory.taken_as(local)
+        if other is None or self.entry(other).component == self.entry(name).component:
+            return new
+        self._kept_to_compare(name, local)
+        return lambda arrivals: live if _are_equal(name, other, arrivals, local.dtype) else new(arrivals)
+
+    def _kept_to_compare(self, name: str, local: torch.Tensor) -> str | None:
+        """The first name under which this very view is filled, unless the two were saved tied."""
+        other = self._memory.taken_as(local)
+        if other is None or self._are_tied(other, name):
+            return None
+        self._uses[other] += 1
+        return other
 
     def new(self, name: str, device: torch.device) -> Filler:
         """A new plain tensor that holds the whole stored one."""
@@ -180,16 +231,22 @@ class Wants:
         return fill
 
     def referred(self, ref: TensorRef, live: torch.Tensor | None) -> Filler:
-        """The tensor of a tree's reference: `live`, in place, if it fits exactly, else a new one on its former
-        device."""
+        """The tensor of a tree's reference: `live`, in place, if it fits exactly and nothing else fills its memory;
+        else a new one, like it or on its former device."""
         entry = self.entry(ref.name)
-        if live is not None and fits(entry, live):
+        if live is not None and fits(entry, live) and self.may_fill(ref.name, live):
             return self.into(ref.name, live)
-        if isinstance(live, DTensor) and entry.shape == tuple(live.shape):
+        if live is not None and (fits(entry, live) or (isinstance(live, DTensor) and entry.shape == tuple(live.shape))):
             filler = self.like(ref.name, live)
         else:
             filler = self.new(ref.name, device_of(ref))
-        return lambda arrivals: _as_declared(filler(arrivals), ref)
+
+        def new(arrivals: Arrivals) -> torch.Tensor:
+            return _as_declared(filler(arrivals), ref)
+
+        # The very tensor, as in a list of the model's parameters, is more than a view of it, which may be replaced.
+        is_the_same = live is not None and fits(entry, live) and id(live) in self._filled
+        return self.shared_or(new, ref.name, live) if live is not None and is_the_same else new
 
     def _whole(self, name: str, entry: TensorEntry) -> None:
         self._want(WantedPiece(name, entry.dtype, (0,) * len(entry.shape), entry.shape))
@@ -210,6 +267,16 @@ class Wants:
 def fits(entry: TensorEntry, live: torch.Tensor) -> bool:
     """Whether writing the stored tensor over `live` changes nothing but the values."""
     return entry.shape == tuple(live.shape) and torch_dtype(entry.dtype) == live.dtype and not live.is_meta
+
+
+def _local(live: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return live.to_local() if isinstance(live, DTensor) else live
+
+
+def _are_equal(name: str, other: str, arrivals: Arrivals, dtype: torch.dtype) -> bool:
+    one, two = (flat(arrivals.shared(each).to(dtype)).view(torch.uint8).cpu() for each in (name, other))
+    return torch.equal(one, two)
 
 
 def device_of(ref: TensorRef) -> torch.device:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -22,9 +23,11 @@ from holdfast.state.capture import TensorCollector, encode_component, open_optim
 from holdfast.state.components import (
     Component,
     Declarations,
+    FitsAnyWorld,
     Kind,
     components_of,
     module_tensors,
+    owner_of,
     parameter_names,
     parameters_by_id,
     set_extra_states,
@@ -66,8 +69,9 @@ class ChosenTree:
 def choose_tree(component: Component, stored: StoredState, *, world_size: int) -> ChosenTree | None:
     """This rank's tree, or None if the checkpoint lacks the component.
 
-    On another world size no tree is this rank's own. Then, in this order: all ranks saved the same; the component is
-    now declared replicated (rank 0's is taken); the object can merge; else StateMismatchError with the remedy.
+    On another world size no tree is this rank's own. Then, in this order: the component is now declared replicated
+    (rank 0's is taken); the object can merge; all ranks saved the same, and it fits any world size; else
+    StateMismatchError with the remedy.
     """
     key = component.key
     if key in stored.replicated_trees:
@@ -85,16 +89,37 @@ def choose_tree(component: Component, stored: StoredState, *, world_size: int) -
             key, f"it was saved per rank, and rank {absent[0]} has none", "restore on as many ranks as saved it"
         )
     encoded = tuple(_open(component, stored.rank_trees[rank][key]) for rank in range(stored.layout.world_size))
-    if component.replicated or all(tree == encoded[0] for tree in encoded):
+    if component.replicated:
         return ChosenTree(encoded[:1])
-    if hasattr(component.target, "load_resharded_state_dict"):
+    if component.kind is Kind.STATEFUL and hasattr(component.target, "load_resharded_state_dict"):
         return ChosenTree(encoded, merge=True)
+    if _are_alike(encoded) and _fits_any_world(component, stored.layout, world_size):
+        return ChosenTree(encoded[:1])
     raise StateMismatchError(
         key,
         f"each of {stored.layout.world_size} ranks saved its own and there are now {world_size}",
-        "declare it replicated if rank 0's will do for all, give the object "
+        "restore on as many ranks as saved it, or leave it out of the state"
+        if component.kind in (Kind.MODULE, Kind.OPTIMIZER)
+        else "declare it replicated if rank 0's will do for all, give the object "
         "load_resharded_state_dict(states, rank=…, world_size=…), or leave it out of the state",
     )
+
+
+def _are_alike(encoded: tuple[Any, ...]) -> bool:
+    return all(tree == encoded[0] for tree in encoded)
+
+
+def _fits_any_world(component: Component, layout: Layout, world_size: int) -> bool:
+    """Whether a tree that all ranks saved alike is the whole of the component.
+
+    A data loader's is not: it is a place in one rank's share. A module's does not name the parameters, and those of a
+    rank that is no more would be left behind."""
+    if component.kind is Kind.STATEFUL:
+        return isinstance(component.target, FitsAnyWorld)
+    if component.kind is not Kind.MODULE:
+        return True
+    names = (name for name, entry in layout.tensors.items() if entry.component == component.key)
+    return all((owner_of(name, component.key) or 0) < world_size for name in names)
 
 
 def _open(component: Component, tree: Any) -> Any:
@@ -243,11 +268,15 @@ class _Slots:
         entry, live, parameter = self._wants.entry(ref.name), self._live.get(ref.name), self._parameter
         device = self._device(slot, ref, entry)
         placed_alike = slot == "step" or isinstance(live, DTensor) == isinstance(parameter, DTensor)
-        if live is not None and fits(entry, live) and placed_alike and live.device == device:
+        in_place = live is not None and fits(entry, live) and placed_alike and live.device == device
+        if live is not None and in_place and self._wants.may_fill(ref.name, live):
             return self._wants.into(ref.name, live)
         if slot != "step" and entry.shape == tuple(parameter.shape):
-            return self._wants.like(ref.name, parameter)
-        return self._wants.new(ref.name, device)
+            new = self._wants.like(ref.name, parameter)
+        else:
+            new = self._wants.new(ref.name, device)
+        # An optimizer may keep the parameter itself as a slot, and update it there.
+        return self._wants.shared_or(new, ref.name, live) if live is not None and in_place else new
 
     def _device(self, slot: Any, ref: TensorRef, entry: TensorEntry) -> torch.device:
         host, beside = torch.device("cpu"), self._parameter.device
@@ -329,23 +358,27 @@ def plan_load(
     components = components_of(state, rank=rank, declared=declared or Declarations())
     known = parameters_by_id(components)
     wants, report = Wants(stored.layout), LoadReport()
-    steps: list[Step] = []
-    for component in components:
+    steps: dict[str, list[Step]] = {component.key: [] for component in components}
+    # Modules first: a value that views a parameter (`model.state_dict()`) gets memory of its own, not the parameter.
+    for component in sorted(components, key=lambda each: _PLANNED.index(each.kind)):
         chosen = choose_tree(component, stored, world_size=world_size)
         if chosen is None:
             report.missing.append(component.key)
         elif component.kind is Kind.MODULE:
-            steps.extend(_plan_module(component, chosen, wants, options, report))
+            steps[component.key] = _plan_module(component, chosen, wants, options, report)
         elif component.kind is Kind.OPTIMIZER:
             plan = partial(plan_optimizer, component, chosen.encoded[0], known, wants)
-            steps.extend(plan(strict=options.strict, excludes=options.excludes))
+            steps[component.key] = plan(strict=options.strict, excludes=options.excludes)
         elif component.kind is Kind.STATEFUL:
-            steps.append(_plan_stateful(component, chosen, wants, rank, world_size))
+            steps[component.key] = [_plan_stateful(component, chosen, wants, rank, world_size)]
         else:
-            steps.append(_plan_value(state, component, chosen, wants))
+            steps[component.key] = [_plan_value(state, component, chosen, wants)]
     if options.strict:
         _refuse_gaps(report)
-    return LoadPlan(wants, report, tuple(steps))
+    return LoadPlan(wants, report, tuple(chain.from_iterable(steps.values())))
+
+
+_PLANNED = (Kind.MODULE, Kind.OPTIMIZER, Kind.STATEFUL, Kind.VALUE)
 
 
 _GIVE_THE_SAME = "give the same state, or take the weights alone with holdfast.load_weights(…, strict=False)"
@@ -366,6 +399,7 @@ def _plan_module(
 ) -> list[Step]:
     steps: list[Step] = []
     first_name: dict[int, str] = {}
+    lacking: dict[int, str] = {}  # by tensor: none of its names so far is in the checkpoint
     covered = {ref.name for ref in tensor_refs(chosen.encoded[0])}
     for named in module_tensors(component.key, component.target):
         name = component.tensor_name(f"{component.key}/{named.fqn}", named.tensor)
@@ -374,13 +408,16 @@ def _plan_module(
         tied_to = first_name.setdefault(id(named.tensor), name)
         if options.excludes(f"{component.key}/{named.fqn}"):
             report.excluded.append(name)
-        elif tied_to != name:
+        elif tied_to != name and id(named.tensor) not in lacking:
             _check_tie(name, tied_to, wants)
         elif name not in wants.layout.tensors:
-            report.missing.append(name)
+            lacking.setdefault(id(named.tensor), name)
         else:
+            lacking.pop(id(named.tensor), None)
+            first_name[id(named.tensor)] = name
             _check_dtype(name, named.tensor, wants, options)
             steps.append(_run(wants.into(name, named.tensor)))
+    report.missing.extend(lacking.values())
     prefix = component.tensor_name(f"{component.key}/", torch.empty(0))
     report.unexpected.extend(
         name
@@ -417,7 +454,10 @@ def _check_dtype(name: str, live: torch.Tensor, wants: Wants, options: LoadOptio
 def _plan_stateful(component: Component, chosen: ChosenTree, wants: Wants, rank: int, world_size: int) -> Step:
     if chosen.merge:
         states: list[Any] = []
-        merging = [_plan_tree(tree, {}, wants, states.append) for tree in chosen.encoded]
+        # Equal trees with tensors have those of all ranks: DTensors, which come back sharded as they are here.
+        shared = _are_alike(chosen.encoded) and tensor_refs(chosen.encoded[0])
+        live = _live_tensors(component) if shared else {}
+        merging = [_plan_tree(tree, live, wants, states.append, in_place=False) for tree in chosen.encoded]
 
         def merge(arrivals: Arrivals) -> None:
             for step in merging:

@@ -37,8 +37,9 @@ def shared_by(captured: CapturedState) -> Shared:
 
 
 def _marks_of(pieces: Iterable[TensorPiece]) -> Marks:
-    """Marks of this rank's parameters: one copy from each device and dtype. Buffers may differ: rank 0's are stored by
-    rule. Numbers of one byte are left out, because torch supports few operations on them."""
+    """Marks of this rank's parameters: one copy from each device and dtype, converted on the host, because not every
+    device has float64. Buffers may differ: rank 0's are stored by rule. Numbers of one byte are left out, because torch
+    supports few operations on them."""
     kinds: dict[tuple[torch.device, torch.dtype], dict[tuple[str, tuple[int, ...]], torch.Tensor]] = {}
     for spec, local in pieces:
         if spec.pack != "buffer" and local.is_floating_point() and local.element_size() > 1 and local.numel():
@@ -47,7 +48,7 @@ def _marks_of(pieces: Iterable[TensorPiece]) -> Marks:
     return {
         key: value.hex()
         for middles in kinds.values()
-        for key, value in zip(middles, torch.stack(list(middles.values())).double().tolist(), strict=True)
+        for key, value in zip(middles, torch.stack(list(middles.values())).cpu().double().tolist(), strict=True)
     }
 
 

@@ -7,6 +7,7 @@ process, and are not saved.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
@@ -132,8 +133,9 @@ def fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     room = np.empty(size_bytes + _ALIGNED_BYTES, dtype=np.uint8)
     start = -room.ctypes.data % _ALIGNED_BYTES
     storage = torch.from_numpy(room[start : start + size_bytes]).untyped_storage()
-    # Not a view of a byte tensor, because autograd would remember it as a view.
-    return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape), row_major_strides(shape, 1))
+    # Not a view of a byte tensor, because autograd would remember it as a view. The script's default device may be
+    # another one.
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, tuple(shape), row_major_strides(shape, 1))
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -173,7 +175,7 @@ def apart(tensors: Iterable[torch.Tensor]) -> set[int]:
 
     Bytes arrive in no particular order. If two tensors share memory an order must decide, and only apply has one.
     """
-    spans = sorted(_span(tensor) for tensor in tensors if tensor.device.type in _ADDRESSED and tensor.numel())
+    spans = sorted(_span(tensor) for tensor in tensors if _has_address(tensor))
     found = {identity for _, _, identity in spans}
     reached, furthest = 0, 0
     for start, end, identity in spans:
@@ -187,6 +189,47 @@ def apart(tensors: Iterable[torch.Tensor]) -> set[int]:
 def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
     items = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     return tensor.data_ptr(), tensor.data_ptr() + items * tensor.itemsize, id(tensor)
+
+
+class TakenMemory:
+    """The memory of tensors that a load fills in place, and the first name of each view. Tensors of two storages share
+    none."""
+
+    def __init__(self) -> None:
+        self._views: dict[tuple[object, ...], str] = {}
+        self._spans: dict[int, tuple[list[int], list[int]]] = {}
+        """Storage -> begins and ends of what is taken: ascending, and no two touch the same bytes."""
+
+    def taken_as(self, tensor: torch.Tensor) -> str | None:
+        """The first name of exactly this view."""
+        return self._views.get(_view(tensor)) if _has_address(tensor) else None
+
+    def touches(self, tensor: torch.Tensor) -> bool:
+        """Whether any of its bytes are taken."""
+        if not _has_address(tensor):
+            return False
+        start, end, _ = _span(tensor)
+        begins, ends = self._spans.get(tensor.untyped_storage().data_ptr(), ([], []))
+        return bisect_right(ends, start) < bisect_left(begins, end)
+
+    def take(self, name: str, tensor: torch.Tensor) -> None:
+        if not _has_address(tensor):
+            return
+        self._views.setdefault(_view(tensor), name)
+        start, end, _ = _span(tensor)
+        begins, ends = self._spans.setdefault(tensor.untyped_storage().data_ptr(), ([], []))
+        low, high = bisect_right(ends, start), bisect_left(begins, end)
+        if low < high:
+            start, end = min(start, begins[low]), max(end, ends[high - 1])
+        begins[low:high], ends[low:high] = [start], [end]
+
+
+def _has_address(tensor: torch.Tensor) -> bool:
+    return tensor.device.type in _ADDRESSED and tensor.numel() > 0
+
+
+def _view(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
 
 
 class TensorPiece(NamedTuple):

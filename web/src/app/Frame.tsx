@@ -5,6 +5,7 @@ import { queryClient } from "@/api/client";
 import { type Session, SessionContext, sessionQuery, signOut } from "@/api/session";
 import { Hint, Hints } from "@/components/Hint";
 import { ErrorState, Loading } from "@/components/states";
+import { Time } from "@/components/values";
 import type { Live } from "@/live/follow";
 import { useLive } from "@/live/useLive";
 import { SignIn } from "@/sign-in/SignIn";
@@ -150,7 +151,7 @@ function SignedInAs({ session }: { session: Session }) {
         <p>
           Scopes: {session.scopes.join(", ") || "none"}
           <br />
-          Until {new Date(session.expires_at).toLocaleString()}
+          Until <Time at={session.expires_at} />
         </p>
         {error !== null && <ErrorState error={error} />}
         <button type="button" onClick={leave}>

@@ -1,6 +1,6 @@
 import { QueryClientProvider } from "@tanstack/react-query";
 import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
-import { render, screen, within } from "@testing-library/react";
+import { act, render, screen, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { queryClient } from "@/api/client";
 import { takeCode } from "@/api/session";
@@ -79,6 +79,24 @@ it("keeps the project and the filter in the address, and gives the focus to the 
   expect(router.state.location.search).toEqual({ project: "demo", status: "failed" });
 });
 
+it("narrows the runs to a tag, which stands in the address", async () => {
+  const tagged = { ...RUN, tags: ["paper", "7"] };
+  const tag = (request: Request) => new URL(request.url).searchParams.get("tag");
+  serve({
+    ...ANSWERS,
+    "GET /v1/projects/demo/runs": (request: Request) =>
+      [null, ...tagged.tags].includes(tag(request)) ? page(tagged) : page(),
+  });
+  const router = open("/ui/runs?project=demo");
+  await userEvent.click(await screen.findByRole("link", { name: "7" }));
+  expect(router.state.location.search).toEqual({ project: "demo", tag: "7" });
+  expect(await screen.findByLabelText("Tag")).toHaveValue("7");
+  await userEvent.clear(screen.getByLabelText("Tag"));
+  await userEvent.type(screen.getByLabelText("Tag"), "draft{Enter}");
+  expect(await screen.findByText("No run has the tag draft")).toBeVisible();
+  expect(router.state.location.search).toEqual({ project: "demo", tag: "draft" });
+});
+
 it("signs in by a token, which stays nowhere, and out again with the CSRF header", async () => {
   let signedIn = false;
   const unknown = () => problem(401, "unauthenticated", "This token is not known. Ask for a new one.");
@@ -98,6 +116,8 @@ it("signs in by a token, which stays nowhere, and out again with the CSRF header
   expect(field).toHaveValue("");
   await userEvent.type(field, " hold_a_b {Enter}");
   await userEvent.click(await screen.findByText("ops", { selector: "summary" }));
+  act(() => screen.getByText(/2999|3000/, { selector: "time" }).focus());
+  expect(await screen.findByRole("tooltip")).toHaveTextContent("2999-01-01 00:00:00 UTC");
   await userEvent.click(screen.getByRole("button", { name: "Sign out" }));
   expect(await screen.findByLabelText("Token")).toBeVisible();
   expect(asked.find((each) => each.method === "DELETE")?.headers.get("X-Holdfast-CSRF")).toBe("csrf");

@@ -1,3 +1,4 @@
+import type { ReactNode } from "react";
 import { formatLocal, formatSeconds, formatUtc, secondsSince } from "@/format/moments";
 import { formatBytes, formatCount, formatMoney } from "@/format/numbers";
 import { Hint } from "./Hint";
@@ -37,6 +38,18 @@ export function Age({ since }: { since: string | null | undefined }) {
       <time dateTime={since} tabIndex={0} className={styles.moment}>
         {formatSeconds(secondsSince(since, now))}
       </time>
+    </Hint>
+  );
+}
+
+/** Words with more to say on hover and focus. */
+export function Explained({ by, children }: { by: ReactNode; children: ReactNode }) {
+  return (
+    <Hint text={by}>
+      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: the hint is for the keyboard too. */}
+      <span tabIndex={0} className={styles.explained}>
+        {children}
+      </span>
     </Hint>
   );
 }

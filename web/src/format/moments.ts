@@ -29,6 +29,14 @@ export function formatUtc(moment: string): string {
   return `${new Date(moment).toISOString().slice(0, 19).replace("T", " ")} UTC`;
 }
 
+/** As the service takes a moment, with its zone; a text without one is the reader's time, a day alone UTC. undefined: it
+ * is none, or of a year that no field for dates has. */
+export function readMoment(text: string): string | undefined {
+  const at = new Date(text);
+  const year = at.getUTCFullYear();
+  return year >= 1970 && year <= 9999 ? at.toISOString() : undefined;
+}
+
 export function secondsSince(moment: string, now: number): number {
   return Math.max(0, (now - Date.parse(moment)) / 1000);
 }

@@ -3,6 +3,8 @@ import { queryClient, type Schemas } from "@/api/client";
 /** How often running work is asked about, and other work that no event tells of. */
 export const WHILE_RUNNING_MS = 2000;
 export const OTHERWISE_MS = 15_000;
+/** For `usePages` and `useWhole` of what mostly an event tells of, and not always: a new attempt and a repair make none. */
+export const ASKED_AGAIN = { askedAgainAfter: () => 60_000 };
 
 /** Asks again for all replies of these paths. */
 export function refresh(...paths: string[]): Promise<unknown> {

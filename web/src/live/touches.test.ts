@@ -24,6 +24,13 @@ it("leaves other projects, runs, checkpoints and nouns alone", () => {
   expect(touches("checkpoint.committed", data, ["session"])).toBe(false);
 });
 
+it("leaves the lists of all projects to the clock", () => {
+  const data = { project: "p", run: "r", checkpoint_id: "ck" };
+  const all = (path: string) => ["get", path, { params: { query: { limit: 100 } } }, "pages"] as const;
+  expect(touches("run.stalled", data, all("/v1/runs"))).toBe(false);
+  expect(touches("checkpoint.corrupt", data, all("/v1/checkpoints"))).toBe(false);
+});
+
 it("touches the list of events with each, also with one of a newer service", () => {
   expect(touches("run.renamed", { project: "p" }, ["get", "/v1/events", { params: { query: { project: "p" } } }])).toBe(
     true,

@@ -40,11 +40,14 @@ export function nounOf(path: string): string | undefined {
     .at(-1);
 }
 
+/** Lists of every project: an event of one project would ask again for all of them. They are asked by the clock. */
+const OF_ALL_PROJECTS = ["/v1/runs", "/v1/checkpoints"];
+
 /** Whether the reply of a query may have changed with an event. A query belongs to the noun that its path ends with;
  * of another project, run or checkpoint than the event's it is left alone. */
 export function touches(type: string, data: EventData, key: QueryKey): boolean {
   const [, path, init] = key;
-  if (typeof path !== "string") return false;
+  if (typeof path !== "string" || OF_ALL_PROJECTS.includes(path)) return false;
   const noun = nounOf(path);
   const words = [...(TOUCHED[type as EventType] ?? []), "events"];
   if (noun === undefined || !words.includes(noun)) return false;

@@ -385,6 +385,15 @@ it("says who changed what, by filters in the address", async () => {
   expect(router.state.location.searchStr).not.toContain("action");
 });
 
+it("asks for a time in UTC, and for none that the service does not know", async () => {
+  const { queries } = open("/ui/operations/audit?since=2026-01-01&until=%2B275760-09-13T00:00:00Z", {
+    "GET /v1/audit-events": () => page(AUDIT),
+  });
+  await screen.findByText("state: committed → trashed");
+  const asked = queries("/v1/audit-events").at(-1);
+  expect([asked?.get("since"), asked?.get("until")]).toEqual(["2026-01-01T00:00:00.000Z", null]);
+});
+
 it("shows the processes, and which is silent", async () => {
   const WORKER = { id: "w1", kind: "worker", host: "node-1", pid: 42, version: "1", started_at: AT, seen_at: AT };
   open("/ui/operations/workers", {

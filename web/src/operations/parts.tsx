@@ -81,6 +81,7 @@ export function TextFilter({ label, value, onChange, known, type = "text" }: Tex
       <input
         ref={field}
         type={type}
+        max={type === "datetime-local" ? "9999-12-31T23:59" : undefined}
         defaultValue={value ?? ""}
         list={known ? id : undefined}
         autoComplete="off"

@@ -1,6 +1,7 @@
 import { createRoute, lazyRouteComponent, redirect } from "@tanstack/react-router";
 import type { Schemas } from "@/api/client";
 import { frameRoute } from "@/app/frame_route";
+import { readMoment } from "@/format/moments";
 import { EVENT_TYPES } from "@/live/touches";
 
 export type OperationState = Schemas["OperationState"];
@@ -17,10 +18,7 @@ const text = (value: unknown): string | undefined => {
   const found = typeof value === "number" ? String(value) : value;
   return typeof found === "string" && found !== "" ? found : undefined;
 };
-const moment = (value: unknown): string | undefined => {
-  const found = text(value);
-  return found !== undefined && !Number.isNaN(Date.parse(found)) ? found : undefined;
-};
+const moment = (value: unknown): string | undefined => readMoment(text(value) ?? "");
 /** Present and true, or absent: an address has no `everywhere=false`. */
 const flag = (value: unknown): true | undefined => (value === true ? true : undefined);
 

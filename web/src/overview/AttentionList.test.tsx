@@ -1,5 +1,5 @@
 import { createMemoryHistory, createRootRoute, createRouter, RouterProvider } from "@tanstack/react-router";
-import { screen } from "@testing-library/react";
+import { act, screen } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import type { Session } from "@/api/session";
 import { problem, renderSignedIn, serve } from "@/testing/page";
@@ -86,6 +86,21 @@ it("gives no all-clear when a call failed", async () => {
   expect(screen.queryByText("Nothing needs attention")).not.toBeInTheDocument();
 });
 
+it("finds a new attempt that has no restore point, though no event tells of it", async () => {
+  vi.useFakeTimers({ toFake: ["setInterval", "clearInterval"] });
+  onTestFinished(() => void vi.useRealTimers());
+  const created_at = new Date(Date.now() - 7_200_000).toISOString();
+  const bare = { ...run("bare", "training"), created_at, restore_point: null, committed_checkpoints: 0 };
+  let started = false;
+  show({
+    "GET /v1/projects/demo/runs": (request) => (started && has(request, "status", "training") ? page(bare) : page()),
+  });
+  expect(await screen.findByText("Nothing needs attention")).toBeVisible();
+  started = true;
+  await act(async () => void vi.advanceTimersByTime(60_000));
+  expect(await screen.findByText("unprotected")).toBeVisible();
+});
+
 it("asks nothing about stores that a project's token may not see, and says nothing about them", async () => {
   const asked = show({ "GET /v1/stores": () => problem(403, "forbidden", "No.") }, { project: "demo" });
   expect(await screen.findByText("Nothing needs attention")).toBeVisible();
@@ -104,7 +119,10 @@ it("tells a corrupt checkpoint while it is corrupt, and not after its repair", a
     "GET /v1/projects/demo/checkpoints": () =>
       page({ id: "ck_bad", health: "corrupt", health_reason: null, project: "demo", run: "bert", step: 40 }),
   });
-  expect(await screen.findByRole("link", { name: "bert, step 40" })).toHaveAttribute("href", "/checkpoints/ck_bad");
+  expect(await screen.findByRole("link", { name: "bert, step 40" })).toHaveAttribute(
+    "href",
+    "/checkpoints/ck_bad?project=demo",
+  );
   expect(screen.queryByText("bert, step 30")).not.toBeInTheDocument();
   const list = asked.find((each) => each.url.includes("/checkpoints"));
   expect(list && has(list, "health", "corrupt") && has(list, "state", "committed")).toBe(true);
@@ -121,7 +139,11 @@ it("tells of the other projects by one list of runs and one of checkpoints", asy
   const router = createRouter({ routeTree: rootRoute, history: createMemoryHistory() });
   renderSignedIn(<RouterProvider router={router as never} />);
   expect(await screen.findByText("other/vit")).toBeVisible();
-  expect(await screen.findByText("third/bert, step 40")).toBeVisible();
+  // Without it the link would open the checkpoint under the project that is chosen.
+  expect(await screen.findByRole("link", { name: "third/bert, step 40" })).toHaveAttribute(
+    "href",
+    "/checkpoints/ck_bad?project=third",
+  );
   expect(screen.queryByText(/here/)).not.toBeInTheDocument();
   expect(asked.filter((each) => each.url.includes("/v1/projects/"))).toEqual([]);
 });

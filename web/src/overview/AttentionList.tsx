@@ -111,7 +111,11 @@ function Subject({ project, to, children }: { project: string; to: Place; childr
         </RunName>
       );
     case "checkpoint":
-      return <CheckpointName id={to.id}>{children}</CheckpointName>;
+      return (
+        <CheckpointName id={to.id} project={project}>
+          {children}
+        </CheckpointName>
+      );
     case "storage":
       return (
         <Link to="/storage" search={{ project }}>

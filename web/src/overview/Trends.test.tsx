@@ -1,4 +1,5 @@
-import { screen, within } from "@testing-library/react";
+import { act, screen, within } from "@testing-library/react";
+import userEvent from "@testing-library/user-event";
 import { problem, renderSignedIn, serve } from "@/testing/page";
 import { Trends } from "./Trends";
 
@@ -7,6 +8,7 @@ vi.mock("uplot", () => ({
   default: class {
     destroy() {}
     setSize() {}
+    setData() {}
   },
 }));
 
@@ -62,6 +64,15 @@ it("says what a week was, in words and in tables, and leaves gaps where nothing 
   expect(rowsOf("Goodput").map((row) => row[1])).toEqual(["100.0 %", "–", "–", "50.0 %"]);
   expect(rowsOf("Stored bytes").map((row) => row[1])).toEqual(["2.0 KiB", "2.0 KiB", "–", "4.0 KiB"]);
   expect(new URL(asked[0]?.url ?? "").searchParams.get("limit")).toBe("168");
+});
+
+it("tells UTC of an hour in a table on focus", async () => {
+  serve({ [SAMPLES]: () => ({ items: [sample("2026-01-01T01:00:00Z")], next_cursor: null }) });
+  renderSignedIn(<Trends project="demo" />);
+  await userEvent.click(await screen.findByText("Goodput as a table"));
+  const table = screen.getByRole("table", { name: "Goodput" });
+  act(() => table.querySelector("time")?.focus());
+  expect(await screen.findByRole("tooltip")).toHaveTextContent("2026-01-01 01:00:00 UTC");
 });
 
 it("compares no cost in another currency", async () => {

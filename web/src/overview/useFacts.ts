@@ -2,6 +2,7 @@ import { type Schemas, useQuery } from "@/api/client";
 import { useSession } from "@/api/session";
 import { useWhole, type Whole } from "@/api/whole";
 import { secondsSince } from "@/format/moments";
+import { ASKED_AGAIN } from "@/live/refresh";
 import { type Facts, RECENT_SECONDS } from "./attention";
 
 type EventView = Schemas["EventView"];
@@ -33,9 +34,17 @@ export function useFacts(project: string, now: number): Known {
   const seesStores = useSession().project === null;
   const path = { project };
   // Apart: however many runs train, none of them hides one that has stopped.
-  const stopped = useWhole("/v1/projects/{project}/runs", { path, query: { status: STOPPED, limit: PAGE } });
-  const training = useWhole("/v1/projects/{project}/runs", { path, query: { status: TRAINING, limit: PAGE } });
-  const badCopies = useWhole("/v1/projects/{project}/bad-copies", { path, query: { limit: PAGE } });
+  const stopped = useWhole(
+    "/v1/projects/{project}/runs",
+    { path, query: { status: STOPPED, limit: PAGE } },
+    ASKED_AGAIN,
+  );
+  const training = useWhole(
+    "/v1/projects/{project}/runs",
+    { path, query: { status: TRAINING, limit: PAGE } },
+    ASKED_AGAIN,
+  );
+  const badCopies = useWhole("/v1/projects/{project}/bad-copies", { path, query: { limit: PAGE } }, ASKED_AGAIN);
   const stores = useQuery("get", "/v1/stores", { params: {} }, { enabled: seesStores });
   const attached = stores.data?.items;
   const storeEvents = useWhole(
@@ -50,10 +59,11 @@ export function useFacts(project: string, now: number): Known {
     { query: { project, type: BAD_CHECKPOINTS, limit: LONG_PAGE } },
     { isEnough: (events) => events.some((event) => !isRecent(event, now)) },
   );
-  const badCheckpoints = useWhole("/v1/projects/{project}/checkpoints", {
-    path,
-    query: { health: BAD_HEALTHS, state: ["committed"], limit: PAGE },
-  });
+  const badCheckpoints = useWhole(
+    "/v1/projects/{project}/checkpoints",
+    { path, query: { health: BAD_HEALTHS, state: ["committed"], limit: PAGE } },
+    ASKED_AGAIN,
+  );
   const found = useQuery("get", "/v1/projects/{project}", { params: { path } });
 
   const lists = [stopped, training, badCopies, badCheckpoints, storeEvents, badEvents];
@@ -79,8 +89,6 @@ const NOTHING: Facts = {
   ...{ runs: [], badCopies: [], hasAllBadCopies: true, badCheckpoints: [], badEvents: [], storeEvents: [], stores: [] },
   project: undefined,
 };
-/** The page follows the events of the chosen project alone. */
-const ASKED_AGAIN = { askedAgainAfter: () => 60_000 };
 
 /** The same of the projects that are not chosen, by one list of runs for all of them: without their copies and quotas. */
 export function useFactsElsewhere(project: string): Known {

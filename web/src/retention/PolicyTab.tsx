@@ -52,6 +52,12 @@ function Editing({ project, run, found, onOutcome }: EditingProps) {
     setEtag(found?.etag);
     if (draft === undefined) setEdition(edition + 1);
   }
+  // The address follows a moment later: fields that were made before it would have the edit again.
+  const [isDiscarded, setDiscarded] = useState(false);
+  if (isDiscarded && draft === undefined) {
+    setDiscarded(false);
+    setEdition(edition + 1);
+  }
   const inForce: PolicyDocument = found?.document ?? {};
   const shown = draft ?? inForce;
   const edited = draft !== undefined && !sameRules(draft, inForce);
@@ -61,7 +67,7 @@ function Editing({ project, run, found, onOutcome }: EditingProps) {
 
   function reset() {
     change({ draft: undefined });
-    setEdition((old) => old + 1);
+    setDiscarded(true);
   }
 
   return (

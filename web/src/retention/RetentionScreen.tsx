@@ -7,7 +7,7 @@ import { EmptyState } from "@/components/states";
 import { PolicyTab } from "./PolicyTab";
 import { PruneTab } from "./prune/PruneTab";
 import styles from "./Retention.module.css";
-import { VIEWS, type View } from "./route";
+import { OF_THE_RUN, VIEWS, type View } from "./route";
 import { TrashTab } from "./TrashTab";
 import { UsageTab } from "./usage/UsageTab";
 import { useChangeSearch, useRetentionSearch } from "./useRetention";
@@ -29,8 +29,7 @@ export function RetentionScreen() {
             none="all of the project"
             project={project}
             run={run}
-            // An edit of one policy is none of another.
-            onChange={(chosen) => change({ run: chosen, draft: undefined, listed: undefined })}
+            onChange={(chosen) => change({ ...OF_THE_RUN, run: chosen })}
           />
         )
       }

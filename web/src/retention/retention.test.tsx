@@ -464,3 +464,23 @@ it("lists the runs of a project by what they cost", async () => {
   expect(rows.map((row) => within(row).getAllByRole("gridcell")[0]?.textContent)).toEqual(["vit", "llama"]);
   expect(await screen.findByRole("grid", { name: "Projects and their costs" })).toBeVisible();
 });
+
+const FILTERED = `allOfRun=true&filter=${encodeURIComponent('{"attempt":2}')}`;
+
+it.each([
+  ["usage", "link", "Prune llama"],
+  ["prune", "button", "llama"],
+] as const)("prunes the run that is chosen in %s by no filter of another one", async (view, role, name) => {
+  serve(answers({ "GET /v1/usage": () => page(USAGE) }));
+  const router = open(`?view=${view}&${FILTERED}`);
+  await userEvent.click(await screen.findByRole(role, { name }));
+  await waitFor(() => expect(router.state.location.search).toEqual({ view: "prune", run: "llama" }));
+});
+
+it("takes no filter along to the run that is chosen above", async () => {
+  serve(answers());
+  const router = open(`?view=prune&${FILTERED}`);
+  await screen.findByRole("option", { name: "llama" });
+  await userEvent.selectOptions(screen.getByLabelText("Run"), "llama");
+  expect(router.state.location.search).toEqual({ view: "prune", run: "llama" });
+});

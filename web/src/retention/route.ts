@@ -26,6 +26,9 @@ export interface RetentionSearch {
   allOfRun?: true | undefined;
 }
 
+/** What was said of one run: another one begins without it. */
+export const OF_THE_RUN = { draft: undefined, listed: undefined, filter: undefined, allOfRun: undefined };
+
 function text(value: unknown): string | undefined {
   // The router reads a name of digits as a number.
   return typeof value === "string" || typeof value === "number" ? String(value) || undefined : undefined;

@@ -5,7 +5,7 @@ import { type Columns, createColumnHelper, DataTable } from "@/components/DataTa
 import { CheckpointName } from "@/components/facts/CheckpointName";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState } from "@/components/states";
-import { Nothing, Time } from "@/components/values";
+import { Explained, Nothing, Time } from "@/components/values";
 import { formatSeconds } from "@/format/moments";
 import { formatCount } from "@/format/numbers";
 import type { Lane } from "./timeline/lanes";
@@ -113,7 +113,6 @@ const COLUMNS: Columns<Row> = [
     id: "skipped",
     header: "Skipped when it began",
     size: 190,
-    meta: { phone: false },
     cell: ({ row: { original } }) => <Skipped attempt={original.lane.attempt} />,
   }),
 ];
@@ -129,9 +128,16 @@ function ResumedFrom({ lane: { attempt, base, parent } }: { lane: Lane }) {
 
 /** Why it began no later: the newer checkpoints that could not be restored then. */
 function Skipped({ attempt: { skipped } }: { attempt: Schemas["AttemptView"] }) {
-  if (!skipped?.length) return <Nothing why={skipped ? "nothing: it began at the newest" : "not known"} />;
-  const short = skipped.map(({ step, reason }) => `${formatCount(step)} ${reason}`).join(", ");
-  return <span title={skipped.map(({ detail }) => detail).join("\n")}>{short}</span>;
+  if (skipped == null) return <span className="quiet">not known</span>;
+  if (skipped.length === 0) return <Nothing why="nothing: it began at the newest" />;
+  const details = skipped.map(({ checkpoint_id, step, detail }) => (
+    <div key={checkpoint_id}>
+      Step {formatCount(step)}: {detail}
+    </div>
+  ));
+  return (
+    <Explained by={details}>{skipped.map(({ step, reason }) => `${formatCount(step)} ${reason}`).join(", ")}</Explained>
+  );
 }
 
 function Why({ attempt }: { attempt: Schemas["AttemptView"] }) {

@@ -8,6 +8,7 @@ import { CheckpointName } from "@/components/facts/CheckpointName";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState } from "@/components/states";
 import { Bytes, Nothing, Time } from "@/components/values";
+import { readMoment } from "@/format/moments";
 import { formatCount, plural } from "@/format/numbers";
 import { metricNames } from "./metrics";
 import { CHECKPOINT_HEALTHS, CHECKPOINT_STATES, type RunSearch } from "./route";
@@ -119,16 +120,21 @@ function Extreme({ of: { each, value } }: { of: { each: CheckpointView; value: n
   );
 }
 
-/** A day in the reader's time zone, as an input of the type date has it, and the moment when it begins. */
+/** A day in the reader's time zone, as an input of the type date has it. */
 function dayOf(moment: string | undefined): string | undefined {
   if (moment === undefined) return undefined;
   const at = new Date(moment);
   return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 10);
 }
 
-function dayBegins(day: string): string | undefined {
-  return day === "" ? undefined : new Date(`${day}T00:00`).toISOString();
+/** The moment when the day that was typed begins. Of the day that stands there already `now`, a link's exact moment, is
+ * kept. */
+function dayBegins(day: string, now: string | undefined): string | undefined {
+  return day === (dayOf(now) ?? "") ? now : readMoment(`${day}T00:00`);
 }
+
+/** Later ones have a fifth digit, and are no dates of the API. */
+const LAST_DAY = "9999-12-31";
 
 /** Its labels, and what else sets it apart from others. */
 function Marks({ checkpoint }: { checkpoint: CheckpointView }) {
@@ -183,8 +189,8 @@ export function CheckpointsList({ project, run }: { project: string; run: string
           const text = (name: string) => String(given.get(name) ?? "").trim();
           filter({
             label: text("label") || undefined,
-            since: dayBegins(text("since")),
-            until: dayBegins(text("until")),
+            since: dayBegins(text("since"), since),
+            until: dayBegins(text("until"), until),
           });
         }}
       >
@@ -204,10 +210,10 @@ export function CheckpointsList({ project, run }: { project: string; run: string
           Label <input name="label" defaultValue={label} key={label} autoComplete="off" size={12} />
         </label>
         <label>
-          Committed from <input name="since" type="date" defaultValue={dayOf(since)} key={since} />
+          Committed from <input name="since" type="date" max={LAST_DAY} defaultValue={dayOf(since)} key={since} />
         </label>
         <label>
-          before <input name="until" type="date" defaultValue={dayOf(until)} key={until} />
+          before <input name="until" type="date" max={LAST_DAY} defaultValue={dayOf(until)} key={until} />
         </label>
         <button type="submit">Filter</button>
         {isFiltered && (

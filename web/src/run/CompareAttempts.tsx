@@ -21,6 +21,16 @@ export function CompareAttempts({ project, run, latest }: CompareProps) {
   const navigate = useNavigate({ from: "/runs/$run" });
   const after = search.after ?? latest;
   const before = search.before ?? Math.max(1, after - 1);
+  if (latest === 0) {
+    return (
+      <section aria-labelledby="differences">
+        <h2 id="differences">Differences between attempts</h2>
+        <EmptyState title="No attempt yet">
+          <p>An attempt begins when the training script opens the checkpointer.</p>
+        </EmptyState>
+      </section>
+    );
+  }
   // Unless one is chosen, the service takes the newest one before that gave a configuration.
   const config = <Configuration project={project} run={run} against={search.before} after={after} />;
   return (

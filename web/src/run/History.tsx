@@ -7,7 +7,7 @@ import { formatCount } from "@/format/numbers";
 import { AttemptsTable } from "./AttemptsTable";
 import styles from "./History.module.css";
 import { MetricCurve } from "./MetricCurve";
-import { useGoodput, useRestorePoint } from "./replies";
+import { HEARTBEAT_MS, UNTIL_LAUNCHED_MS, useGoodput, useRestorePoint } from "./replies";
 import { makeLanes, type Point, stepsOf } from "./timeline/lanes";
 import { type Inset, Legend, Timeline } from "./timeline/Timeline";
 
@@ -16,8 +16,6 @@ type CheckpointView = Schemas["CheckpointView"];
 /** More are not drawn: a screen has no room for them, and the first look must be fast. */
 const MOST_CHECKPOINTS = 1000;
 const PAGE = 250;
-/** A job reports about so often, if nobody has told it otherwise. */
-const HEARTBEAT_MS = 30_000;
 
 /** The metric curve above the timeline of attempts, on the same steps, and the attempts as a table. */
 export function History({ project, run }: { project: string; run: string }) {
@@ -25,7 +23,7 @@ export function History({ project, run }: { project: string; run: string }) {
   const attempts = usePages(
     "/v1/projects/{project}/runs/{run}/attempts",
     { path: { project, run }, query: { limit: 100 } },
-    { askedAgainAfter: whileLive },
+    { askedAgainAfter: (known) => (isLive(known) ? HEARTBEAT_MS : UNTIL_LAUNCHED_MS) },
   );
   const checkpoints = usePages("/v1/projects/{project}/runs/{run}/checkpoints", {
     path: { project, run },
@@ -84,7 +82,7 @@ export function History({ project, run }: { project: string; run: string }) {
             attempts={attempts.items}
             resumedFrom={resumedFrom}
             steps={steps}
-            askedAgainAfter={whileLive(attempts.items)}
+            askedAgainAfter={isLive(attempts.items) && HEARTBEAT_MS}
             onInset={onInset}
           />
           <Timeline
@@ -113,10 +111,9 @@ export function History({ project, run }: { project: string; run: string }) {
   );
 }
 
-/** A heartbeat brings steps and points, and no event tells of it. */
-function whileLive(attempts: readonly Schemas["AttemptView"][]): number | false {
+function isLive(attempts: readonly Schemas["AttemptView"][]): boolean {
   const newest = attempts.reduce((found, each) => Math.max(found, each.number), 0);
-  return attempts.some((each) => each.number === newest && each.ended_at === null) && HEARTBEAT_MS;
+  return attempts.some((each) => each.number === newest && each.ended_at === null);
 }
 
 /** Reads on until so many are there. */

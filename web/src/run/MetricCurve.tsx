@@ -6,7 +6,7 @@ import { type Pages, type Schemas, useQuery } from "@/api/client";
 import { Plot } from "@/components/plot/Plot";
 import { ErrorState, Loading } from "@/components/states";
 import { curveOf, metricNames } from "./metrics";
-import { findLineage, type Point } from "./timeline/lanes";
+import { findLineage, type Lineage, type Point } from "./timeline/lanes";
 import type { Inset } from "./timeline/Timeline";
 
 /** About one for each pixel. The service thins what is more, and keeps the extremes. */
@@ -37,12 +37,14 @@ export function MetricCurve(props: MetricCurveProps) {
   const names = useMemo(() => metricNames(checkpoints.items, measured), [checkpoints.items, measured]);
   const chosen = metric !== undefined && names.includes(metric) ? metric : names[0];
   const history = useMeasured(props, chosen ?? metric ?? LIKELY);
+  // By its content: each heartbeat gives new attempts, and another curve would take the cursor and a drag out of the plot.
+  const lineage = JSON.stringify([...findLineage(attempts, resumedFrom)]);
   const curve = useMemo(() => {
     if (chosen === undefined) return undefined;
     const hasPoints = measured?.includes(chosen);
     const points = hasPoints ? (history.data?.metrics.find(({ name }) => name === chosen)?.points ?? []) : undefined;
-    return curveOf(checkpoints.items, chosen, findLineage(attempts, resumedFrom), points);
-  }, [checkpoints.items, chosen, measured, history.data, attempts, resumedFrom]);
+    return curveOf(checkpoints.items, chosen, new Map(JSON.parse(lineage)) as Lineage, points);
+  }, [checkpoints.items, chosen, measured, history.data, lineage]);
   const isShown = curve !== undefined && curve.x.length > 0;
 
   useEffect(() => {

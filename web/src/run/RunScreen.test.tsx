@@ -1,15 +1,22 @@
 import { QueryClientProvider } from "@tanstack/react-query";
 import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
-import { render, screen, within } from "@testing-library/react";
+import { act, fireEvent, render, screen, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { queryClient } from "@/api/client";
 import { makeRouter } from "@/app/routes";
 import { problem, SESSION, serve } from "@/testing/page";
 import { attempt, checkpoint } from "./examples";
 
+const plots = vi.hoisted(() => ({ made: 0, data: [] as unknown[] }));
 // jsdom has no canvas: the curve's numbers are read from its table.
 vi.mock("uplot", () => ({
   default: class {
+    constructor() {
+      plots.made += 1;
+    }
+    setData(data: unknown[]) {
+      plots.data = data;
+    }
     destroy() {}
     setSize() {}
   },
@@ -133,10 +140,58 @@ function open(address: string) {
   return router;
 }
 
+/** From now on the clock that asks again goes by `pass` alone. */
+function stopTheClock() {
+  vi.useFakeTimers({ toFake: ["setInterval", "clearInterval"] });
+  onTestFinished(() => void vi.useRealTimers());
+}
+const pass = (milliseconds: number) => act(async () => void vi.advanceTimersByTime(milliseconds));
+
 const cells = (row: HTMLElement | undefined) =>
   within(row as HTMLElement)
     .getAllByRole("gridcell")
     .map((each) => each.textContent);
+
+it("shows tags and note, and edits the version that was seen", async () => {
+  const now = { ...ANSWERS[`GET ${RUN}`](), tags: ["paper"], note: "Twice the data.", etag: '"1"' };
+  const sent: unknown[] = [];
+  serve({
+    ...ANSWERS,
+    [`GET ${RUN}`]: () => ({ ...now }),
+    [`PATCH ${RUN}`]: async (request: Request) => {
+      const seen = request.headers.get("if-match");
+      sent.push([seen, await request.json()]);
+      return seen === now.etag ? now : problem(412, "edit_conflict", "Somebody was faster. Look again.");
+    },
+  });
+  open("/ui/runs/llama?project=demo");
+  expect(await screen.findByText("Twice the data.")).toBeVisible();
+  expect(screen.getByRole("link", { name: "paper" })).toHaveAttribute("href", "/ui/runs?project=demo&tag=paper");
+  await userEvent.click(screen.getByRole("button", { name: "Edit the tags and the note" }));
+  const dialog = within(screen.getByRole("dialog", { name: "Tags and note of llama" }));
+  expect(dialog.getByLabelText("Note")).toHaveValue("Twice the data.");
+  await userEvent.type(dialog.getByLabelText(/^Tags/), " baseline");
+  Object.assign(now, { etag: '"2"', note: "Half the data." });
+  await userEvent.click(dialog.getByRole("button", { name: "Save" }));
+  expect(await dialog.findByText(/^note/)).toHaveTextContent("note: Twice the data. → became Half the data.");
+  await userEvent.click(dialog.getByRole("button", { name: "Reload, and go on from there" }));
+  await userEvent.click(dialog.getByRole("button", { name: "Save" }));
+  await vi.waitFor(() => expect(screen.queryByRole("dialog")).toBeNull());
+  // The note is the other person's: it was left alone here.
+  const edit = { tags: ["paper", "baseline"] };
+  expect(sent).toEqual([
+    ['"1"', edit],
+    ['"2"', edit],
+  ]);
+  expect(await screen.findByText("Half the data.")).toBeVisible();
+});
+
+it("lets a token without the scope edit no tags", async () => {
+  serve({ ...ANSWERS, "GET /v1/sessions/current": () => ({ ...SESSION, scopes: ["read"] }) });
+  open("/ui/runs/llama?project=demo");
+  const button = await screen.findByRole("button", { name: "Edit the tags and the note" });
+  expect(button).toHaveAttribute("aria-disabled", "true");
+});
 
 it("tells the restore point, and why nothing newer is one", async () => {
   serve(ANSWERS);
@@ -158,12 +213,69 @@ it("draws the attempts, and says the same in a table", async () => {
   expect(cells(second).slice(0, 5)).toEqual(["#2", "open", "100 #1", "300", "0"]);
   expect(cells(first).slice(0, 5)).toEqual(["#1", "failed", expect.stringContaining("began anew"), "150", "50"]);
   expect(first).toHaveTextContent("rank 3: ECC error");
-  expect(within(table).getByText("150 aborted")).toHaveAttribute("title", "Not all ranks sealed.");
+  expect(first).toHaveTextContent("not known");
+  act(() => within(table).getByText("150 aborted").focus());
+  expect(await screen.findByRole("tooltip")).toHaveTextContent("Step 150: Not all ranks sealed.");
   const drawing = screen.getByTestId("timeline");
   expect(drawing).toHaveTextContent("Attempt 1: failed at step 150. ECC error");
   expect(drawing).toHaveTextContent("Attempt 2 resumed from step 100");
   expect(drawing).toHaveTextContent("Steps 101 to 150 are lost: 50");
   expect(drawing).toHaveTextContent("Step 200: restore point");
+});
+
+it("asks again for a run that trains, and for its last step", async () => {
+  stopTheClock();
+  let last_step = 300;
+  serve({ ...ANSWERS, [`GET ${RUN}`]: () => ({ ...ANSWERS[`GET ${RUN}`](), last_step }) });
+  open("/ui/runs/llama?project=demo");
+  const figure = (await screen.findByText("Last step")).parentElement;
+  expect(figure).toHaveTextContent("300");
+  last_step = 345;
+  await pass(30_000);
+  await vi.waitFor(() => expect(figure).toHaveTextContent("345"));
+});
+
+it("sees a launch after the last attempt has ended", async () => {
+  stopTheClock();
+  const ended = attempt(1, { last_step: 150, outcome: "failed", ended_at: "2026-01-01T02:00:00Z" });
+  const known = [ended];
+  serve({ ...ANSWERS, [`GET ${RUN}/attempts`]: () => page(...known) });
+  open("/ui/runs/llama?project=demo");
+  const table = await screen.findByRole("grid", { name: "Attempts" });
+  known.unshift(attempt(2));
+  await pass(60_000);
+  expect(await within(table).findByRole("link", { name: "#2" })).toBeVisible();
+});
+
+it("keeps the plot, with its cursor, when a heartbeat brings nothing to draw", async () => {
+  let told = {};
+  serve({ ...ANSWERS, [`GET ${RUN}/attempts`]: () => page({ ...ATTEMPTS[0], ...told }, ATTEMPTS[1]) });
+  open("/ui/runs/llama?project=demo");
+  await screen.findByRole("figure", { name: "loss over steps" });
+  expect(await screen.findByText("150 aborted")).toBeVisible();
+  const { made } = plots;
+  plots.data = [];
+  told = { heartbeat_at: "2026-01-01T03:00:00Z", host: "node-7" };
+  await act(() => queryClient.invalidateQueries({ queryKey: ["get", "/v1/projects/{project}/runs/{run}/attempts"] }));
+  expect(await screen.findByText("node-7")).toBeInTheDocument();
+  expect(plots).toEqual({ made, data: [] });
+});
+
+it("puts new points and steps into the plot that is there", async () => {
+  let last_step = 300;
+  serve({
+    ...ANSWERS,
+    [`GET ${RUN}/attempts`]: () => page({ ...ATTEMPTS[0], last_step }, ATTEMPTS[1]),
+    [`GET ${RUN}/metrics-history`]: () => measured({ loss: { 200: 1.5, [last_step]: 1.25 } }),
+  });
+  open("/ui/runs/llama?project=demo");
+  const curve = await screen.findByRole("figure", { name: "loss over steps" });
+  await vi.waitFor(() => expect(curve).toHaveTextContent("3001.25"));
+  const { made } = plots;
+  last_step = 345;
+  await act(() => queryClient.invalidateQueries({ queryKey: ["get"] }));
+  await vi.waitFor(() => expect(plots.data[0]).toEqual([100, 200, 345]));
+  expect(plots.made).toBe(made);
 });
 
 it("gives the values of the metric as a table", async () => {
@@ -254,6 +366,14 @@ it("shows the whole configuration of the only attempt", async () => {
   expect(screen.getByText("There is one attempt")).toBeVisible();
 });
 
+it("asks for no configuration before the first attempt", async () => {
+  const asked = serve({ ...ANSWERS, [`GET ${RUN}`]: () => ({ ...ANSWERS[`GET ${RUN}`](), latest_attempt: 0 }) });
+  open("/ui/runs/llama?project=demo");
+  const section = await screen.findByRole("region", { name: "Differences between attempts" });
+  expect(within(section).getByText("No attempt yet")).toBeVisible();
+  expect(asked.filter(({ url }) => url.includes("/config"))).toEqual([]);
+});
+
 it("finds the best checkpoint of a time", async () => {
   const asked = serve(ANSWERS);
   const router = open("/ui/runs/llama?project=demo&since=2026-01-01T00:00:00Z");
@@ -262,9 +382,21 @@ it("finds the best checkpoint of a time", async () => {
   expect(least).toHaveTextContent("Least loss: 1.5 at step 200 #2; greatest: 2.5 at step 100 #1");
   expect(within(section).getByRole("columnheader", { name: "loss" })).toBeVisible();
   const given = asked.map(({ url }) => new URL(url).searchParams);
-  expect(given.some((each) => each.get("committed_since") === "2026-01-01T00:00:00Z")).toBe(true);
+  expect(given.some((each) => each.get("committed_since") === "2026-01-01T00:00:00.000Z")).toBe(true);
   await userEvent.click(within(section).getByRole("button", { name: "Show all" }));
   expect(router.state.location.searchStr).not.toContain("since");
+});
+
+it("keeps the exact moment of a link until another day is chosen", async () => {
+  serve(ANSWERS);
+  const router = open("/ui/runs/llama?project=demo&since=2026-01-05T10:20:30Z");
+  const section = await screen.findByRole("region", { name: "Checkpoints" });
+  await userEvent.type(within(section).getByLabelText("Label"), "best");
+  await userEvent.click(within(section).getByRole("button", { name: "Filter" }));
+  expect(router.state.location.search).toMatchObject({ label: "best", since: "2026-01-05T10:20:30.000Z" });
+  fireEvent.change(within(section).getByLabelText("Committed from"), { target: { value: "2026-01-07" } });
+  await userEvent.click(within(section).getByRole("button", { name: "Filter" }));
+  expect(router.state.location.search).toMatchObject({ since: new Date("2026-01-07T00:00").toISOString() });
 });
 
 it("says where the time went and how often to save, and keeps the rest when one of them fails", async () => {

@@ -15,6 +15,7 @@ import { History } from "./History";
 import { RestorePointSection } from "./RestorePointSection";
 import styles from "./RunScreen.module.css";
 import { useRun } from "./replies";
+import { TagsAndNote } from "./TagsAndNote";
 
 /** One run: where it stands, what it would restore, its attempts over steps, and its checkpoints. */
 export function RunScreen() {
@@ -87,6 +88,7 @@ function Facts({ run }: { run: Schemas["RunView"] }) {
           <Age since={run.created_at} />
         </Figure>
       </Figures>
+      <TagsAndNote run={run} />
       {run.status_detail && <p className={styles.detail}>{run.status_detail}</p>}
       {run.in_trash && (
         <p role="status" className={styles.detail}>

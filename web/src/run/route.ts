@@ -1,6 +1,7 @@
 import { createRoute, lazyRouteComponent } from "@tanstack/react-router";
 import type { Schemas } from "@/api/client";
 import { frameRoute } from "@/app/frame_route";
+import { readMoment } from "@/format/moments";
 
 export type CheckpointState = Schemas["CheckpointState"];
 export type Health = Schemas["Health"];
@@ -61,8 +62,7 @@ function text(value: unknown): string | undefined {
 }
 
 function moment(value: unknown): string | undefined {
-  const found = text(value);
-  return found !== undefined && !Number.isNaN(Date.parse(found)) ? found : undefined;
+  return readMoment(text(value) ?? "");
 }
 
 function whole(value: unknown, least: number): number | undefined {

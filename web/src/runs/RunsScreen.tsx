@@ -1,32 +1,38 @@
 import { useNavigate, useSearch } from "@tanstack/react-router";
 import { useProject } from "@/app/project";
 import { Screen } from "@/app/Screen";
+import { Choice } from "@/components/choose/Choice";
 import { EmptyState } from "@/components/states";
 import { RunsTable } from "./RunsTable";
-import { RUN_STATUSES, type RunStatus } from "./route";
+import { RUN_STATUSES } from "./route";
 
-/** All runs of a project, the newest first, or those of one status. */
+/** All runs of a project, the newest first, or those of one status or with one tag. */
 export function RunsScreen() {
   const project = useProject();
-  const { status } = useSearch({ from: "/runs" });
+  const { status, tag } = useSearch({ from: "/runs" });
   const navigate = useNavigate({ from: "/runs" });
   const filter = (
-    <label>
-      Status{" "}
-      <select
-        value={status ?? ""}
-        onChange={(event) => {
-          const chosen = (event.target.value || undefined) as RunStatus | undefined;
-          void navigate({ search: (old) => ({ ...old, status: chosen }) });
-        }}
-      >
-        <option value="">all</option>
-        {RUN_STATUSES.map((each) => (
-          <option key={each}>{each}</option>
-        ))}
-      </select>
-    </label>
+    <form
+      className="row"
+      onSubmit={(event) => {
+        event.preventDefault();
+        const typed = String(new FormData(event.currentTarget).get("tag") ?? "").trim();
+        void navigate({ search: (old) => ({ ...old, tag: typed || undefined }) });
+      }}
+    >
+      <Choice
+        label="Status"
+        value={status}
+        offered={RUN_STATUSES}
+        onChange={(chosen) => void navigate({ search: (old) => ({ ...old, status: chosen }) })}
+      />
+      <label>
+        Tag <input name="tag" defaultValue={tag} key={tag} autoComplete="off" size={14} />
+      </label>
+      <button type="submit">Filter</button>
+    </form>
   );
+  const what = [status && `is ${status}`, tag && `has the tag ${tag}`].filter(Boolean).join(" and ");
   return (
     <Screen title="Runs" controls={filter}>
       {project === undefined ? (
@@ -35,8 +41,9 @@ export function RunsScreen() {
         <RunsTable
           project={project}
           statuses={status === undefined ? [] : [status]}
+          tag={tag}
           empty={
-            <EmptyState title={status === undefined ? "No run is here yet" : `No run is ${status}`}>
+            <EmptyState title={what === "" ? "No run is here yet" : `No run ${what}`}>
               <p>A training script makes its run when it opens the checkpointer for the first time.</p>
             </EmptyState>
           }

@@ -4,7 +4,9 @@ import { type Columns, createColumnHelper, DataTable } from "@/components/DataTa
 import { StateBadge } from "@/components/StateBadge";
 import { Age, Bytes, Nothing } from "@/components/values";
 import { formatCount, formatShare } from "@/format/numbers";
+import { ASKED_AGAIN } from "@/live/refresh";
 import { RunName } from "./RunName";
+import { Tags } from "./Tags";
 
 type RunView = Schemas["RunView"];
 
@@ -46,6 +48,12 @@ const COLUMNS: Columns<RunView> = [
     meta: { align: "right", phone: false },
     cell: ({ row }) => <Goodput project={row.original.project} run={row.original.name} />,
   }),
+  column.accessor("tags", {
+    header: "Tags",
+    size: 130,
+    meta: { phone: false },
+    cell: ({ row: { original: run } }) => <Tags project={run.project} tags={run.tags} />,
+  }),
   column.accessor("committed_checkpoints", {
     header: "Checkpoints",
     size: 110,
@@ -81,13 +89,15 @@ interface RunsTableProps {
   project: string;
   /** None: all. */
   statuses: Schemas["RunStatus"][];
+  tag?: string | undefined;
   empty: ReactNode;
 }
 
-export function RunsTable({ project, statuses, empty }: RunsTableProps) {
-  const pages = usePages("/v1/projects/{project}/runs", {
-    path: { project },
-    query: { limit: 100, ...(statuses.length > 0 ? { status: statuses } : {}) },
-  });
+export function RunsTable({ project, statuses, tag, empty }: RunsTableProps) {
+  const pages = usePages(
+    "/v1/projects/{project}/runs",
+    { path: { project }, query: { limit: 100, ...(statuses.length > 0 && { status: statuses }), ...(tag && { tag }) } },
+    ASKED_AGAIN,
+  );
   return <DataTable label="Runs" columns={COLUMNS} pages={pages} rowKey={(run) => run.id} empty={empty} />;
 }

@@ -18,6 +18,8 @@ export const RUN_STATUSES = Object.keys(EACH) as RunStatus[];
 
 interface RunsSearch {
   status?: RunStatus | undefined;
+  /** Those alone that have it. */
+  tag?: string | undefined;
 }
 
 export const runsRoute = createRoute({
@@ -25,6 +27,8 @@ export const runsRoute = createRoute({
   path: "/runs",
   validateSearch: (search: Record<string, unknown>): RunsSearch => ({
     status: RUN_STATUSES.find((each) => each === search.status),
+    // A router reads `tag=7` as a number.
+    tag: typeof search.tag === "string" || typeof search.tag === "number" ? String(search.tag) || undefined : undefined,
   }),
   component: lazyRouteComponent(() => import("./RunsScreen"), "RunsScreen"),
 });

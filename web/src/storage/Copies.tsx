@@ -63,7 +63,7 @@ export function BadCopies({ project }: { project: string }) {
 
 /** How a run's copies are, compared with its objective (RPO) if it has one. */
 export function stateOf(of: Schemas["RunCopies"]): { state: string; tone: "good" | "warn" | "bad" | "calm" } {
-  if (of.rpo_objective_seconds != null && of.lag_seconds > of.rpo_objective_seconds)
+  if (of.rpo_objective_seconds != null && (of.rpo_seconds ?? 0) > of.rpo_objective_seconds)
     return { state: "late", tone: "bad" };
   if (!of.policy) return { state: "no policy", tone: "calm" };
   return of.waiting > 0 ? { state: "behind", tone: "warn" } : { state: "whole", tone: "good" };
@@ -86,12 +86,14 @@ const COPIES: Columns<Schemas["RunCopies"]> = [
   }),
   copies.accessor("rpo_objective_seconds", {
     header: "Objective (RPO)",
-    size: 120,
+    size: 150,
     meta: { align: "right", phone: false },
-    cell: ({ getValue }) => {
-      const seconds = getValue();
-      return seconds == null ? <Nothing why="no objective" /> : formatSeconds(seconds);
-    },
+    cell: ({ row: { original } }) =>
+      original.rpo_objective_seconds == null ? (
+        <Nothing why="no objective" />
+      ) : (
+        `${formatSeconds(original.rpo_seconds ?? 0)} of ${formatSeconds(original.rpo_objective_seconds)}`
+      ),
   }),
   copies.accessor("lag_steps", {
     header: "Steps",

@@ -8,6 +8,7 @@ import { StateBadge } from "@/components/StateBadge";
 import { EmptyState } from "@/components/states";
 import { Nothing, Time } from "@/components/values";
 import { formatSeconds } from "@/format/moments";
+import { formatBytes, formatCount } from "@/format/numbers";
 import { followed, isOver, refresh } from "@/live/refresh";
 import styles from "./Storage.module.css";
 
@@ -127,6 +128,65 @@ function Measured({ value, objective }: { value: unknown; objective: unknown }) 
   );
 }
 
+/** Of a sweep: what no row of the catalog owns, and what was deleted of it. A sweep that only looks leaves no other
+ * trace. */
+const SWEEPS: Columns<Operation> = [
+  ...OPERATIONS.slice(0, 1),
+  ...OPERATIONS.slice(2, 4),
+  operation.display({
+    id: "due",
+    header: "Orphans due",
+    size: 170,
+    cell: ({ row }) => <Amount of={swept(row.original)} count="due_orphans" bytes="due_bytes" />,
+  }),
+  operation.display({
+    id: "deleted",
+    header: "Deleted",
+    size: 170,
+    cell: ({ row: { original } }) =>
+      original.arguments.dry_run === true ? (
+        <Nothing why="it only looks" />
+      ) : (
+        <Amount of={swept(original)} count="deleted" bytes="deleted_bytes" />
+      ),
+  }),
+  ...OPERATIONS.slice(4, 5),
+  operation.display({
+    id: "said",
+    header: "What it says",
+    size: 260,
+    cell: ({ row: { original } }) => {
+      const report = swept(original);
+      const said = report && [...report.stores.map((each) => each.stopped ?? ""), ...(report.problems ?? [])];
+      const text = original.error ?? said?.filter(Boolean).join(" ") ?? original.progress.note ?? "";
+      return <span title={text}>{text}</span>;
+    },
+  }),
+];
+
+/** undefined: it is not done. */
+function swept(sweep: Operation): Schemas["SweepReport"] | undefined {
+  return (sweep.result ?? undefined) as Schemas["SweepReport"] | undefined;
+}
+
+interface AmountProps {
+  of: Schemas["SweepReport"] | undefined;
+  count: "due_orphans" | "deleted";
+  bytes: "due_bytes" | "deleted_bytes";
+}
+
+function Amount({ of: report, count, bytes }: AmountProps) {
+  if (report === undefined) return <Nothing why="not done" />;
+  const sum = (name: typeof count | typeof bytes) => report.stores.reduce((all, each) => all + each[name], 0);
+  return (
+    <>
+      {formatCount(sum(count))}, {formatBytes(sum(bytes))}
+    </>
+  );
+}
+
+const COLUMNS: Record<string, Columns<Operation>> = { drill: DRILLS, sweep: SWEEPS };
+
 interface OperationsProps {
   kind: string;
   /** Without it those of the whole service. */
@@ -148,7 +208,7 @@ export function Operations({ project, kind, empty, changes }: OperationsProps) {
   return (
     <DataTable
       label={`Operations: ${kind}`}
-      columns={kind === "drill" ? DRILLS : OPERATIONS}
+      columns={COLUMNS[kind] ?? OPERATIONS}
       pages={pages}
       rowKey={(row) => row.id}
       empty={<EmptyState title={empty} />}

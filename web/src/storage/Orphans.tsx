@@ -26,7 +26,7 @@ export function Orphans() {
     setSaid("");
     try {
       await start({ dry_run: true, force: false });
-      setSaid("The sweep deletes nothing. Its figures are shown above when it is done.");
+      setSaid("The sweep deletes nothing. The table has its figures when it is done.");
       void refresh("/v1/operations");
     } catch (failure) {
       setError(failure);

@@ -110,7 +110,7 @@ it("compares drills and the second store with the objectives", async () => {
     "GET /v1/projects/demo/runs/llama/policies/objectives": () => ({
       document: { rpo_seconds: 300, rto_seconds: 120 },
     }),
-    "GET /v1/projects/demo/copies": () => page({ ...COPIES, rpo_objective_seconds: 300 }),
+    "GET /v1/projects/demo/copies": () => page({ ...COPIES, rpo_objective_seconds: 300, rpo_seconds: 600 }),
     "GET /v1/operations": (request) =>
       new URL(request.url).searchParams.get("kind") === "drill"
         ? page({ ...DRILL, result: { ...DRILL.result, rto_objective_seconds: 120, rpo_objective_seconds: 300 } })

@@ -58,6 +58,8 @@ class CatalogIdentity(Table):
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     catalog_id: Mapped[str] = mapped_column(Text)
     epoch: Mapped[int] = mapped_column(Integer)
+    # Drawn with each new epoch but the first: two copies of one catalog can hold the same number.
+    claim: Mapped[str] = mapped_column(Text, default="", server_default="")
     signing_key: Mapped[bytes] = mapped_column(LargeBinary)
     created_at: Mapped[datetime] = mapped_column(Moment)
     # Which database this is. A copy of it somewhere else is known by that, whatever else it says of itself.

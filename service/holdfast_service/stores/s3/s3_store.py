@@ -17,6 +17,7 @@ from holdfast_service.stores.base import (
     Capabilities,
     ObjectFacts,
     ObjectKey,
+    ObjectMissing,
     Opening,
     PutTicket,
     StoreUnavailable,
@@ -123,16 +124,32 @@ class S3Store(S3StorageClasses, S3ObjectLock):
         return self.calls.read_whole(key)
 
     def remove(self, key: str, version_id: str | None = None) -> None:
-        hidden = self.calls.do("delete_object", Key=key, **version_of(version_id)).get("DeleteMarker")
-        if version_id is None and hidden:
-            # In a versioned bucket that only hid the object: all its bytes stay until the versions go.
+        if version_id is not None:
+            with suppress(ObjectMissing):
+                self.calls.do("delete_object", Key=key, **version_of(version_id))
+            return
+        # In a versioned bucket a plain delete only hides the object: all its bytes stay until the versions go. If that
+        # were cut off in between, no listing would ever show it again.
+        versioned = self.capabilities is not None and self.capabilities.versioned
+        if versioned or self.calls.do("delete_object", Key=key).get("DeleteMarker"):
             for version in self._versions(key):
                 self.remove(key, version)
 
     def _versions(self, key: str) -> list[str]:
-        found = self.calls.ask("list_object_versions", Prefix=key)
-        entries = [*found.get("Versions", []), *found.get("DeleteMarkers", [])]
-        return [_field(entry, "VersionId") for entry in entries if _field(entry, "Key") == key]
+        """Markers, which hide the others, and then from the oldest to the newest: what is left of an object whose
+        deletion is cut off is listed, and is what it was before."""
+        markers: list[Mapping[str, Any]] = []
+        versions: list[Mapping[str, Any]] = []
+        asked: dict[str, Any] = {"Prefix": key}
+        while True:
+            page = self.calls.ask("list_object_versions", **asked)
+            markers += page.get("DeleteMarkers", [])
+            versions += page.get("Versions", [])
+            if not page.get("IsTruncated"):
+                entries = [*markers, *reversed(versions)]
+                return [_field(entry, "VersionId") for entry in entries if _field(entry, "Key") == key]
+            asked["KeyMarker"] = _field(page, "NextKeyMarker")
+            asked["VersionIdMarker"] = _field(page, "NextVersionIdMarker")
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         asked: dict[str, Any] = {"Prefix": prefix}

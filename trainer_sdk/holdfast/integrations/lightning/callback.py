@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.strategies import Strategy
 
@@ -20,12 +22,18 @@ class HoldfastCallback(Callback):
 
     When the job is told to leave, the step is saved and Preempted comes out of trainer.fit(). SIGTERM is Holdfast's
     meanwhile: Lightning's own handler calls a collective from within, and would end the epoch before the save.
+
+    A step's metrics are what self.log() got between this callback's on_train_batch_start for the step's first batch and
+    its on_train_batch_end after the update. Lightning calls the module's own on_train_batch_end, and those of callbacks
+    behind this one, later: what these log then is in no step's metrics.
     """
 
     def __init__(self) -> None:
         self._run: NamedRun | None = None
         self._sigterm: Any = None
         self._stepped = -1
+        self._before: dict[str, Any] | None = None
+        """The values that Lightning had when the step began; None between two steps."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Raises ConfigurationError if the state would not be seen."""
@@ -41,7 +49,7 @@ class HoldfastCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if self._sigterm is not None:
             signal.signal(signal.SIGTERM, self._sigterm)
-        self._stepped = trainer.global_step
+        self._stepped, self._before = trainer.global_step, None
         if trainer.fit_loop.restarted_mid_epoch:
             # The loader's iterator exists by now. Between two epochs it is made next.
             self._fit.restore_rng()
@@ -51,10 +59,16 @@ class HoldfastCallback(Callback):
                 # not be resumed at its place.
                 trainer.fit_loop.reset_restart_stage()
 
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if self._before is None:  # with accumulate_grad_batches, a step has several batches
+            self._before = {key: metric._forward_cache for key, metric in trainer._results.items()}
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step != self._stepped:
             self._stepped = trainer.global_step
-            self._fit.step(trainer.global_step, _live_state(trainer), _logged(trainer))
+            logged, older = _logged(trainer._results, self._before or {})
+            self._before = None
+            self._fit.step(trainer.global_step, _live_state(trainer), logged, older)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         if self._run is not None:
@@ -87,12 +101,21 @@ def _named_run(trainer: Any) -> NamedRun:
     return io.named_run
 
 
-def _logged(trainer: Any) -> dict[str, Any]:
-    """What the module has logged within this step, by the names that ModelCheckpoint monitors; callback_metrics would
-    have the values of older steps and of the last validation as well. Lightning asks for the same right after this
-    hook: what it waits for a device then (metrics of the progress bar) is waited for here, and nothing else."""
-    found: dict[str, Any] = trainer._logger_connector.metrics["callback"]
-    return found
+def _logged(results: Any, before: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """What the module has logged within this step, by the names that ModelCheckpoint monitors; and the names that it
+    has logged at older steps only, whose values Lightning keeps. Each self.log() puts a new tensor there, even of an
+    equal value. It waits for no device: Lightning's own `metrics` would, for those of the progress bar."""
+    logged: dict[str, Any] = {}
+    older: set[str] = set()
+    for key, metric in results.items():
+        if metric.meta.on_step:
+            names = metric.meta.name, metric.meta.forked_name(on_step=True)
+            value = metric._forward_cache
+            if isinstance(value, torch.Tensor) and value is not before.get(key):
+                logged |= dict.fromkeys(names, value.detach())
+            else:
+                older.update(names)
+    return logged, older - logged.keys()
 
 
 def _live_state(trainer: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
 from holdfast.checkpointer import Checkpointer
@@ -80,6 +80,8 @@ class NamedRun:
         self._checkpointer: Checkpointer | None = None
         self._names = Names()
         self._saved: int | None = None
+        self._older: Set[str] = frozenset()
+        """What was logged at older steps than the last one, and not at that."""
         self._trash: Trash | None = None
         self._rng: Any = None
         self._trainer: Any = None
@@ -101,6 +103,7 @@ class NamedRun:
         """A fit begins; a load from here on is a resume."""
         self._trainer, self._failure, self._has_restored = trainer, None, False
         self._saved = self._ended = None
+        self._older = frozenset()
 
     def open(self) -> None:
         """On every rank, before the first save of this fit."""
@@ -191,9 +194,10 @@ class NamedRun:
             self._drop_unless_named(before)
         return handle
 
-    def step(self, step: int, state: dict[str, Any], metrics: Mapping[str, Any]) -> None:
+    def step(self, step: int, state: dict[str, Any], metrics: Mapping[str, Any], older: Set[str] = frozenset()) -> None:
         """After each update, on every rank: tells what was logged, saves by the Checkpointer's own `save=`, and raises
-        Preempted."""
+        Preempted. `older`: the names of what was logged at older steps only, which goes with no save of this one."""
+        self._older = older
         try:
             handle = self.checkpointer.step(step, state | {"names": self._names}, _with_short_names(metrics))
         except Preempted:
@@ -261,8 +265,10 @@ class NamedRun:
                 write_name(path, self._run_name, step)
 
     def _metrics(self) -> dict[str, Any]:
-        """The logged values to monitor. On every rank, because they may be reduced only now."""
-        return _with_short_names(self._trainer.callback_metrics)
+        """The logged values to monitor, without those of older steps. On every rank, because they may be reduced only
+        now."""
+        values = _with_short_names(self._trainer.callback_metrics)
+        return {name: value for name, value in values.items() if name not in self._older}
 
 
 def _with_short_names(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 import { useEffect, useId, useRef } from "react";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
+import { Time } from "../values";
 import styles from "./Plot.module.css";
 
 export interface PlotSeries {
@@ -14,6 +15,9 @@ export interface PlotSeries {
   /** Its values alone, without a line between them. */
   dots?: boolean;
 }
+
+/** What makes another plot of it, and not only other values. */
+type Look = Pick<PlotSeries, "label" | "color" | "dots">;
 
 interface PlotProps {
   /** What the plot shows: its name for screen readers and the table's caption. */
@@ -40,37 +44,51 @@ export function Plot({ title, x, xLabel, time = false, xRange, series, heightPx 
   const place = useRef<HTMLDivElement>(null);
   const id = useId();
   const [xFirst, xLast] = xRange ?? [];
+  const plot = useRef<uPlot>(null);
+  const shown = useRef({ x, series, xFirst, xLast });
+  const looks = JSON.stringify(series.map(({ label, color, dots }) => ({ label, color, dots })));
+  const hasRange = xRange !== undefined;
+
+  // A poll brings values and steps. They go into the plot that is there: its cursor stays, and a selection under way too.
+  useEffect(() => {
+    shown.current = { x, series, xFirst, xLast };
+    plot.current?.setData([x, ...series.map((each) => each.values)]);
+  }, [x, series, xFirst, xLast]);
 
   useEffect(() => {
     const parent = place.current;
     if (parent === null) return;
-    let plot: uPlot | undefined;
 
     function draw() {
       if (parent === null) return;
-      plot?.destroy();
+      plot.current?.destroy();
       const colors = getComputedStyle(parent);
       const [text, line, accent] = ["--quiet", "--line", "--accent"].map((name) => colors.getPropertyValue(name));
       const axis = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
-      const first = series[0];
-      const ticks = first?.format;
-      plot = new uPlot(
+      const { x, series } = shown.current;
+      const format = (at: number, value: number) => (shown.current.series[at]?.format ?? String)(value);
+      const range = (): uPlot.Range.MinMax => [shown.current.xFirst ?? null, shown.current.xLast ?? null];
+      plot.current = new uPlot(
         {
           width: parent.clientWidth,
           height: heightPx,
-          scales: { x: { time, ...(xFirst === undefined || xLast === undefined ? {} : { range: [xFirst, xLast] }) } },
+          scales: { x: { time, ...(hasRange ? { range } : {}) } },
           axes: [
             { ...axis, label: time ? undefined : xLabel },
-            { ...axis, size: 70, ...(ticks ? { values: (_, all) => all.map((each) => ticks(each)) } : {}) },
+            {
+              ...axis,
+              size: 70,
+              ...(series[0]?.format ? { values: (_, all) => all.map((each) => format(0, each)) } : {}),
+            },
           ],
           series: [
             { label: xLabel },
-            ...series.map(({ label, color, format, dots }) => ({
+            ...(JSON.parse(looks) as Look[]).map(({ label, color, dots }, at) => ({
               label,
               stroke: color ?? accent,
               width: 1.5,
               ...(dots ? { paths: () => null, points: { show: true, size: 7, fill: color ?? accent } } : {}),
-              value: (_: uPlot, value: number | null) => (value == null ? "–" : (format ?? String)(value)),
+              value: (_: uPlot, value: number | null) => (value == null ? "–" : format(at, value)),
             })),
           ],
           ...(syncKey === undefined ? {} : { cursor: { sync: { key: syncKey } } }),
@@ -82,7 +100,7 @@ export function Plot({ title, x, xLabel, time = false, xRange, series, heightPx 
     }
 
     draw();
-    const resized = new ResizeObserver(() => plot?.setSize({ width: parent.clientWidth, height: heightPx }));
+    const resized = new ResizeObserver(() => plot.current?.setSize({ width: parent.clientWidth, height: heightPx }));
     resized.observe(parent);
     // The colours are the theme's, and a canvas does not follow by itself.
     const themed = new MutationObserver(draw);
@@ -90,12 +108,13 @@ export function Plot({ title, x, xLabel, time = false, xRange, series, heightPx 
     return () => {
       resized.disconnect();
       themed.disconnect();
-      plot?.destroy();
+      plot.current?.destroy();
+      plot.current = null;
     };
-  }, [x, xLabel, time, xFirst, xLast, series, heightPx, syncKey, hooks]);
+  }, [xLabel, time, hasRange, looks, heightPx, syncKey, hooks]);
 
   const step = Math.max(1, Math.ceil(x.length / TABLE_ROWS));
-  const shown = x.flatMap((_, index) => (index % step === 0 || index === x.length - 1 ? [index] : []));
+  const inTable = x.flatMap((_, index) => (index % step === 0 || index === x.length - 1 ? [index] : []));
   return (
     <figure className={styles.figure} aria-labelledby={`${id}-title`}>
       <figcaption id={`${id}-title`}>{title}</figcaption>
@@ -116,9 +135,9 @@ export function Plot({ title, x, xLabel, time = false, xRange, series, heightPx 
               </tr>
             </thead>
             <tbody>
-              {shown.map((index) => (
+              {inTable.map((index) => (
                 <tr key={index}>
-                  <th scope="row">{time ? new Date((x[index] ?? 0) * 1000).toLocaleString() : x[index]}</th>
+                  <th scope="row">{time ? <Time at={new Date((x[index] ?? 0) * 1000).toISOString()} /> : x[index]}</th>
                   {series.map(({ label, values, format = String }) => {
                     const value = values[index];
                     return <td key={label}>{value == null ? "–" : format(value)}</td>;

@@ -8,6 +8,7 @@ import { Fact, Facts } from "@/components/facts/Facts";
 import { EmptyState } from "@/components/states";
 import { Age, Nothing, Time } from "@/components/values";
 import { changesOf } from "@/format/changes";
+import { readMoment } from "@/format/moments";
 import { formatCount } from "@/format/numbers";
 import { RunName } from "@/runs/RunName";
 import { formatValue, sameOf, summaryOf } from "../changes";
@@ -245,7 +246,7 @@ function Moment({ label, value, onChange }: MomentProps) {
       label={label}
       type="datetime-local"
       value={value && localInput(value)}
-      onChange={(typed) => onChange(typed && new Date(typed).toISOString())}
+      onChange={(typed) => onChange(typed && readMoment(typed))}
     />
   );
 }

@@ -1,5 +1,6 @@
 import { useAllRuns } from "@/components/choose/allRuns";
 import { EmptyState, Reply } from "@/components/states";
+import { OF_THE_RUN } from "../route";
 import { useChangeSearch } from "../useRetention";
 
 /** For what the API does run by run. */
@@ -17,7 +18,7 @@ export function ChooseRun({ project, why }: { project: string; why: string }) {
           </p>
           <div className="row">
             {items.slice(0, 12).map((each) => (
-              <button key={each.id} type="button" onClick={() => change({ run: each.name })}>
+              <button key={each.id} type="button" onClick={() => change({ ...OF_THE_RUN, run: each.name })}>
                 {each.name}
               </button>
             ))}

@@ -8,6 +8,7 @@ import { EmptyState, Reply } from "@/components/states";
 import { Bytes, Money, Nothing } from "@/components/values";
 import { formatCount } from "@/format/numbers";
 import { eachOf } from "../actions";
+import { OF_THE_RUN } from "../route";
 
 /** Runs whose costs are counted, at most: that is a call for each. */
 const MOST_RUNS = 200;
@@ -66,7 +67,7 @@ const COLUMNS: Columns<Row> = [
       <Link
         from="/retention"
         to="/retention"
-        search={(old) => ({ ...old, view: undefined, run: row.original.run.name, draft: undefined })}
+        search={(old) => ({ ...old, ...OF_THE_RUN, view: undefined, run: row.original.run.name })}
         aria-label={`The policy of ${row.original.run.name}`}
       >
         Policy
@@ -81,7 +82,7 @@ const COLUMNS: Columns<Row> = [
       <Link
         from="/retention"
         to="/retention"
-        search={(old) => ({ ...old, view: "prune", run: row.original.run.name, filter: undefined })}
+        search={(old) => ({ ...old, ...OF_THE_RUN, view: "prune", run: row.original.run.name })}
         aria-label={`Prune ${row.original.run.name}`}
       >
         Prune

@@ -1,0 +1,215 @@
+"""Retention and cost: a policy's effect is seen while it is edited, it is applied by the count, and what went is taken
+back; pruning by a filter, and what each run costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.support.rank import Job, answer
+from tests.support.service import RunningService
+from tests.web.screens import audited, figure, part, row, settled, state_of
+from tests.web.seeded_catalog import SeededCatalog
+
+STEPS = range(1, 9)
+
+
+@pytest.fixture(scope="module")
+def many() -> dict[int, str]:
+    """The checkpoints of demo/many, by their steps."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def seed(catalog: SeededCatalog, many: dict[int, str]) -> Callable[[RunningService], None]:
+    def fill(service: RunningService) -> None:
+        catalog.fill(service)
+        job = Job(service.http(), "demo/many")
+        many.update({step: str(job.save(step, metrics={"loss": {"value": 1 / step}})["id"]) for step in STEPS})
+        job.end("finished")
+        put_policy(service, 8)
+
+    return fill
+
+
+def put_policy(service: RunningService, keep_last: int, etag: str | None = None) -> str:
+    """Its etag. Of the run `many`."""
+    headers = {} if etag is None else {"If-Match": etag}
+    url = "/v1/projects/demo/runs/many/policies/retention"
+    put = answer(service.http().put(url, json={"document": {"keep_last": keep_last}}, headers=headers))
+    return str(put["etag"])
+
+
+def planned(service: RunningService, run: str, **policy: Any) -> dict[str, Any]:
+    """What the service would do under the policy."""
+    url = f"/v1/projects/demo/runs/{run}/retention/plan"
+    found: dict[str, Any] = answer(service.http().post(url, json={"policy": policy, "show": "all"}))
+    return found
+
+
+def rule(page: Page, name: str) -> Locator:
+    return page.get_by_role("textbox", name=name, exact=True)
+
+
+def test_an_edited_policy_shows_at_once_what_goes_why_and_what_that_saves(
+    screen: Callable[..., Page], service: RunningService
+) -> None:
+    page = screen("retention?run=gpt")
+    rule(page, "Newest").fill("1")
+    expect(page.get_by_text("Edited, and not saved.")).to_be_visible()
+    expected = planned(service, "gpt", keep_last=1)
+    assert expected["expired"] > 0
+    effect = part(page, "What is kept and what expires")
+    expect(effect.get_by_role("button", name=f"Save the policy and expire {expected['expired']}")).to_be_visible()
+    expect(figure(effect, "Kept")).to_have_text(str(expected["kept"]))
+    expect(figure(effect, "Expire")).to_have_text(str(expected["expired"]))
+    expect(figure(effect, "Bytes freed")).to_contain_text(f"{expected['freed']['bytes']} B")
+    for cost in ("Cost a month now", "Cost a month, once it is freed", "In the long run, under this one"):
+        expect(figure(effect, cost)).to_contain_text("USD")
+    for each in expected["checkpoints"]:
+        shown = row(effect, "Checkpoints of gpt under this policy", "kept" if each["keep"] else "expires")
+        texts = "; ".join(reason["detail"] for reason in each["reasons"])
+        step = page.get_by_role("gridcell", name=str(each["step"]), exact=True)
+        expect(shown.filter(has=step).filter(has_text=texts)).not_to_have_count(0)
+    # The edit is in the link, and nobody else's until it is saved.
+    page.reload()
+    expect(rule(page, "Newest")).to_have_value("1")
+    page.get_by_role("button", name="Discard the edit").click()
+    expect(rule(page, "Newest")).to_have_value("3")
+    assert answer(service.http().get("/v1/projects/demo/runs/gpt/policies/retention"))["document"] == {"keep_last": 3}
+
+
+def test_a_policy_is_applied_by_its_count_and_undone(
+    screen: Callable[..., Page], service: RunningService, catalog: SeededCatalog
+) -> None:
+    page = screen("retention?run=gpt")
+    rule(page, "Newest").fill("1")
+    expected = planned(service, "gpt", keep_last=1)
+    going = [each["checkpoint_id"] for each in expected["checkpoints"] if not each["keep"]]
+    page.get_by_role("button", name=f"Save the policy and expire {len(going)}").click()
+    dialog = page.get_by_role("dialog")
+    expire = dialog.get_by_role("button", name=f"Expire {len(going)}")
+    dialog.get_by_label("to go on").fill(str(len(going) + 1))
+    expect(expire).to_be_disabled()
+    dialog.get_by_label("to go on").fill(str(len(going)))
+    expire.click()
+    done = page.get_by_role("status").filter(has_text="The policy is saved.")
+    expect(done).to_contain_text("to the trash")
+    assert {state_of(service, each) for each in going} == {"trashed"}
+    done.get_by_role("button", name=re.compile("^Undo: take")).click()
+    expect(done).to_contain_text("committed again")
+    assert {state_of(service, each) for each in going} == {"committed"}
+
+
+def test_a_projects_policy_is_told_run_by_run(screen: Callable[..., Page], service: RunningService) -> None:
+    page = screen("retention")
+    rule(page, "Newest").fill("1")
+    expected = planned(service, "bert", keep_last=1)
+    effect = part(page, "What is kept and what expires")
+    expect(figure(effect, "Runs that it holds for")).to_contain_text("2 have their own")
+    bert = row(effect, "Runs under this policy", "bert")
+    expect(bert.get_by_role("gridcell")).to_contain_text(["bert", str(expected["expired"]), str(expected["kept"])])
+    bert.get_by_role("button", name="List the checkpoints of bert").click()
+    listed = part(page, "Checkpoints of bert")
+    listed.get_by_role("combobox", name="Show").select_option("What is kept")
+    kept = listed.get_by_role("grid").get_by_text("kept", exact=True)
+    expect(kept).to_have_count(expected["kept"])
+
+
+def test_another_persons_policy_is_told_before_anything_is_done(
+    screen: Callable[..., Page], service: RunningService, refused: list[str]
+) -> None:
+    page = screen("retention?run=many")
+    expect(page.get_by_text("As it is in force.")).to_be_visible()
+    rule(page, "Newest").fill("2")
+    count = planned(service, "many", keep_last=2)["expired"]
+    page.get_by_role("button", name=f"Save the policy and expire {count}").click()
+    dialog = page.get_by_role("dialog")
+    etag = answer(service.http().get("/v1/projects/demo/runs/many/policies/retention"))["etag"]
+    put_policy(service, 7, etag)
+    dialog.get_by_label("to go on").fill(str(count))
+    dialog.get_by_role("button", name=f"Expire {count}").click()
+    expect(dialog.get_by_role("listitem")).to_have_text(re.compile("keep last: 8 .* 7"))
+    assert [each.split()[:2] for each in refused] == [["412", "PUT"]]
+    refused.clear()
+    dialog.get_by_role("button", name="Reload, and go on from there").click()
+    expect(dialog).to_have_count(0)
+    expect(page.get_by_text("keep_last 7")).to_be_visible()
+    assert set(committed(service)) == set(STEPS)
+
+
+def committed(service: RunningService) -> dict[int, str]:
+    """The checkpoints of demo/many that are committed, by their steps."""
+    found = answer(service.http().get("/v1/projects/demo/runs/many/checkpoints", params={"state": "committed"}))
+    return {each["step"]: each["id"] for each in found["items"]}
+
+
+def test_a_rule_that_says_nothing_is_told_and_cannot_be_applied(
+    screen: Callable[..., Page], refused: list[str]
+) -> None:
+    page = screen("retention?run=gpt")
+    rule(page, "Every one within").fill("soon")
+    expect(page.get_by_role("alert").first).to_contain_text("keep_within")
+    expect(page.get_by_role("button", name=re.compile("^Save the policy"))).to_have_count(0)
+    assert {each.split()[0] for each in refused} == {"422"}
+    refused.clear()
+
+
+def test_a_filter_prunes_what_is_chosen_of_its_dry_run(
+    screen: Callable[..., Page], service: RunningService, many: dict[int, str]
+) -> None:
+    body = {"filter": {"before_step": 6}, "dry_run": True}
+    dry = answer(service.http().post("/v1/projects/demo/runs/many/retention/prune", json=body))
+    matches = len(dry["trashed"])
+    assert matches > 1
+    page = screen("retention?view=prune&run=many")
+    rule(page, "From step").fill("one")
+    page.get_by_role("button", name="Show what matches").click()
+    expect(page.get_by_role("alert")).to_have_text("From step must be a whole number.")
+    rule(page, "From step").fill("")
+    rule(page, "Before step").fill("6")
+    page.get_by_role("button", name="Show what matches").click()
+    found = part(page, "What would expire")
+    expect(figure(found, "Chosen")).to_have_text(f"{matches} of {matches}")
+    out = next(each for each in dry["trashed"] if each["step"] > 1)  # each is of attempt 1
+    step = page.get_by_role("gridcell", name=str(out["step"]), exact=True)
+    row(found, "Checkpoints that would expire").filter(has=step).first.get_by_role("checkbox").click()
+    expect(figure(found, "Chosen")).to_have_text(f"{matches - 1} of {matches}")
+    expect(figure(found, "Bytes freed")).to_contain_text(re.compile(r"\d B"))
+    found.get_by_role("button", name=f"Move {matches - 1} to the trash").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("to go on").fill(str(matches - 1))
+    dialog.get_by_label("Why").fill("tried")
+    dialog.get_by_role("button", name=f"Move {matches - 1} to the trash").click()
+    expect(page.get_by_role("status").filter(has_text="to the trash.")).to_be_visible()
+    states = {each["checkpoint_id"]: state_of(service, each["checkpoint_id"]) for each in dry["trashed"]}
+    assert states.pop(out["checkpoint_id"]) == "committed"
+    assert set(states.values()) == {"trashed"}
+    assert {each["reason"] for each in audited(service, "checkpoint.trash")[: matches - 1]} == {"tried"}
+    page.get_by_role("link", name="Open the trash").click()
+    page.get_by_role("checkbox", name="Select all that are loaded").click()
+    page.get_by_role("button", name=re.compile("^Take [1-9].* chosen checkpoints? back$")).click()
+    expect(page.get_by_text("committed again")).to_be_visible()
+    assert set(committed(service)) == set(many)
+
+
+def test_the_dearest_run_comes_first_and_leads_to_its_policy(
+    screen: Callable[..., Page], service: RunningService
+) -> None:
+    costs = {
+        run["name"]: answer(service.http().get(f"/v1/projects/demo/runs/{run['name']}/cost"))
+        for run in answer(service.http().get("/v1/projects/demo/runs"))["items"]
+    }
+    stored = {run: sum(line["stored_bytes"] for line in cost["lines"]) for run, cost in costs.items()}
+    dearest = max(costs, key=lambda run: (costs[run]["per_month"], stored[run]))
+    page = screen("retention?view=usage")
+    first = page.get_by_role("grid", name="Runs and their costs").get_by_role("row").nth(1)
+    expect(first).to_contain_text(dearest)
+    expect(first).to_contain_text("USD")
+    settled(page)
+    first.get_by_role("link", name=f"The policy of {dearest}").click()
+    expect(page.get_by_role("combobox", name="Run", exact=True)).to_have_value(dearest)
