@@ -6,16 +6,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from checks import CheckFailedError
 from journal import read_journal
 from launches import Launch
 
 from holdfast_client import Client
 from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.copies import DrillResult
 from holdfast_protocol.states import CheckpointState
 
 _LOOK_EVERY_SECONDS = 0.01
 _LAUNCH_SECONDS = 240
+_COPIED_SECONDS = 120
 
 
 class LaunchFailedError(Exception):
@@ -45,6 +48,19 @@ class Catalog:
         """The step that the service would restore now."""
         point = self._client.restores.restore_point(self._run.project, self._run.run).restore_point
         return None if point is None else point.step
+
+    def drill(self) -> DrillResult:
+        """A restore from the second store alone, as soon as that has what the policy wants there."""
+        project, run = self._run.project, self._run.run
+        deadline = time.monotonic() + _COPIED_SECONDS
+        while (copies := self._client.copies.of_run(project, run)).waiting:
+            if time.monotonic() > deadline:
+                raise CheckFailedError(f"{copies.waiting} checkpoints were not copied after {_COPIED_SECONDS} s")
+            time.sleep(_LOOK_EVERY_SECONDS)
+        operation = self._client.operations.wait(self._client.copies.drill(project, run).id)
+        if operation.result is None:
+            raise CheckFailedError(f"the drill from the second store alone failed: {operation.error}")
+        return DrillResult.model_validate(operation.result)
 
     def _newest(self, state: CheckpointState) -> CheckpointView | None:
         page = self._client.checkpoints.list(self._run.project, self._run.run, state=state, limit=1)

@@ -3,13 +3,14 @@
     make demo [STORE=posix|s3|azure] [DATABASE=sqlite|postgres] [LOOK=yes]
 
 The plan, in order; each line is a function below:
-    1. a service starts, with a store and a catalog of its own
+    1. a service starts, with two stores, a catalog and policies of its own
     2. `uninterrupted`    two ranks train without any pause: the reference
     3. `killed_between`   a second run is killed with SIGKILL between two saves
     4. `killed_uploading` the same command again; killed while a save is uploading, as the catalog tells
     5. `finished`         the same command again; it goes on to the end
     6. `compare`          every loss and every parameter against the reference
     7. `on_one_rank`      the two-rank checkpoint resumed on one rank: the same state, and training goes on
+    8. `from_second`      the newest checkpoint restored from the second store alone, every byte verified
 With LOOK=yes the service then stays until Ctrl-C; one line has the link to its web page, and one the command that makes
 another. The last line is
 `demo: PASS …` or `demo: FAIL …`, with exit code 0 or 1.
@@ -44,6 +45,8 @@ from tests.support.store_servers import STORES
 from holdfast_client import Client, ClientSettings
 from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.policies.policy import PolicyKind
+from holdfast_protocol.runs import EditProject
 from holdfast_protocol.states import CheckpointState
 
 
@@ -65,6 +68,16 @@ if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
 FULL = Scale(steps=32, more_steps_on_one_rank=8, save_every=8, width=384, layers=6)
 # Five saves, six short steps apart: on a busy machine the moments to kill at are missed now and then.
 QUICK = Scale(steps=30, more_steps_on_one_rank=3, save_every=6, width=256, layers=4)
+
+
+PROJECT = "demo"
+_LOST_AFTER_SECONDS = 30  # a heartbeat each three seconds: a launch of this size is over before the usual first one
+_QUOTA_BYTES = 4 * 10**9
+_POLICIES: dict[PolicyKind, dict[str, object]] = {
+    PolicyKind.RETENTION: {"keep_last": 2, "keep_best": [{"metric": "loss", "mode": "min"}]},
+    PolicyKind.COPIES: {},  # of every checkpoint
+    PolicyKind.OBJECTIVES: {"rpo_seconds": 60, "rto_seconds": 60},
+}
 
 
 @dataclass
@@ -196,6 +209,18 @@ def on_one_rank(run: Run, screen: Screen) -> None:
     )
 
 
+def from_second(run: Run, screen: Screen) -> None:
+    screen.phase("restored from the second store alone")
+    drill = run.catalog.drill()
+    last = read_journal(run.journal)[-1].last_step
+    if drill.step != last:
+        raise CheckFailedError(f"the second store alone gave step {drill.step}, and not {last}")
+    screen.happened(
+        f"step {drill.step} restored from the second store alone: {drill.bytes / 1e6:.0f} MB verified in "
+        f"{drill.seconds:.1f} s"
+    )
+
+
 def look(screen: Screen, client: Client, service: ServedHoldfast) -> None:
     """The service stays until a person has seen enough. The link is good for a minute; the command makes a new one, in
     any shell. On Postgres it needs the token too, which is the demo's own and goes with it."""
@@ -211,13 +236,20 @@ def look(screen: Screen, client: Client, service: ServedHoldfast) -> None:
 def demo(screen: Screen, scale: Scale, folder: Path, *, store: str, database: str, stays: bool) -> str:
     """The whole plan. Returns what the last line says; raises on the first promise that is not kept."""
     screen.phase("starting the service")
-    with holdfast_serve(folder, store=store, database=database) as service:
-        screen.happened(f"the service runs: {store} store, {database} catalog")
+    service_settings = {
+        "HOLDFAST_SECOND_STORE": f"posix://{folder / 'second'}",
+        "HOLDFAST_LOST_AFTER_SECONDS": str(_LOST_AFTER_SECONDS),
+    }
+    with holdfast_serve(folder, store=store, database=database, other_settings=service_settings) as service:
+        screen.happened(f"the service runs: {store} store, {database} catalog, {service.url}")
         settings = {name.removeprefix("HOLDFAST_").lower(): value for name, value in service.environment.items()}
         with Client(ClientSettings(**settings)) as client:
+            client.projects.edit(PROJECT, EditProject(quota_bytes=_QUOTA_BYTES))
+            for kind, document in _POLICIES.items():
+                client.policies.put(kind, PROJECT, None, document)
 
             def run_of(name: str, save_every: int) -> Run:
-                run_name = RunName("demo", name)
+                run_name = RunName(PROJECT, name)
                 return Run(run_name, folder, scale, service, Catalog(client, run_name), save_every)
 
             reference = run_of("uninterrupted", scale.steps)
@@ -228,6 +260,7 @@ def demo(screen: Screen, scale: Scale, folder: Path, *, store: str, database: st
             finished(run, screen, saved_step, half_sent)
             compare(reference, run, screen)
             on_one_rank(run, screen)
+            from_second(run, screen)
             newest = run.catalog.committed()
             if stays:
                 look(screen, client, service)

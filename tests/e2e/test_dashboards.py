@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -19,28 +18,17 @@ from scripts import write_dashboards
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
 from tests.support.little_checkpoints import save_little_checkpoint
+from tests.support.panels import DASHBOARDS, QUERIES, Query, asked, gpus_of
 from tests.support.prometheus import DEPLOYED, Prometheus, deployed_at, exporter, prometheus, promtool
 from tests.support.rank import Job, answer
 from tests.support.serve import ServedHoldfast, holdfast_serve, run_holdfast
 
-DASHBOARDS = {each["name"]: each for each in write_dashboards.definitions()}
-PANELS = [
-    pytest.param(name, panel["title"], legend, query, id=f"{name}: {panel['title']} {legend}".strip())
-    for name, dashboard in DASHBOARDS.items()
-    for panel in write_dashboards.panels_of(dashboard)
-    for legend, query in write_dashboards.queries_of(panel).items()
-]
-EMPTY_WHILE_ALL_IS_WELL = {"Calls that wait for their turn, p99": "holdfast_call_wait_seconds_bucket"}
-"""The panels that show only faults that this test does not bring about, and their series."""
-NOT_BEFORE_IT_HAPPENS = {"holdfast_calls_waiting", *EMPTY_WHILE_ALL_IS_WELL.values()}
+NOT_BEFORE_IT_HAPPENS = {"holdfast_calls_waiting", "holdfast_call_wait_seconds_bucket"}
 """What is counted by label has no series before the first one."""
 _SHOWN_WITHIN_SECONDS = 120
 _SERIES = re.compile(r"\b(holdfast_[a-z0-9_]+)\b(?:\{([^}]*(?:\{[a-z_]+\}[^}]*)*)\})?")
 
-# As dcgm-exporter and node-exporter write it, of the host that the jobs say they are on.
-_DCGM = """# TYPE DCGM_FI_DEV_XID_ERRORS gauge
-DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-1",device="nvidia0",Hostname="localhost.corp.example"} 0
-"""
+# As node-exporter writes it.
 _NODE = """# TYPE node_memory_MemAvailable_bytes gauge
 node_memory_MemAvailable_bytes 8e+09
 """
@@ -73,7 +61,8 @@ def observed(tmp_path_factory: pytest.TempPathFactory, prometheus_tools: None) -
         made = run_holdfast("tokens", "create", "prometheus", "--scope", "metrics", "--json", **service.environment)
         assert made.returncode == 0, made.stderr
         job = seeded(http)
-        dcgm, node = stack.enter_context(exporter(_DCGM)), stack.enter_context(exporter(_NODE))
+        dcgm = stack.enter_context(exporter(gpus_of("localhost.corp.example")))
+        node = stack.enter_context(exporter(_NODE))
         configuration = deployed_at(
             folder / "prometheus",
             service.url.removeprefix("http://"),
@@ -133,26 +122,16 @@ def train(job: Job, step: int) -> None:
 CHOSEN = {"project": "demo", "run": "gpt"}
 
 
-def asked(query: str, chosen: Mapping[str, str] = MappingProxyType({})) -> str:
-    """As Grafana asks it when everything is chosen, or one project and run."""
-    values = re.sub(r"\$(project|run|store)\b", lambda found: chosen.get(found[1], ".*"), query)
-    return values.replace("$__rate_interval", "1m")
-
-
 def shown_while_training(server: Prometheus, job: Job) -> None:
     """Trains on until each panel shows something: rates, and numbers that the service remembers for half a minute, take
     their time."""
     deadline = time.monotonic() + _SHOWN_WITHIN_SECONDS
-    step, empty = 1, [each.values for each in PANELS]
+    step, empty = 1, QUERIES
     while empty and time.monotonic() < deadline:
         step += 1
         train(job, step)
         time.sleep(1)
-        empty = [
-            (name, title, legend, query)
-            for name, title, legend, query in empty
-            if title not in EMPTY_WHILE_ALL_IS_WELL and not server.query(asked(query))
-        ]
+        empty = [each for each in empty if not server.query(asked(each.text))]
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
@@ -162,21 +141,16 @@ def test_a_file_is_what_its_definition_says(name: str) -> None:
     assert {path.stem for path in file.parent.glob("*.json")} == DASHBOARDS.keys()
 
 
-@pytest.mark.parametrize(("name", "title", "legend", "query"), PANELS)
-def test_each_panel_shows_something(observed: Observed, name: str, title: str, legend: str, query: str) -> None:
-    found = observed.prometheus.query(asked(query), observed.at)
-    if title in EMPTY_WHILE_ALL_IS_WELL:
-        series = EMPTY_WHILE_ALL_IS_WELL[title]
-        assert series in query
-        assert f"# TYPE {series.removesuffix('_bucket')} " in observed.metrics
-        return
-    assert found, f"{name}, {title}: {query} shows nothing"
-    one = observed.prometheus.query(asked(query, CHOSEN), observed.at)
-    assert one, f"{name}, {title}: {query} shows nothing of {CHOSEN}"
+@pytest.mark.parametrize("query", QUERIES, ids=str)
+def test_each_panel_shows_something(observed: Observed, query: Query) -> None:
+    found = observed.prometheus.query(asked(query.text), observed.at)
+    assert found, f"{query}: {query.text} shows nothing"
+    one = observed.prometheus.query(asked(query.text, CHOSEN), observed.at)
+    assert one, f"{query}: {query.text} shows nothing of {CHOSEN}"
     for label, value in CHOSEN.items():
-        if f"${label}" in query:
+        if f"${label}" in query.text:
             assert {each["metric"].get(label, value) for each in one} == {value}
-    assert set(re.findall(r"{{(\w+)}}", legend)) <= found[0]["metric"].keys()
+    assert set(re.findall(r"{{(\w+)}}", query.legend)) <= found[0]["metric"].keys()
 
 
 def test_rules_and_panels_name_only_series_and_labels_that_there_are(observed: Observed) -> None:
@@ -185,7 +159,7 @@ def test_rules_and_panels_name_only_series_and_labels_that_there_are(observed: O
         there.setdefault(each["__name__"], set()).update(each)
     rules = yaml.safe_load((DEPLOYED / "rules.yml").read_text())["groups"]
     queries = [rule["expr"] for group in rules for rule in group["rules"]]
-    queries += [each.values[3] for each in PANELS]
+    queries += [each.text for each in QUERIES]
     queries += [
         f'{series}{{{label}=""}}' for each in DASHBOARDS.values() for label, series in each["variables"].items()
     ]

@@ -1,4 +1,5 @@
-"""The demo as `make demo` runs it, with a smaller model: it passes, it tells a failure, it leaves nothing behind."""
+"""The demo as `make demo` runs it, with a smaller model: it passes, it can be looked at, with a browser and with
+Prometheus, it tells a failure, it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -6,28 +7,40 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from tests.support.panels import QUERIES, Query, asked, gpus_of
+from tests.support.prepare import NotHereError
+from tests.support.prometheus import Prometheus, deployed_at, exporter, prometheus
+
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo"
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
+@contextmanager
+def short_folder() -> Iterator[Path]:
     """Not tmp_path: Postgres runs as another user, who must get in, and its socket's path must be short."""
     path = Path(tempfile.mkdtemp(prefix="hf-"))
     path.chmod(0o755)
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as path:
+        yield path
 
 
 @pytest.fixture
@@ -61,16 +74,86 @@ def left_behind(folder: Path) -> list[str]:
     return found
 
 
-def end(demo: subprocess.Popen[str], folder: Path, said: str = "") -> list[str]:
-    """The lines of a demo that has passed. `said`: what was read of it before."""
+@dataclass(frozen=True)
+class Ended:
+    """What a demo said, and what it left behind."""
+
+    output: str
+    returncode: int
+    left: list[str]
+
+    @property
+    def lines(self) -> list[str]:
+        return self.output.strip().splitlines()
+
+    def check(self) -> None:
+        assert self.lines[-1].startswith("demo: PASS "), self.output
+        assert self.returncode == 0
+        assert re.search(r"while step \d+ was uploading", self.output)
+        assert re.search(r"restored from the second store alone: \d+ MB verified", self.output)
+        assert self.left == []
+
+
+def end(demo: subprocess.Popen[str], folder: Path, said: str = "") -> Ended:
+    """`said`: what was read of it before."""
     output, _ = demo.communicate(timeout=800)
-    output = said + output
-    lines = output.strip().splitlines()
-    assert lines[-1].startswith("demo: PASS "), output
-    assert demo.returncode == 0
-    assert re.search(r"while step \d+ was uploading", output)
-    assert left_behind(folder) == []
-    return lines
+    return Ended(said + output, demo.returncode, left_behind(folder))
+
+
+@dataclass(frozen=True)
+class LookedAt(Ended):
+    """A demo with --look, on the default store and catalog."""
+
+    command: str
+    """What it tells to run in another shell."""
+    shown: subprocess.CompletedProcess[str]
+    """Of that command."""
+    empty: list[str] | None
+    """The panels of Grafana that showed nothing at any time; None: there is no Prometheus here."""
+
+
+@pytest.fixture(scope="module")
+def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LookedAt]:
+    with ExitStack() as stack:
+        folder = stack.enter_context(short_folder())
+        demo = start(folder, "--look")
+        stack.callback(demo.kill)
+        assert demo.stdout is not None
+        said, server = [], None
+        for line in demo.stdout:
+            said.append(line)
+            if found := re.search(r"the service runs: .* (http://\S+)$", line):
+                with suppress(NotHereError):
+                    server = stack.enter_context(scraping(found[1], folder, tmp_path_factory.mktemp("prometheus")))
+            if "in another shell: " in line:
+                break
+        assert demo.poll() is None, "".join(said)
+        command = said[-1].partition("in another shell: ")[2].strip()
+        bare = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        shown = subprocess.run(
+            ["sh", "-c", f"{command} --no-browser"], env=bare, capture_output=True, text=True, timeout=120
+        )
+        empty = None if server is None else [str(each) for each in QUERIES if not showed(server, each)]
+        demo.send_signal(signal.SIGINT)
+        ended = end(demo, folder, "".join(said))
+        yield LookedAt(ended.output, ended.returncode, ended.left, command, shown, empty)
+
+
+@contextmanager
+def scraping(url: str, folder: Path, place: Path) -> Iterator[Prometheus]:
+    """Prometheus, as deploy/prometheus has it, beside the demo in `folder`."""
+    token = next(folder.glob("holdfast-demo-*/data/token")).read_text().strip()
+    with exporter(gpus_of(socket.gethostname())) as dcgm:
+        configuration = deployed_at(
+            place / "deployed", url.removeprefix("http://"), token, {"dcgm": f"localhost:{dcgm}"}
+        )
+        with prometheus(configuration, place) as server:
+            yield server
+
+
+def showed(server: Prometheus, query: Query) -> bool:
+    """At any time of the demo: Grafana shows hours."""
+    return bool(server.query(f"present_over_time((({asked(query.text)}) >= -Inf)[15m:1s])"))
 
 
 @pytest.mark.timeout(900)
@@ -79,36 +162,32 @@ def test_the_demo_passes_on_postgres(folder: Path, store: str) -> None:
     if store == "azure" and not (shutil.which("node") and shutil.which("npm")):
         # As the fixture `azurite` does: pip cannot install Node.js, and no other part of Holdfast needs it.
         pytest.skip("Azurite needs Node.js, and this machine has none")
-    lines = end(start(folder, "--store", store, "--database", "postgres"), folder)
-    assert lines[-2] == "look at such runs in a browser: make demo LOOK=yes"
+    ended = end(start(folder, "--store", store, "--database", "postgres"), folder)
+    ended.check()
+    assert ended.lines[-2] == "look at such runs in a browser: make demo LOOK=yes"
 
 
 @pytest.mark.timeout(900)
-def test_the_demo_passes_by_default_and_says_how_to_look_from_another_shell(folder: Path) -> None:
-    demo = start(folder, "--look")
-    try:
-        assert demo.stdout is not None
-        said: list[str] = []
-        for line in demo.stdout:
-            said.append(line)
-            if "in another shell: " in line:
-                break
-        assert demo.poll() is None, "".join(said)
-        assert re.search(r"within a minute, once: http://127\.0\.0\.1:\d+/ui/#code=\S+", said[-2])
-        command = said[-1].partition("in another shell: ")[2].strip()
-        assert re.match(r"HOLDFAST_URL=\S+ HOLDFAST_DATA_DIR=\S+ \S+ ui$", command)
-        bare = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-        shown = subprocess.run(
-            ["sh", "-c", f"{command} --no-browser"], env=bare, capture_output=True, text=True, timeout=120
-        )
-        # Where the page is not built, for want of Node, the command says so; it has found the service and its token.
-        assert re.match(r"http://127\.0\.0\.1:\d+/ui/#code=\S+\n", shown.stdout) or (
-            "has no web page" in " ".join(shown.stderr.split())
-        ), shown
-        demo.send_signal(signal.SIGINT)
-        end(demo, folder, "".join(said))
-    finally:
-        demo.kill()
+def test_the_demo_passes_by_default(looked_at: LookedAt) -> None:
+    looked_at.check()
+
+
+@pytest.mark.timeout(900)
+def test_the_demo_says_how_to_look_from_another_shell(looked_at: LookedAt) -> None:
+    assert re.search(r"within a minute, once: http://127\.0\.0\.1:\d+/ui/#code=\S+", looked_at.output)
+    assert re.match(r"HOLDFAST_URL=\S+ HOLDFAST_DATA_DIR=\S+ \S+ ui$", looked_at.command)
+    # Where the page is not built, for want of Node, the command says so; it has found the service and its token.
+    assert re.match(r"http://127\.0\.0\.1:\d+/ui/#code=\S+\n", looked_at.shown.stdout) or (
+        "has no web page" in " ".join(looked_at.shown.stderr.split())
+    ), looked_at.shown
+
+
+@pytest.mark.timeout(900)
+def test_each_panel_of_grafana_shows_the_demo(looked_at: LookedAt) -> None:
+    if looked_at.empty is None:
+        # As the fixture `prometheus_tools` does: pip cannot install Prometheus, and no other part of Holdfast needs it.
+        pytest.skip("there is no Prometheus here")
+    assert looked_at.empty == []
 
 
 def test_an_interrupted_demo_leaves_nothing_behind(folder: Path) -> None:
