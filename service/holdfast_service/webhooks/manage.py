@@ -24,10 +24,10 @@ from holdfast_service.db.repeats import Repeatable, already_made, digest_of
 from holdfast_service.db.tables.core import Project
 from holdfast_service.db.tables.webhooks import TO_DELIVER, Webhook, WebhookDelivery
 from holdfast_service.errors import ProblemError
+from holdfast_service.events.announce import delivery_row
 from holdfast_service.runs.views import project_named, refuse_if_deleted
 from holdfast_service.webhooks.call import new_secret, shown
 from holdfast_service.webhooks.formats import with_ends
-from holdfast_service.webhooks.outbox import delivery_row
 from holdfast_service.webhooks.target import RefusedTargetError, parsed
 
 
