@@ -140,6 +140,27 @@ def test_a_named_step_that_is_damaged_says_so_and_another_one_mends_the_state(se
         ckpt.save(1, job.state).committed.result(timeout=60)
 
 
+def restore_where_one_rank_alone_is_half_restored(rank, run):
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore(job.state)
+        job.step(0)
+        ckpt.save(0, job.state).committed.result(timeout=60)
+        saved = copy.deepcopy(values(job.state))
+        job.step(1)
+        if rank == 1:
+            ckpt.parts.session.begin_to_restore()  # as a dcp.load leaves it that broke on this rank
+        with pytest.raises(errors.ConfigurationError, match="comes too late"):
+            ckpt.restore(job.state, at="0")
+        assert ckpt.restore(job.state) == 1
+        return values(job.state) == saved
+
+
+@pytest.mark.rule("one-vote-per-step")
+def test_a_named_point_is_refused_on_all_ranks_where_one_of_them_is_half_restored(run):
+    assert run_ranks(restore_where_one_rank_alone_is_half_restored, 2, run) == [True, True]
+
+
 def restore_with_another_shape_on_rank_1(rank, run):
     job = Job(rank, loader=False)  # one rank's place is none for two
     if rank == 1:

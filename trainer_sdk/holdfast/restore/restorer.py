@@ -195,7 +195,8 @@ class Restorer:
         return start
 
     def _restore(self, state: dict[str, Any], at: str | None, *, skip_diverged: bool) -> int:
-        if at is not None and self._session.may_save:
+        # One rank alone may be half restored, by a dcp.load that broke there: all ranks refuse, or none.
+        if at is not None and any(self._ranks.gather(self._session.may_save)):
             raise ConfigurationError(
                 f"restore(at={at!r}) comes too late: this job has begun already. rollback(state, before=…) goes back "
                 "in a running job; or launch it again."
