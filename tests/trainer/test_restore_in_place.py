@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from unittest import mock
 
 import pytest
@@ -196,6 +197,23 @@ def test_a_second_restore_in_one_process_takes_everything_back(run):
         assert ckpt.restore(job.state) == 1
         assert values(job.state) == saved
         assert job.state["model"].up.weight.data_ptr() == memory
+
+
+def test_a_view_of_the_model_that_comes_back_as_a_copy_is_told(run, caplog):
+    def state():
+        model = torch.nn.Linear(2, 2)
+        return {"model": model, "adapter": model.state_dict()}
+
+    with holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore(first := state())
+        ckpt.save(0, first).committed.result(timeout=60)
+    resumed = state()
+    with holdfast.Checkpointer(run) as ckpt, caplog.at_level(logging.WARNING, "holdfast"):
+        assert ckpt.restore(resumed) == 1
+    assert "adapter@0/weight (and 1 more) shared memory with another tensor of the state" in caplog.text
+    weight, view = resumed["model"].weight, resumed["adapter"]["weight"]
+    assert torch.equal(weight, view)
+    assert weight.data_ptr() != view.data_ptr()
 
 
 def test_weights_are_changed_only_when_every_byte_was_verified(service, run):

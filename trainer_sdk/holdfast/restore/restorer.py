@@ -324,6 +324,7 @@ class Restorer:
                 time.monotonic() - began,
                 _newer(decision.skipped),
             )
+            _tell_parted(planned.plan.wants.parted)
         return point.step + 1
 
     def _read_on_all(
@@ -437,6 +438,16 @@ def _from_others(read: Iterable[dict[StoreRole, int]]) -> str:
         return f", from the {next(iter(counted))} store"
     parts = [f"{readable_bytes(counted[role])} from the {role} store" for role in StoreRole if role in counted]
     return f" ({', '.join(parts)}, documents among it)"
+
+
+def _tell_parted(parted: Sequence[str]) -> None:
+    if parted:
+        log.warning(
+            "%s%s shared memory with another tensor of the state, and is a copy of its own now, because the checkpoint "
+            "has a value for each. Make it again after restore() if it shall follow the other",
+            parted[0],
+            f" (and {len(parted) - 1} more)" if len(parted) > 1 else "",
+        )
 
 
 def _newer(skipped: list[Skipped]) -> str:

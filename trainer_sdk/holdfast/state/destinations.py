@@ -114,6 +114,8 @@ class Wants:
         self._memory = TakenMemory()
         self._filled: set[int] = set()
         """The id() of each tensor that is filled in place."""
+        self.parted: list[str] = []
+        """Values that shared memory here with what else is filled, and get memory of their own."""
         self._devices: dict[str, torch.device] = {}
 
     def arrivals(self, *, into_live: bool) -> Arrivals:
@@ -244,9 +246,15 @@ class Wants:
         def new(arrivals: Arrivals) -> torch.Tensor:
             return _as_declared(filler(arrivals), ref)
 
+        if live is None or not fits(entry, live):
+            return new
         # The very tensor, as in a list of the model's parameters, is more than a view of it, which may be replaced.
-        is_the_same = live is not None and fits(entry, live) and id(live) in self._filled
-        return self.shared_or(new, ref.name, live) if live is not None and is_the_same else new
+        if id(live) in self._filled:
+            return self.shared_or(new, ref.name, live)
+        other = self._memory.taken_as(_local(live))
+        if other is None or self.entry(other).component != entry.component:  # else a tie would have been saved
+            self.parted.append(ref.name)
+        return new
 
     def _whole(self, name: str, entry: TensorEntry) -> None:
         self._want(WantedPiece(name, entry.dtype, (0,) * len(entry.shape), entry.shape))
