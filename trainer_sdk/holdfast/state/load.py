@@ -1,7 +1,8 @@
 """A stored state and the user's live one -> the reads, and then the load itself. The mirror of capture.py.
 
 Flow: indexes -> StoredState -> **plan_load** -> plan_reads -> arrivals -> fetch, verify, scatter -> **LoadPlan.apply**
--> restore_rng. Planning makes all refusals, before anything has changed; apply only writes.
+-> restore_rng. Planning makes all refusals but one, before anything has changed. Two values for one memory are refused
+by apply, before it writes.
 """
 
 from __future__ import annotations
@@ -342,8 +343,8 @@ class LoadPlan:
 
     def apply(self, arrivals: Arrivals) -> None:
         """Writes all that has not arrived in place; existing tensors stay if they fit. Once per arrivals, which it uses
-        up."""
-        for step in self.steps:
+        up. Raises StateMismatchError, before it writes, if two names have one memory here and two values there."""
+        for step in (*self.wants.checks, *self.steps):
             step(arrivals)
 
 
