@@ -16,12 +16,14 @@ import torch
 from tests.support.damage import chunks_of, files_of, flip
 from tests.support.serve import HOLDFAST
 from tests.trainer.conftest import Service
+from tests.trainer.roundtrip import load, save
 from transformers import (
     EarlyStoppingCallback,
     GPT2Config,
     GPT2LMHeadModel,
     TrainerCallback,
     TrainingArguments,
+    get_scheduler,
     set_seed,
 )
 
@@ -251,3 +253,14 @@ def test_the_limit_is_that_of_the_trainer() -> None:
     assert beyond_limit([4, 8, 12, 16], 2, best=4) == [8, 12]
     assert beyond_limit([4, 8, 12, 16], 1, best=16) == [4, 8, 12]
     assert beyond_limit([4, 8, 12, 16], 1, best=8) == [4, 12], "the best and the last"
+
+
+def test_a_scheduler_that_is_none_of_torchs_goes_on_with_another_number_of_ranks() -> None:
+    def scheduler() -> Any:
+        return get_scheduler("greedy", torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
+
+    stepped, fresh = scheduler(), scheduler()
+    stepped.step(1.0)
+    assert fresh.state_dict() != stepped.state_dict()
+    load({"lr_scheduler": fresh}, [save({"lr_scheduler": stepped}, rank, 2) for rank in range(2)])
+    assert fresh.state_dict() == stepped.state_dict()

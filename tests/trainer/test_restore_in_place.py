@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from unittest import mock
 
 import pytest
@@ -140,6 +141,27 @@ def test_a_named_step_that_is_damaged_says_so_and_another_one_mends_the_state(se
         ckpt.save(1, job.state).committed.result(timeout=60)
 
 
+def restore_where_one_rank_alone_is_half_restored(rank, run):
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore(job.state)
+        job.step(0)
+        ckpt.save(0, job.state).committed.result(timeout=60)
+        saved = copy.deepcopy(values(job.state))
+        job.step(1)
+        if rank == 1:
+            ckpt.parts.session.begin_to_restore()  # as a dcp.load leaves it that broke on this rank
+        with pytest.raises(errors.ConfigurationError, match="comes too late"):
+            ckpt.restore(job.state, at="0")
+        assert ckpt.restore(job.state) == 1
+        return values(job.state) == saved
+
+
+@pytest.mark.rule("one-vote-per-step")
+def test_a_named_point_is_refused_on_all_ranks_where_one_of_them_is_half_restored(run):
+    assert run_ranks(restore_where_one_rank_alone_is_half_restored, 2, run) == [True, True]
+
+
 def restore_with_another_shape_on_rank_1(rank, run):
     job = Job(rank, loader=False)  # one rank's place is none for two
     if rank == 1:
@@ -175,6 +197,23 @@ def test_a_second_restore_in_one_process_takes_everything_back(run):
         assert ckpt.restore(job.state) == 1
         assert values(job.state) == saved
         assert job.state["model"].up.weight.data_ptr() == memory
+
+
+def test_a_view_of_the_model_that_comes_back_as_a_copy_is_told(run, caplog):
+    def state():
+        model = torch.nn.Linear(2, 2)
+        return {"model": model, "adapter": model.state_dict()}
+
+    with holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore(first := state())
+        ckpt.save(0, first).committed.result(timeout=60)
+    resumed = state()
+    with holdfast.Checkpointer(run) as ckpt, caplog.at_level(logging.WARNING, "holdfast"):
+        assert ckpt.restore(resumed) == 1
+    assert "adapter@0/weight (and 1 more) shared memory with another tensor of the state" in caplog.text
+    weight, view = resumed["model"].weight, resumed["adapter"]["weight"]
+    assert torch.equal(weight, view)
+    assert weight.data_ptr() != view.data_ptr()
 
 
 def test_weights_are_changed_only_when_every_byte_was_verified(service, run):

@@ -213,6 +213,51 @@ def test_every_placement_on_a_two_dimensional_mesh_comes_back_and_partial_is_ref
     assert all(torch.equal(tensor, torch.arange(35.0).reshape(5, 7)) for tensor in plain["x"].values())
 
 
+class Averages:
+    """Of sharded weights, in an object of its own."""
+
+    def __init__(self, model):
+        self.averages = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def state_dict(self):
+        return {"averages": self.averages, "decay": 0.9}
+
+    def load_state_dict(self, state):
+        for name, average in state["averages"].items():
+            self.averages[name].copy_(average)
+
+
+class MergingAverages(Averages):
+    def load_resharded_state_dict(self, states, *, rank, world_size):
+        [first, *others] = [state["averages"]["up.weight"] for state in states]
+        assert [other is first for other in others] == [True, True], "three ranks saved one tensor"
+        self.load_state_dict(states[0])
+
+
+def whole_averages(averages):
+    return {name: average.full_tensor().clone() for name, average in averages.averages.items()}
+
+
+def save_averages(rank):
+    averages = Averages(build("fsdp")["model"])
+    return save({"averages": averages}, rank, dist.get_world_size()), whole_averages(averages)
+
+
+def load_averages(rank, kind, parts, declared):
+    averages = kind(build("fsdp", seed=9)["model"])
+    load({"averages": averages}, parts, rank, dist.get_world_size(), replicated=declared)
+    return whole_averages(averages)
+
+
+@pytest.mark.rule("bit-exact-resume")
+def test_an_object_of_sharded_tensors_goes_on_with_another_number_of_ranks():
+    results = run_ranks(save_averages, 3)
+    parts = [saved for saved, _ in results]
+    for kind, declared in [(Averages, []), (Averages, ["averages"]), (MergingAverages, [])]:
+        for loaded in run_ranks(load_averages, 2, kind, parts, declared):
+            assert same(loaded, results[0][1])
+
+
 def fail_on_one(rank):
     if rank == 1:
         raise RuntimeError("rank one's own words")

@@ -54,8 +54,8 @@ class HoldfastCheckpointManager(CheckpointManager):
     training, so `async_mode` is ignored. The last checkpoint has the model alone, in `export_dtype`, unless
     `last_save_model_only=False` or `last_save_in_hf` (then it has everything, and the folder has the export).
     `load_only` reads the model alone and opens no attempt, so a job that trains this run meanwhile goes on.
-    torchtitan's data loader cannot go on with another number of ranks: `exclude_from_loading=["dataloader"]`. Pipeline
-    stages need the same number of ranks.
+    torchtitan's data loader cannot go on with another number of data-parallel ranks:
+    `exclude_from_loading=["dataloader"]`. Pipeline stages need the same number of ranks.
     """
 
     _checkpointer: Checkpointer | None = None

@@ -195,7 +195,8 @@ class Restorer:
         return start
 
     def _restore(self, state: dict[str, Any], at: str | None, *, skip_diverged: bool) -> int:
-        if at is not None and self._session.may_save:
+        # One rank alone may be half restored, by a dcp.load that broke there: all ranks refuse, or none.
+        if at is not None and any(self._ranks.gather(self._session.may_save)):
             raise ConfigurationError(
                 f"restore(at={at!r}) comes too late: this job has begun already. rollback(state, before=…) goes back "
                 "in a running job; or launch it again."
@@ -323,6 +324,7 @@ class Restorer:
                 time.monotonic() - began,
                 _newer(decision.skipped),
             )
+            _tell_parted(planned.plan.wants.parted)
         return point.step + 1
 
     def _read_on_all(
@@ -436,6 +438,16 @@ def _from_others(read: Iterable[dict[StoreRole, int]]) -> str:
         return f", from the {next(iter(counted))} store"
     parts = [f"{readable_bytes(counted[role])} from the {role} store" for role in StoreRole if role in counted]
     return f" ({', '.join(parts)}, documents among it)"
+
+
+def _tell_parted(parted: Sequence[str]) -> None:
+    if parted:
+        log.warning(
+            "%s%s shared memory with another tensor of the state, and is a copy of its own now, because the checkpoint "
+            "has a value for each. Make it again after restore() if it shall follow the other",
+            parted[0],
+            f" (and {len(parted) - 1} more)" if len(parted) > 1 else "",
+        )
 
 
 def _newer(skipped: list[Skipped]) -> str:

@@ -28,7 +28,6 @@ from holdfast.state.components import (
     Component,
     Declarations,
     Kind,
-    check_own_forms,
     components_of,
     extra_states,
     module_tensors,
@@ -178,8 +177,6 @@ def capture(
     trees: dict[str, Any] = {}
     replicated_trees: dict[str, Any] = {}
     for component in components:
-        if component.kind is Kind.MODULE:
-            check_own_forms(component)
         collector = TensorCollector(component)
         encoded = encode_component(component, known, collector)
         (replicated_trees if component.replicated else trees)[component.key] = [component.kind.value, encoded]
@@ -212,7 +209,7 @@ def encode_component(component: Component, known: Mapping[int, str], collector: 
     if component.kind is Kind.MODULE:
         for named in module_tensors(key, target):
             collector.add(f"{key}/{named.fqn}", named.tensor, named.held(replicated=component.replicated))
-        extras = extra_states(target)
+        extras = extra_states(component)
         return encode_tree(extras, path=f"{key}/extra_state", name_tensor=plain) if extras else None
     value = target.state_dict() if component.kind is Kind.STATEFUL else target
     return encode_tree(value, path=f"{key}/", name_tensor=plain)

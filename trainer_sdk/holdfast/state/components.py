@@ -265,23 +265,22 @@ _LEAVES_OUT_ONLY = ("lightning.fabric.", "lightning_fabric.", "torch.", "torchme
 """The packages whose modules have a state_dict() of their own that adds nothing to parameters and buffers."""
 
 
-def check_own_forms(component: Component) -> None:
-    """Of a module about to be saved. Raises UnsupportedStateError for a persistent metric of torchmetrics, whose state
-    is neither parameter nor buffer. Warns once of each other class with a state_dict() of its own: most of them only
-    leave something out or rename it, but what they add is not saved."""
-    for prefix, part in _parts("", component.target):
-        own = type(part).state_dict
-        if own is torch.nn.Module.state_dict:
-            continue
-        if own.__module__ == "torchmetrics.metric" and any(getattr(part, "_persistent", {}).values()):
-            raise UnsupportedStateError(
-                f"{component.key}/{prefix}".rstrip("./"),
-                f"{type(part).__qualname__} is a persistent metric, whose state is neither parameter nor buffer",
-                "call its persistent(False), and give its state_dict() through an object with state_dict() and "
-                "load_state_dict()",
-            )
-        if component.rank == 0 and not own.__module__.startswith(_LEAVES_OUT_ONLY):
-            _warn_of_own_form(type(part).__qualname__)
+def _check_own_form(component: Component, prefix: str, part: torch.nn.Module) -> None:
+    """Of a part of a module about to be saved. Raises UnsupportedStateError for a persistent metric of torchmetrics,
+    whose state is neither parameter nor buffer. Warns once of each other class with a state_dict() of its own: most of
+    them only leave something out or rename it, but what they add is not saved."""
+    own = type(part).state_dict
+    if own is torch.nn.Module.state_dict:
+        return
+    if own.__module__ == "torchmetrics.metric" and any(getattr(part, "_persistent", {}).values()):
+        raise UnsupportedStateError(
+            f"{component.key}/{prefix}".rstrip("./"),
+            f"{type(part).__qualname__} is a persistent metric, whose state is neither parameter nor buffer",
+            "call its persistent(False), and give its state_dict() through an object with state_dict() and "
+            "load_state_dict()",
+        )
+    if component.rank == 0 and not own.__module__.startswith(_LEAVES_OUT_ONLY):
+        _warn_of_own_form(type(part).__qualname__)
 
 
 @cache
@@ -332,13 +331,16 @@ def _check_optimizers_follow(components: tuple[Component, ...], known: Mapping[i
                 )
 
 
-def extra_states(module: torch.nn.Module) -> dict[str, Any]:
-    """The extra state of each module that defines get_extra_state(), by the module's FQN."""
-    return {
-        prefix.removesuffix("."): part.get_extra_state()
-        for prefix, part in _parts("", module)
-        if type(part).get_extra_state is not torch.nn.Module.get_extra_state
-    }
+def extra_states(component: Component) -> dict[str, Any]:
+    """The extra state of each module that defines get_extra_state(), by the module's FQN. For a save: raises
+    UnsupportedStateError, and warns, of what modules may add to it in a state_dict() of their own."""
+    found = {}
+    # One walk for both: training waits for it, and a large model has tens of thousands of modules.
+    for prefix, part in _parts("", component.target):
+        _check_own_form(component, prefix, part)
+        if type(part).get_extra_state is not torch.nn.Module.get_extra_state:
+            found[prefix.removesuffix(".")] = part.get_extra_state()
+    return found
 
 
 def set_extra_states(module: torch.nn.Module, states: dict[str, Any]) -> None:

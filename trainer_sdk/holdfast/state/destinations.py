@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import torch
 from torch.autograd.graph import increment_version
@@ -114,6 +115,10 @@ class Wants:
         self._memory = TakenMemory()
         self._filled: set[int] = set()
         """The id() of each tensor that is filled in place."""
+        self.checks: list[Callable[[Arrivals], None]] = []
+        """To call once all has arrived, before the first filler: what only the values can tell is refused there."""
+        self.parted: list[str] = []
+        """Values that shared memory here with what else is filled, and get memory of their own."""
         self._devices: dict[str, torch.device] = {}
 
     def arrivals(self, *, into_live: bool) -> Arrivals:
@@ -147,7 +152,7 @@ class Wants:
     def into(self, name: str, live: torch.Tensor) -> Filler:
         """Fills `live` in place, casting if the dtypes differ. Raises StateMismatchError on another global shape.
 
-        The filler raises it if `live` was also planned under a name whose value is another."""
+        A check raises it if `live` was also planned under a name whose value is another."""
         entry = self.entry(name)
         if entry.shape != tuple(live.shape):
             raise StateMismatchError(
@@ -165,17 +170,12 @@ class Wants:
         else:
             self._whole(name, entry)
         self._live.append((name, local))
-        other = self._kept_to_compare(name, local)
+        if (other := self._kept_to_compare(name, local)) is not None:
+            self.checks.append(partial(_check_one_value, name, other, local.dtype))
         self._memory.take(name, local)
         self._filled.add(id(live))
 
         def fill(arrivals: Arrivals) -> torch.Tensor:
-            if other is not None and not _are_equal(name, other, arrivals, local.dtype):
-                raise StateMismatchError(
-                    name,
-                    f"it has one memory with {other!r} here, and the checkpoint has two values",
-                    "build the state as it was saved, or leave one of them out",
-                )
             if not arrivals.is_in_place(name):
                 _write(local, self._arrived(name, arrivals))
             return live
@@ -244,9 +244,15 @@ class Wants:
         def new(arrivals: Arrivals) -> torch.Tensor:
             return _as_declared(filler(arrivals), ref)
 
+        if live is None or not fits(entry, live):
+            return new
         # The very tensor, as in a list of the model's parameters, is more than a view of it, which may be replaced.
-        is_the_same = live is not None and fits(entry, live) and id(live) in self._filled
-        return self.shared_or(new, ref.name, live) if live is not None and is_the_same else new
+        if id(live) in self._filled:
+            return self.shared_or(new, ref.name, live)
+        other = self._memory.taken_as(_local(live))
+        if other is None or self.entry(other).component != entry.component:  # else a tie would have been saved
+            self.parted.append(ref.name)
+        return new
 
     def _whole(self, name: str, entry: TensorEntry) -> None:
         self._want(WantedPiece(name, entry.dtype, (0,) * len(entry.shape), entry.shape))
@@ -277,6 +283,15 @@ def _local(live: torch.Tensor) -> torch.Tensor:
 def _are_equal(name: str, other: str, arrivals: Arrivals, dtype: torch.dtype) -> bool:
     one, two = (flat(arrivals.shared(each).to(dtype)).view(torch.uint8).cpu() for each in (name, other))
     return torch.equal(one, two)
+
+
+def _check_one_value(name: str, other: str, dtype: torch.dtype, arrivals: Arrivals) -> None:
+    if not _are_equal(name, other, arrivals, dtype):
+        raise StateMismatchError(
+            name,
+            f"it has one memory with {other!r} here, and the checkpoint has two values",
+            "build the state as it was saved, or leave one of them out",
+        )
 
 
 def device_of(ref: TensorRef) -> torch.device:

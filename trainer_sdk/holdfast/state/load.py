@@ -1,7 +1,8 @@
 """A stored state and the user's live one -> the reads, and then the load itself. The mirror of capture.py.
 
 Flow: indexes -> StoredState -> **plan_load** -> plan_reads -> arrivals -> fetch, verify, scatter -> **LoadPlan.apply**
--> restore_rng. Planning makes all refusals, before anything has changed; apply only writes.
+-> restore_rng. Planning makes all refusals but one, before anything has changed. Two values for one memory are refused
+by apply, before it writes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from holdfast.state.components import (
     owner_of,
     parameter_names,
     parameters_by_id,
+    path_of,
     set_extra_states,
 )
 from holdfast.state.destinations import Arrivals, Filler, Wants, fits
@@ -93,7 +95,7 @@ def choose_tree(component: Component, stored: StoredState, *, world_size: int) -
         return ChosenTree(encoded[:1])
     if component.kind is Kind.STATEFUL and hasattr(component.target, "load_resharded_state_dict"):
         return ChosenTree(encoded, merge=True)
-    if _are_alike(encoded) and _fits_any_world(component, stored.layout, world_size):
+    if _are_alike(encoded) and _fits_any_world(component, encoded[0], stored.layout, world_size):
         return ChosenTree(encoded[:1])
     raise StateMismatchError(
         key,
@@ -109,17 +111,23 @@ def _are_alike(encoded: tuple[Any, ...]) -> bool:
     return all(tree == encoded[0] for tree in encoded)
 
 
-def _fits_any_world(component: Component, layout: Layout, world_size: int) -> bool:
+def _fits_any_world(component: Component, encoded: Any, layout: Layout, world_size: int) -> bool:
     """Whether a tree that all ranks saved alike is the whole of the component.
 
     A data loader's is not: it is a place in one rank's share. A module's does not name the parameters, and those of a
     rank that is no more would be left behind."""
     if component.kind is Kind.STATEFUL:
-        return isinstance(component.target, FitsAnyWorld)
+        return isinstance(component.target, FitsAnyWorld) or _is_sharded(encoded, layout)
     if component.kind is not Kind.MODULE:
         return True
     names = (name for name, entry in layout.tensors.items() if entry.component == component.key)
     return all((owner_of(name, component.key) or 0) < world_size for name in names)
+
+
+def _is_sharded(encoded: Any, layout: Layout) -> bool:
+    """Whether a tree that several ranks saved alike holds DTensors, such as averages of sharded weights. A rank's own
+    tensors have its number in their names, and its tree is like no other."""
+    return layout.world_size > 1 and bool(tensor_refs(encoded))
 
 
 def _open(component: Component, tree: Any) -> Any:
@@ -335,8 +343,8 @@ class LoadPlan:
 
     def apply(self, arrivals: Arrivals) -> None:
         """Writes all that has not arrived in place; existing tensors stay if they fit. Once per arrivals, which it uses
-        up."""
-        for step in self.steps:
+        up. Raises StateMismatchError, before it writes, if two names have one memory here and two values there."""
+        for step in (*self.wants.checks, *self.steps):
             step(arrivals)
 
 
@@ -454,15 +462,18 @@ def _check_dtype(name: str, live: torch.Tensor, wants: Wants, options: LoadOptio
 def _plan_stateful(component: Component, chosen: ChosenTree, wants: Wants, rank: int, world_size: int) -> Step:
     if chosen.merge:
         states: list[Any] = []
-        # Equal trees with tensors have those of all ranks: DTensors, which come back sharded as they are here.
+        # Equal trees with tensors have those of all ranks: DTensors, which come back once for all the states, sharded
+        # as they are here.
         shared = _are_alike(chosen.encoded) and tensor_refs(chosen.encoded[0])
         live = _live_tensors(component) if shared else {}
-        merging = [_plan_tree(tree, live, wants, states.append, in_place=False) for tree in chosen.encoded]
+        trees = chosen.encoded[:1] if shared else chosen.encoded
+        merging = [_plan_tree(tree, live, wants, states.append, in_place=False) for tree in trees]
 
         def merge(arrivals: Arrivals) -> None:
             for step in merging:
                 step(arrivals)
-            component.target.load_resharded_state_dict(states, rank=rank, world_size=world_size)
+            given = states * len(chosen.encoded) if shared else states
+            component.target.load_resharded_state_dict(given, rank=rank, world_size=world_size)
 
         return merge
     [encoded] = chosen.encoded
@@ -479,9 +490,10 @@ def _plan_value(state: dict[str, Any], component: Component, chosen: ChosenTree,
 
 
 def _live_tensors(component: Component) -> dict[str, torch.Tensor]:
+    """By name, and by path: the checkpoint may name them for another rank, or for none, as was declared then."""
     collector = TensorCollector(component)
     encode_component(component, {}, collector)
-    return collector.live
+    return {path_of(name, component.key): tensor for name, tensor in collector.live.items()} | collector.live
 
 
 def _plan_tree(
@@ -494,8 +506,9 @@ def _plan_tree(
 ) -> Step:
     fillers: dict[str, Filler] = {}
     for ref in tensor_refs(encoded):
-        beside = live.get(ref.name)
-        if beside is not None and not in_place and fits(wants.entry(ref.name), beside):
+        entry = wants.entry(ref.name)
+        beside = live.get(ref.name, live.get(path_of(ref.name, entry.component)))
+        if beside is not None and not in_place and fits(entry, beside):
             fillers[ref.name] = wants.like(ref.name, beside)  # load_state_dict() may keep the tensors
         else:
             fillers[ref.name] = wants.referred(ref, beside)
