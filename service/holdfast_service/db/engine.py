@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -355,6 +355,8 @@ _PENDING = "holdfast_pending_mark"
 _NAMED = 50
 _FORGOTTEN_AFTER = timedelta(days=30)
 """A process that lives moves a mark several times a day."""
+_KEPT_WITHIN = timedelta(days=1)
+"""So long after its change the copy beside the data may come: a store may be unavailable for some time."""
 
 
 @dataclass(frozen=True)
@@ -466,6 +468,16 @@ def forget_long_gone(session: Session) -> None:
         delete(HistoryMark).where(HistoryMark.memory_id.in_(gone)),
         execution_options={"synchronize_session": False},
     )
+
+
+def were_forgotten(session: Session, memory_id: str, last_kept: datetime) -> bool:
+    """Whether `forget_long_gone` may have taken all marks of a process that left the last copy of its memory then: the
+    process that takes them away leaves a mark of its own in the same transaction, about a month later at the earliest.
+    A database that went back to a moment before it has none so late."""
+    left, newest = session.execute(
+        select(func.count().filter(HistoryMark.memory_id == memory_id), func.max(HistoryMark.moved_at))
+    ).one()
+    return not left and newest is not None and newest >= last_kept + _FORGOTTEN_AFTER - _KEPT_WITHIN
 
 
 def _move(session: Session, memory_id: str, slot: int, number: int, acknowledged: int) -> bool:
