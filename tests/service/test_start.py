@@ -120,6 +120,20 @@ def test_a_store_that_is_attached_again_after_months_says_nothing_of_marks_that_
         assert Job(service.http(), after=1).save(2)["state"] == "committed"
 
 
+@pytest.mark.rule("database-went-back")
+def test_a_clock_that_is_put_forward_by_months_does_not_make_the_database_look_older(
+    settings: ServiceSettings, clock: Clock
+) -> None:
+    with running_service(settings) as service:
+        job = Job(service.http())
+        job.save(1)
+        clock.advance(40 * DAY)
+        with running_service(settings):
+            pass  # it has forgotten the marks of the other one, which lives
+        for step in (2, 3):
+            assert job.save(step)["state"] == "committed"
+
+
 @pytest.mark.rule("no-symlinks")
 def test_the_data_folder_and_the_catalog_are_closed_to_others(tmp_path: Path) -> None:
     settings = ServiceSettings(data_dir=tmp_path / "data")

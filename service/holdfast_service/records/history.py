@@ -22,14 +22,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.engine import (
-    Database,
-    Snapshot,
-    forget_long_gone,
-    note_change,
-    prove_history,
-    were_forgotten,
-)
+from holdfast_service.db.engine import Database, Snapshot, forget_long_gone, note_change, prove_history
 from holdfast_service.db.tables.core import CatalogIdentity
 from holdfast_service.errors import ProblemError, WentBackError
 from holdfast_service.stores.base import ObjectMissing, Store, StoreError
@@ -85,8 +78,6 @@ class KeptMemory:
             known = _snapshot(name, document)
             with self._database.read() as session:
                 lost = known.lost(session)
-                if lost is not None and were_forgotten(session, known.memory_id, _kept_at(document)):
-                    continue
             if lost is not None:
                 self._database.note_went_back(lost)
                 raise WentBackError(lost, noticed=True)
@@ -100,7 +91,7 @@ class KeptMemory:
         with self._database.read() as session:
             oldest = database_now(session) - _GONE_AFTER
         for name, document in list(self._documents()):
-            if name != _name(self._database.memory.id) and _kept_at(document) < oldest:
+            if name != _name(self._database.memory.id) and datetime.fromisoformat(document["kept_at"]) < oldest:
                 self._store.delete_named(name)
 
     def _documents(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -112,7 +103,6 @@ class KeptMemory:
                 counts = epoch > self._epoch or (epoch == self._epoch and claim == self._claim)
                 ours = document["catalog_id"] == self._catalog_id and counts
                 _snapshot(name, document)
-                _kept_at(document)
             except ObjectMissing:
                 continue  # its process has just been forgotten
             except (ValueError, KeyError, TypeError) as error:
@@ -130,12 +120,8 @@ def _snapshot(name: str, document: dict[str, Any]) -> Snapshot:
     """Raises ValueError, KeyError and TypeError for what is none."""
     marks = {int(slot): int(number) for slot, number in document["marks"]}
     changes = tuple((int(slot), int(number), str(what)) for slot, number, what in document["changes"])
-    return Snapshot(name.removeprefix(f"{FOLDER}/").removesuffix(".json"), marks, changes)
-
-
-def _kept_at(document: dict[str, Any]) -> datetime:
-    """Raises ValueError, KeyError and TypeError for what is none."""
-    return datetime.fromisoformat(document["kept_at"])
+    memory_id = name.removeprefix(f"{FOLDER}/").removesuffix(".json")
+    return Snapshot(memory_id, marks, changes, datetime.fromisoformat(document["kept_at"]))
 
 
 _LOOK_SECONDS = 1.0
