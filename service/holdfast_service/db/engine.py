@@ -438,8 +438,7 @@ class Memory:
             acknowledged = self._acknowledged.get(slot, 0)
         moved_at = database_now(session)
         if not _move(session, self.id, slot, number, acknowledged, moved_at=moved_at):
-            lost = self.snapshot().lost(session)
-            if lost is not None:
+            if (lost := self.snapshot().lost(session)) is not None:
                 # The slot stays out of use, and its number in memory: it is the proof.
                 raise WentBackError(lost)
             with self._lock:
