@@ -484,8 +484,9 @@ def forget_long_gone(session: Session) -> None:
 def _has_forgotten(session: Session, newest_at: datetime) -> bool:
     """Whether it may be so with the marks of a process whose newest was moved then. The process that takes marks away
     moves one of its own in the same transaction, about a month later at the earliest; a database that went back to a
-    moment before it has none so late."""
-    newest = session.scalar(select(func.max(HistoryMark.moved_at)))
+    moment before it has none so late. What is dated later than now a clock has written that was ahead."""
+    dated = HistoryMark.moved_at <= database_now(session)
+    newest = session.scalar(select(func.max(HistoryMark.moved_at)).where(dated))
     return newest is not None and newest >= newest_at + _FORGOTTEN_AFTER - _KEPT_WITHIN
 
 
