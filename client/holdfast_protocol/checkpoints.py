@@ -481,7 +481,7 @@ class CheckpointView(Reply):
     purge_at: datetime | None = Field(default=None, description="Until when it can be taken back from the trash.")
     deleted_at: datetime | None = None
     sealed_ranks: int
-    missing_ranks: list[int] = Field(description="The first 20 not sealed; begin and seal look at ranks 0 to 99.")
+    missing_ranks: list[int] = Field(description="The first 20 of ranks 0 to 99 that have not sealed.")
     etag: str
 
 

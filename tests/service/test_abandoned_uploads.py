@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import update
 
+import holdfast_service.runs.views
 from holdfast_service.db.tables.core import Checkpoint
 from holdfast_service.liveness.abandoned_uploads import ReapReport, reconcile
 from holdfast_service.settings import ServiceSettings
@@ -40,6 +41,23 @@ def test_a_rank_that_never_seals_is_named_when_the_deadline_has_passed(service: 
     assert "ranks 0, 2 did not seal" in caught.value.detail
     assert caught.value.context["cause"] == "silent"
     assert reconcile(service.context) == ReapReport()
+
+
+def test_a_rank_beyond_those_that_calls_look_at_is_named_as_well(
+    service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdfast_service.runs.views, "_RANKS_LOOKED_AT", 2)
+    save = Job(service.http(), world_size=4).begin(100)
+    for rank in (0, 1, 3):
+        save.write(rank, [b"w", b"i"])
+    view = save.now()
+    assert (view["sealed_ranks"], view["missing_ranks"]) == (3, [])
+    reconcile(service.context)
+    clock.advance(IDLE_SECONDS + 1)
+    assert reconcile(service.context).aborted == (save.id,)
+    view = save.now()
+    assert view["abort_rank"] == 2
+    assert view["abort_reason"] == "rank 2 did not seal, and no rank has called for 40 seconds"
 
 
 def test_each_call_of_a_rank_moves_the_deadline(service: RunningService, clock: Clock) -> None:

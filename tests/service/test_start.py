@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,21 +16,26 @@ from sqlalchemy.pool import QueuePool
 
 import holdfast_service.collect.controller
 import holdfast_service.scrub.verify
-from holdfast_protocol.states import CopyState
+from holdfast_protocol.states import CopyState, StoreRole
 from holdfast_service.attached_stores.epoch import NotCheckedError, raise_epoch
 from holdfast_service.attached_stores.ownership import MARKER_NAME
 from holdfast_service.audit.record import Actor
 from holdfast_service.db.engine import Database, DatabaseConfigurationError, filesystem_kind
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.db.tables.core import Store as StoreRow
+from holdfast_service.records.history import FOLDER, HistoryKeeper
 from holdfast_service.service import open_database
 from holdfast_service.settings import ServiceSettings, SettingsError, refuse_unknown_settings, settings_table
 from holdfast_service.stores.posix.posix_store import PosixStore
+from tests.service.conftest import Clock
 from tests.support.databases import SqliteCatalogs
 from tests.support.rank import Job, Refused, answer
 from tests.support.rebuilt import check_all, claim_all
+from tests.support.rot import attached
 from tests.support.seaweedfs import seaweedfs_server
 from tests.support.service import RunningService, running_service
+
+DAY = 86_400
 
 
 def readiness(service: RunningService) -> tuple[int, dict[str, str]]:
@@ -78,6 +84,54 @@ def test_a_mount_that_is_absent_is_not_taken_for_a_new_store(settings: ServiceSe
 
 def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_start_does_not_wait_until_what_gone_processes_have_left_is_deleted(
+    settings: ServiceSettings, clock: Clock
+) -> None:
+    """A bucket with versions has one for each time that a process wrote its document."""
+    with running_service(settings):
+        pass
+    clock.advance(2 * DAY)
+    with running_service(settings) as service:
+        store = service.context.store
+        assert len(list(store.list_named(FOLDER))) == 2
+        context = replace(service.context, stopping=threading.Event())
+        HistoryKeeper(context).start()
+        ends_at = time.monotonic() + 30
+        while len(list(store.list_named(FOLDER))) > 1:
+            assert time.monotonic() < ends_at
+            time.sleep(0.01)
+        context.stopping.set()
+
+
+@pytest.mark.rule("database-went-back")
+def test_a_store_that_is_attached_again_after_months_says_nothing_of_marks_that_the_database_has_forgotten(
+    settings: ServiceSettings, tmp_path: Path, clock: Clock
+) -> None:
+    both = settings.model_copy(update={"second_store": f"posix://{tmp_path / 'second'}"})
+    with running_service(both) as service:
+        Job(service.http()).save(1)
+    clock.advance(40 * DAY)
+    with running_service(settings):
+        pass
+    with running_service(both) as service:
+        assert len(list(attached(service, StoreRole.SECOND).store.list_named(FOLDER))) == 2
+        assert Job(service.http(), after=1).save(2)["state"] == "committed"
+
+
+@pytest.mark.rule("database-went-back")
+def test_a_clock_that_is_put_forward_by_months_does_not_make_the_database_look_older(
+    settings: ServiceSettings, clock: Clock
+) -> None:
+    with running_service(settings) as service:
+        job = Job(service.http())
+        job.save(1)
+        clock.advance(40 * DAY)
+        with running_service(settings):
+            pass  # it has forgotten the marks of the other one, which lives
+        for step in (2, 3):
+            assert job.save(step)["state"] == "committed"
 
 
 @pytest.mark.rule("no-symlinks")

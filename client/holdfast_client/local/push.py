@@ -227,11 +227,11 @@ class SavePusher:
     def _outcome(self, save: SpooledSave, view: CheckpointView) -> Outcome:
         if view.state is not CheckpointState.COMMITTED:
             missing = ", ".join(map(str, view.missing_ranks))
+            those = f"those of rank {missing}" if missing else "the others"  # the reply looks at the first 100 ranks
             return Outcome(
                 False,
-                f"sealed {view.sealed_ranks} of {counted(view.world_size, 'rank')}; push those of rank {missing} too, "
-                "where they "
-                "are, and this once more",
+                f"sealed {view.sealed_ranks} of {counted(view.world_size, 'rank')}; push {those} too, where they are, "
+                "and this once more",
             )
         for record in save.records:
             self._tier.spool.forget(record.name)

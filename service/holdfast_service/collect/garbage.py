@@ -19,7 +19,7 @@ from holdfast_protocol.states import CheckpointState, CopyState
 from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.attached_stores.ownership import ForeignStoreError, deletes_are_allowed
 from holdfast_service.context import ServiceContext
-from holdfast_service.copies.predicates import KEPT, PROVEN, counts_as_read, in_archive
+from holdfast_service.copies.predicates import KEPT, PROVEN, counts_as_read
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Shard, ShardChunk
 from holdfast_service.errors import WentBackError
@@ -98,23 +98,18 @@ def relied_on_by_an_upload() -> ColumnElement[bool]:
 def another_serves_everybody() -> ColumnElement[bool]:
     """Over `copies`. The oldest verified copy that is proven stays; an unproven one goes only beside it. A suspect one
     is read first; and a bad one is the sign that its chunk must be seen whole before a client relies on it, hence it
-    goes only beside a copy that was read since. That one may be cold if it lies where all that is good is cold."""
+    goes only beside a copy that was read since. That one may be cold: if the bad one could be read at once, so could
+    what has repaired it, until a policy moved that."""
     other = aliased(Copy)
     at_once = and_(other.state == CopyState.VERIFIED, other.readable_until.is_(None))  # thawed: cold again afterwards
-    # As in repairing: what must be thawed does not stand for what could be read at once.
-    its_repair = and_(
-        Copy.state == CopyState.BAD,
-        Copy.bad_at.is_not(None),
-        other.state.in_(KEPT),
-        or_(in_archive(), ~in_archive(other)),
-    )
+    beside_a_repaired_one = and_(Copy.state == CopyState.BAD, Copy.repaired_at.is_not(None), other.state.in_(KEPT))
     return and_(
         Copy.state.in_((CopyState.VERIFIED, CopyState.BAD)),
         exists().where(
             other.chunk_id == Copy.chunk_id,
             other.store_id == Copy.store_id,
             other.id != Copy.id,
-            or_(at_once, its_repair),
+            or_(at_once, beside_a_repaired_one),
             other.proof.in_(PROVEN),
             or_(Copy.state == CopyState.VERIFIED, Copy.bad_at.is_(None), _read_since(other)),
             or_(Copy.state != CopyState.VERIFIED, Copy.proof.not_in(PROVEN), other.id < Copy.id),

@@ -64,6 +64,12 @@ def counts_as_read(copy: type[Copy] = Copy) -> ColumnElement[bool]:
     return or_(copy.proof == Proof.READ, and_(in_archive(copy), copy.proof.in_(PROVEN)))
 
 
+def reading_tells(now: datetime) -> ColumnElement[bool]:
+    """Over `copies`: to read it again can prove more. What was read while a ticket can overwrite it is proven by no
+    reading before that ticket is over (rule no-ticket-reuse)."""
+    return or_(Copy.proof.is_distinct_from(Proof.READ_EARLY), Copy.overwritable_until <= now)
+
+
 def usable_by(copy: Copy, attempt_id: int) -> bool:
     """Verified, and either proven to hold the chunk's bytes or uploaded by this very attempt.
 

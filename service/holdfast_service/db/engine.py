@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -355,20 +355,23 @@ _PENDING = "holdfast_pending_mark"
 _NAMED = 50
 _FORGOTTEN_AFTER = timedelta(days=30)
 """A process that lives moves a mark several times a day."""
+_KEPT_WITHIN = timedelta(days=1)
+"""So long after its change the copy beside the data may come: a store may be unavailable for some time."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """`marks`: the acknowledged number of each slot. `changes`: the newest acknowledged ones, as (slot, number, what
-    it was)."""
+    it was). `newest_at`: by the database's clock, when the newest mark was moved, or up to a day later."""
 
     memory_id: str
     marks: Mapping[int, int]
     changes: tuple[tuple[int, int, str], ...]
+    newest_at: datetime | None
 
     def lost(self, session: Session) -> list[str] | None:
-        """What the database has forgotten, in words, as far as it is known; None if it has forgotten nothing. The
-        snapshot must be older than what the session sees."""
+        """What the database has lost, in words, as far as it is known; None if it has lost nothing, or may have
+        forgotten all of these marks because they are old. The snapshot must be older than what the session sees."""
         if not self.marks:
             return None
         rows = session.execute(
@@ -376,6 +379,8 @@ class Snapshot:
         )
         there = {row.slot: row.number for row in rows}
         if all(there.get(slot, 0) >= number for slot, number in self.marks.items()):
+            return None
+        if not there and self.newest_at is not None and _has_forgotten(session, self.newest_at):
             return None
         return [what for slot, number, what in self.changes if there.get(slot, 0) < number]
 
@@ -386,6 +391,7 @@ class _Pending:
 
     slot: int
     number: int
+    moved_at: datetime
     what: list[str] = field(default_factory=list)
     is_over: bool = False
 
@@ -403,11 +409,12 @@ class Memory:
         self._free: list[int] = []
         self._issued: dict[int, int] = {}
         self._acknowledged: dict[int, int] = {}
+        self._newest_at: datetime | None = None
         self._changes: deque[tuple[int, int, str]] = deque(maxlen=_NAMED)
 
     def snapshot(self) -> Snapshot:
         with self._lock:
-            return Snapshot(self.id, dict(self._acknowledged), tuple(self._changes))
+            return Snapshot(self.id, dict(self._acknowledged), tuple(self._changes), self._newest_at)
 
     def note(self, session: Session, what: str) -> None:
         """`what` counts as acknowledged once the session has committed. Raises WentBackError where the database has
@@ -429,10 +436,15 @@ class Memory:
             # Never issued twice: whether a commit whose reply was lost took place is not known.
             number = self._issued[slot] = self._issued.get(slot, 0) + 1
             acknowledged = self._acknowledged.get(slot, 0)
-        if not _move(session, self.id, slot, number, acknowledged):
-            # The slot stays out of use, and its number in memory: it is the proof.
-            raise WentBackError(self.snapshot().lost(session) or [])
-        return _Pending(slot, number)
+        moved_at = database_now(session)
+        if not _move(session, self.id, slot, number, acknowledged, moved_at=moved_at):
+            if (lost := self.snapshot().lost(session)) is not None:
+                # The slot stays out of use, and its number in memory: it is the proof.
+                raise WentBackError(lost)
+            with self._lock:
+                self._acknowledged.clear()
+            _move(session, self.id, slot, number, 0, moved_at=moved_at)
+        return _Pending(slot, number, moved_at)
 
     def _end(self, pending: _Pending, *, acknowledged: bool) -> None:
         with self._lock:
@@ -442,6 +454,7 @@ class Memory:
             self._free.append(pending.slot)
             if acknowledged:
                 self._acknowledged[pending.slot] = pending.number
+                self._newest_at = pending.moved_at
                 self._changes.extend((pending.slot, pending.number, what) for what in pending.what)
         if acknowledged:
             self.changed.set()
@@ -468,9 +481,17 @@ def forget_long_gone(session: Session) -> None:
     )
 
 
-def _move(session: Session, memory_id: str, slot: int, number: int, acknowledged: int) -> bool:
+def _has_forgotten(session: Session, newest_at: datetime) -> bool:
+    """Whether it may be so with the marks of a process whose newest was moved then. The process that takes marks away
+    moves one of its own in the same transaction, about a month later at the earliest; a database that went back to a
+    moment before it has none so late. What is dated later than now a clock has written that was ahead."""
+    dated = HistoryMark.moved_at <= database_now(session)
+    newest = session.scalar(select(func.max(HistoryMark.moved_at)).where(dated))
+    return newest is not None and newest >= newest_at + _FORGOTTEN_AFTER - _KEPT_WITHIN
+
+
+def _move(session: Session, memory_id: str, slot: int, number: int, acknowledged: int, *, moved_at: datetime) -> bool:
     """Whether the database still has the slot's acknowledged number; the mark stands at `number` then."""
-    moved_at = database_now(session)
     moved = session.scalar(
         update(HistoryMark)
         .where(HistoryMark.memory_id == memory_id, HistoryMark.slot == slot, HistoryMark.number >= acknowledged)

@@ -16,7 +16,7 @@ from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Run
 from holdfast_service.db.tables.operations import Controller
 from holdfast_service.liveness.lost_attempts import mark_lost
-from holdfast_service.runs.views import MISSING_RANKS_SHOWN, seal_progress
+from holdfast_service.runs.views import MISSING_RANKS_SHOWN, ranks_not_sealed
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.training.abort import abort
 from holdfast_service.training.fencing import DRAIN_SECONDS, REAPER, is_silent
@@ -165,7 +165,7 @@ def _give_up(context: ServiceContext, checkpoint_id: str) -> bool:
             return False
         now = database_now(session)
         attempt, over = session.execute(select(Attempt, _is_over(now)).where(Attempt.id == checkpoint.attempt_id)).one()
-        missing = seal_progress(session, [checkpoint])[checkpoint.id].missing_ranks
+        missing = ranks_not_sealed(session, checkpoint, of_all=True)
         blamed = missing[0] if missing else None
         if over and checkpoint.pushed_by is None:
             # A lost attempt was only silent: it may be cut off, and comes back by calling again.

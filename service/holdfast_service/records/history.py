@@ -84,8 +84,10 @@ class KeptMemory:
         self._compared_on = server
 
     def forget_the_gone(self) -> None:
-        """Takes away what processes have left that are gone. Called once this process has compared it, and has kept a
-        mark of its own, which is newer than all of it. Raises StoreError."""
+        """Takes away what processes have left that are gone. Nothing, before this process has compared it here, and has
+        kept a mark of its own, which is newer than all of it. Raises StoreError."""
+        if self._compared_on is None or self._kept is None:
+            return
         with self._database.read() as session:
             oldest = database_now(session) - _GONE_AFTER
         for name, document in list(self._documents()):
@@ -101,7 +103,6 @@ class KeptMemory:
                 counts = epoch > self._epoch or (epoch == self._epoch and claim == self._claim)
                 ours = document["catalog_id"] == self._catalog_id and counts
                 _snapshot(name, document)
-                datetime.fromisoformat(document["kept_at"])
             except ObjectMissing:
                 continue  # its process has just been forgotten
             except (ValueError, KeyError, TypeError) as error:
@@ -119,7 +120,8 @@ def _snapshot(name: str, document: dict[str, Any]) -> Snapshot:
     """Raises ValueError, KeyError and TypeError for what is none."""
     marks = {int(slot): int(number) for slot, number in document["marks"]}
     changes = tuple((int(slot), int(number), str(what)) for slot, number, what in document["changes"])
-    return Snapshot(name.removeprefix(f"{FOLDER}/").removesuffix(".json"), marks, changes)
+    memory_id = name.removeprefix(f"{FOLDER}/").removesuffix(".json")
+    return Snapshot(memory_id, marks, changes, datetime.fromisoformat(document["kept_at"]))
 
 
 _LOOK_SECONDS = 1.0
@@ -159,25 +161,38 @@ def begin_history(context: ServiceContext) -> None:
             forget_long_gone(session)
             note_change(session, "a process of the service was started")
         keep_history(context)
-        for attached in context.stores:
-            if not attached.watch.unavailable:
-                attached.watch.kept_memory.forget_the_gone()
     except WentBackError as error:
         _log.error("database_went_back", reason=error.detail, lost=error.lost)
     except StoreError as error:
         _log.warning("history_not_compared", error=str(error))
 
 
+def forget_the_gone(context: ServiceContext) -> None:
+    """What processes that are gone have left in each store that answers. A bucket with versions has one of a document
+    for each time that it was written, and to delete them may take hours. Never raises."""
+    for attached in context.stores:
+        if attached.watch.unavailable:
+            continue
+        try:
+            attached.watch.kept_memory.forget_the_gone()
+        except (StoreError, ProblemError) as error:
+            _log.info("history_not_forgotten", store=attached.role.value, error=str(error))
+
+
 class HistoryKeeper:
     """A thread that keeps the memory beside the data: a moment after each change, and a few times a day without one,
-    because other processes take a silent process for gone."""
+    because other processes take a silent process for gone. Another one forgets, once, those that are gone."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
-        self._thread = threading.Thread(target=self._run, name="holdfast-history", daemon=True)
+        self._keeps = threading.Thread(target=self._run, name="holdfast-history", daemon=True)
+        self._forgets = threading.Thread(
+            target=forget_the_gone, args=(context,), name="holdfast-history-forget", daemon=True
+        )
 
     def start(self) -> None:
-        self._thread.start()
+        self._keeps.start()
+        self._forgets.start()
 
     def _run(self) -> None:
         memory, changed_at = self._context.database.memory, time.monotonic()

@@ -411,9 +411,9 @@ def _progress_of(session: Session, row: Checkpoint) -> SealProgress:
     return SealProgress(row.sealed_ranks, ranks_not_sealed(session, row))
 
 
-def ranks_not_sealed(session: Session, row: Checkpoint) -> list[int]:
-    """As `missing_ranks`; looked for among the first _RANKS_LOOKED_AT alone."""
-    looked_at = min(row.world_size, _RANKS_LOOKED_AT)
+def ranks_not_sealed(session: Session, row: Checkpoint, *, of_all: bool = False) -> list[int]:
+    """As `missing_ranks`; looked for among the first _RANKS_LOOKED_AT alone, or `of_all`: for a word that stays."""
+    looked_at = row.world_size if of_all else min(row.world_size, _RANKS_LOOKED_AT)
     sealed = session.connection().execute(_SEALED_BELOW, {"checkpoint_id": row.id, "rank": looked_at}).scalars()
     return missing_ranks(set(sealed), looked_at)
 

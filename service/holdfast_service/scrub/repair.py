@@ -39,7 +39,15 @@ from holdfast_service.copies.corruption import (
     read_since_damage,
     repair_if_whole,
 )
-from holdfast_service.copies.predicates import KEPT, PROVEN, counts_as_read, in_archive, is_read_back, keeps_anywhere
+from holdfast_service.copies.predicates import (
+    KEPT,
+    PROVEN,
+    counts_as_read,
+    in_archive,
+    is_read_back,
+    keeps_anywhere,
+    reading_tells,
+)
 from holdfast_service.copies.read_back import (
     Claim,
     Finding,
@@ -179,13 +187,15 @@ def _read(context: ServiceContext, claimed: Claim, acquire: Callable[[int], None
 
 def _claim_another(session: Session, context: ServiceContext, damaged: Damaged) -> Claim | None:
     """A copy in the same store that would do, once it was read: in the cold store a cold one."""
+    now = database_now(session)
     return claim_first(
         session,
         Copy.chunk_id == damaged.chunk_id,
         Copy.store_id == damaged.store_id,
         Copy.state.in_(KEPT),
         is_read_back(context),
-        copy_is_free(database_now(session)),
+        reading_tells(now),
+        copy_is_free(now),
         seconds=context.settings.chunk_lease_seconds,
     )
 
@@ -389,7 +399,8 @@ def _changed(context: ServiceContext, store_ids: Collection[int], after: str) ->
     """Corrupt checkpoints that no process has looked at, or whose chunk that stood in the way is whole now or may be
     once it is read. Each look leaves what stands in the way, so the next process does not repeat it."""
     with context.database.read() as session:
-        readable = and_(_can_be_proven(context, store_ids), copy_is_free(database_now(session)))
+        now = database_now(session)
+        readable = and_(_can_be_proven(context, store_ids, now), copy_is_free(now))
         stands_no_more = exists().where(
             Copy.chunk_id == Checkpoint.lost_chunk_id,
             keeps_anywhere(Checkpoint.attempt_id),
@@ -455,8 +466,9 @@ def _ask_store(context: ServiceContext, claimed: Claim, untold: set[int]) -> Tal
     return tally
 
 
-def _can_be_proven(context: ServiceContext, store_ids: Collection[int]) -> ColumnElement[bool]:
-    """Over `copies`, in one of these stores: it can be read now, or its store hashes what it has archived."""
+def _can_be_proven(context: ServiceContext, store_ids: Collection[int], now: datetime) -> ColumnElement[bool]:
+    """Over `copies`, in one of these stores: it can be read now and that tells something, or its store hashes what it
+    has archived."""
     hashing = [
         each.store_id
         for each in context.stores
@@ -465,7 +477,8 @@ def _can_be_proven(context: ServiceContext, store_ids: Collection[int]) -> Colum
         and each.store.capabilities.sha256_enforced
     ]
     archived = and_(Copy.state == CopyState.COLD, in_archive(), Copy.proof.in_(PROVEN), Copy.store_id.in_(hashing))
-    return and_(Copy.store_id.in_(store_ids), or_(Copy.state == CopyState.VERIFIED, archived))
+    readable = and_(Copy.state == CopyState.VERIFIED, reading_tells(now))
+    return and_(Copy.store_id.in_(store_ids), or_(readable, archived))
 
 
 def _claim_unread(
@@ -482,17 +495,17 @@ def _claim_unread(
         return []
     lists = select(Shard.chunk_list_id).where(Shard.checkpoint_id == checkpoint_id)
     chunks = select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists))
-    whole = keeps_anywhere(attempt_id)
+    whole, now = keeps_anywhere(attempt_id), database_now(session)
     read = select(Copy.chunk_id).where(Copy.chunk_id.in_(chunks), whole, read_since_damage()).correlate(None)
     return claim_copies(
         session,
         Copy.chunk_id.in_(chunks),
         Copy.id.not_in(untold),
-        _can_be_proven(context, store_ids),
+        _can_be_proven(context, store_ids, now),
         whole,
         ~read_since_damage(),
         Copy.chunk_id.not_in(read),
-        copy_is_free(database_now(session)),
+        copy_is_free(now),
         seconds=context.settings.chunk_lease_seconds,
         most=BATCH,
     )

@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import select
 
 import holdfast_service.collect.orphans
+import tests.support.s3_fake.server
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.stores import StoreSweep
@@ -115,6 +116,35 @@ def test_an_orphan_whose_deletion_was_cut_off_in_a_versioned_bucket_is_still_fou
             assert sweep(service).deleted == 1
             assert not fake.objects.versions("checkpoints/" + key.path)
             assert listed(service, project_id) == set()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_of_what_was_written_again_and_again_in_a_versioned_bucket_the_newest_goes_last(
+    settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More versions than a page of the listing has: the document of a process has one for each moment with a change."""
+    monkeypatch.setattr(tests.support.s3_fake.server, "_PAGE", 4)
+    with s3_fake(versioned=True) as fake:
+        for name, value in fake.environment.items():
+            monkeypatch.setenv(name, value)
+        bucket = settings.model_copy(update={"store": fake.store_url_for("checkpoints")})
+        with running_service(bucket) as service:
+            store = service.context.store
+            assert isinstance(store, S3Store)
+            for name in ("history/one.json", "history/one.json.other"):
+                for number in range(10):
+                    store.write_named(name, str(number).encode())
+            real, seen = store.calls.do, list[bytes]()
+
+            def looks_first(operation: str, **parameters: Any) -> dict[str, Any]:
+                seen.append(store.read_named("history/one.json"))
+                return real(operation, **parameters)
+
+            monkeypatch.setattr(store.calls, "do", looks_first)
+            store.delete_named("history/one.json")
+            assert seen == [b"9"] * 10
+            left = {key for key, _ in fake.objects.versions("checkpoints/history/one")}
+            assert left == {"checkpoints/history/one.json.other"}
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -11,7 +11,9 @@ from sqlalchemy import select
 
 from holdfast_service.copies.predicates import object_key
 from holdfast_service.db.tables.core import Copy
+from holdfast_service.scrub import read_copies, repair
 from holdfast_service.scrub import verify as prove
+from holdfast_service.scrub.read_copies import Tally
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.support.rank import Job, Save, answer, digest_of
@@ -113,6 +115,30 @@ def test_a_fresh_ticket_of_a_pending_copy_counts_as_well(service: RunningService
     clock.advance(settings.longest_upload_seconds + 10)  # behind the first ticket's time, within the second's
     prove.reconcile(service.context)
     assert proofs(service) == ["read_early"]
+
+
+@pytest.mark.rule("no-ticket-reuse")
+def test_what_repairs_and_can_still_be_overwritten_is_read_once_and_copied(
+    service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, replay = uploaded(service)
+    replay(POISON)
+    clock.let_tickets_expire(service.context.settings)
+    assert prove.reconcile(service.context).bad == 1
+    assert save.now()["health"] == "corrupt"
+    save.job.save(2, content=DATA)
+    readings = 0
+
+    def read_one(*given: Any) -> Tally:
+        nonlocal readings
+        readings += 1
+        assert readings == 1, "another reading says nothing before the ticket is over"
+        return read_copies.read_one(*given)
+
+    monkeypatch.setattr(repair, "read_one", read_one)
+    report = repair.reconcile(service.context)
+    assert (report.repaired_copies, report.repaired_checkpoints, report.failed) == (1, (save.id,), 0)
+    assert proofs(service)[1:] == ["read_early", "read"]
 
 
 @pytest.mark.rule("no-ticket-reuse")

@@ -274,6 +274,26 @@ def test_with_a_second_store_a_copy_repaired_into_an_archive_is_cold_and_counts_
 
 
 @IN_A_BUCKET
+@pytest.mark.rule("row-before-copy")
+def test_with_a_second_store_a_bad_copy_goes_although_what_has_repaired_it_was_archived_since(cold: Cold) -> None:
+    job = Job(cold.http)
+    for step in (1, 2, 3):
+        job.save(step)
+    copy_to_second(cold.service)
+    flip(cold.context.store, key_of(cold.service, weights(1)))
+    (hot,) = copies_of(cold.service, weights(1))
+    assert make_suspect(cold.context, [hot.id]) == {hot.id}
+    cold.advance(1)
+    assert prove.reconcile(cold.context).bad == 1
+    assert repair.reconcile(cold.context).repaired_copies == 1
+    cold.policy()
+    cold.advance(8 * DAY)
+    cold.round()
+    cold.collect()
+    assert cold.copies(weights(1)) == [("verified", "second"), ("cold", "archive")]
+
+
+@IN_A_BUCKET
 @pytest.mark.rule("read-lease")
 def test_what_was_moved_to_another_archive_is_thawed_from_there(cold: Cold) -> None:
     assert cold.fake is not None

@@ -147,9 +147,11 @@ class S3Fake:
 
     def _versions(self, wanted: dict[str, str]) -> Reply:
         encoding, spelt = _encoding(wanted)
-        entries = f"<IsTruncated>false</IsTruncated>{encoding}" + "".join(
+        found = sorted(self.objects.versions(wanted.get("prefix", "")), key=lambda each: each[0])
+        more = str(len(found) > _PAGE).lower()
+        entries = f"<IsTruncated>{more}</IsTruncated>{encoding}" + "".join(
             f"<Version><Key>{escape(spelt(key))}</Key><VersionId>{version_id}</VersionId></Version>"
-            for key, version_id in self.objects.versions(wanted.get("prefix", ""))
+            for key, version_id in found[:_PAGE]
         )
         return xml(
             f'<ListVersionsResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{entries}</ListVersionsResult>'

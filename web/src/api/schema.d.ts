@@ -2407,7 +2407,7 @@ export interface components {
             missing_components?: string[];
             /**
              * Missing Ranks
-             * @description The first 20 not sealed; begin and seal look at ranks 0 to 99.
+             * @description The first 20 of ranks 0 to 99 that have not sealed.
              */
             missing_ranks: number[];
             /** Negotiated */
@@ -2561,7 +2561,7 @@ export interface components {
             missing_components?: string[];
             /**
              * Missing Ranks
-             * @description The first 20 not sealed; begin and seal look at ranks 0 to 99.
+             * @description The first 20 of ranks 0 to 99 that have not sealed.
              */
             missing_ranks: number[];
             /** Pin Reason */

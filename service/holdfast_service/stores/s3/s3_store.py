@@ -132,24 +132,23 @@ class S3Store(S3StorageClasses, S3ObjectLock):
         # were cut off in between, no listing would ever show it again.
         versioned = self.capabilities is not None and self.capabilities.versioned
         if versioned or self.calls.do("delete_object", Key=key).get("DeleteMarker"):
-            for version in self._versions(key):
-                self.remove(key, version)
+            self._remove_versions(key)
 
-    def _versions(self, key: str) -> list[str]:
-        """Markers, which hide the others, and then from the oldest to the newest: what is left of an object whose
-        deletion is cut off is listed, and is what it was before."""
-        markers: list[Mapping[str, Any]] = []
-        versions: list[Mapping[str, Any]] = []
-        asked: dict[str, Any] = {"Prefix": key}
-        while True:
-            page = self.calls.ask("list_object_versions", **asked)
-            markers += page.get("DeleteMarkers", [])
-            versions += page.get("Versions", [])
-            if not page.get("IsTruncated"):
-                entries = [*markers, *reversed(versions)]
-                return [_field(entry, "VersionId") for entry in entries if _field(entry, "Key") == key]
-            asked["KeyMarker"] = _field(page, "NextKeyMarker")
-            asked["VersionIdMarker"] = _field(page, "NextVersionIdMarker")
+    def _remove_versions(self, key: str) -> None:
+        """A page at a time: of a name that is written again and again there may be millions. Markers first, which hide
+        the others, then the oldest, and the newest as the last of all: what is left of an object whose deletion is cut
+        off is listed, and is what it was before."""
+        more = True
+        while more:
+            page = self.calls.ask("list_object_versions", Prefix=key)
+            markers, versions = (
+                [_field(entry, "VersionId") for entry in page.get(kind, []) if _field(entry, "Key") == key]
+                for kind in ("DeleteMarkers", "Versions")
+            )
+            # Asked from the start each time: every page begins with the newest, which stays until no other is left.
+            more = page.get("IsTruncated", False) and len(markers) + len(versions) > 1
+            for version in (*markers, *reversed(versions[1:] if more else versions)):
+                self.remove(key, version)
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         asked: dict[str, Any] = {"Prefix": prefix}
