@@ -2,13 +2,15 @@
 
 1. list      every project, wholly: any error ends the sweep, for what is not listed looks missing or deletable
 2. wait      an orphan goes only when every URL's life is over, by the clock that dated it (rule late-put-window)
-3. stop      if the store has newer records than the catalog; and, unless forced, if that is more than the set share
+3. take back what a checkpoint needs and no store has a good copy of (needed_objects.py)
+4. stop      if the store has newer records than the catalog; and, unless forced, if that is more than the set share
              of the store or of a project
-4. delete    batch by batch: the store says again that it is ours, the catalog is asked again, the exact object goes
+5. delete    batch by batch: the store says again that it is ours, the catalog is asked again, the exact object goes
 
 Nothing can come to need an orphan: generations are random and never used again, a copy's row is there before its
-first ticket, and only a rebuilt catalog takes over what is in a store, in an epoch of its own, which step 4 notices.
-Asking again in step 4 is for whatever else may write rows.
+first ticket, and only a rebuilt catalog takes over what is in a store, in an epoch of its own, which step 5 notices.
+Only a database that was restored may need one already. Asking again in step 5 is for whatever else may write rows, and
+for what this sweep has found missing itself.
 
 The pass of the controller `sweep` is at the end.
 """
@@ -34,6 +36,7 @@ from holdfast_protocol.stores import ProjectSweep, StoreSweep
 from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.collect.garbage import why_not
+from holdfast_service.collect.needed_objects import needed_among, take_back
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import object_key
 from holdfast_service.db import lease
@@ -272,10 +275,11 @@ _log = structlog.get_logger("holdfast.sweep")
 @dataclass
 class _Findings:
     """Of one store, as far as it is known; `projects` and `deleted` by project id. `due` are the orphans that are old
-    enough."""
+    enough, without those that are `needed`."""
 
     projects: dict[str, ProjectSweep] = field(default_factory=dict)
     due: list[StoredObject] = field(default_factory=list)
+    needed: list[StoredObject] = field(default_factory=list)
     stopped: str | None = None
     deleted: dict[str, Amount] = field(default_factory=lambda: defaultdict(Amount))
     kept: int = 0
@@ -303,6 +307,8 @@ def sweep_store(
         if force:
             findings.stopped = None
         findings.stopped = _why_older(attached, findings) or findings.stopped
+        if not dry_run:
+            _take_back(context, attached, findings, actor, looked_at)
         if not dry_run and findings.stopped is None:
             _delete(context, attached, findings, looked_at)
             _sweep_incoming(context, attached)
@@ -326,7 +332,9 @@ def _look(
     seen = SeenCopies(newest)
     for project_id, name in projects:
         inventory = take_inventory(context, attached, project_id, seen, on_listed)
-        due = [each for each in inventory.orphans if each.modified_at < oldest]
+        old = [each for each in inventory.orphans if each.modified_at < oldest]
+        needed, due = _apart(context, old, on_listed)
+        findings.needed += needed
         findings.due += due
         there = Amount(there.objects + inventory.there.objects, there.bytes + inventory.there.bytes)
         stops.append(why_stop(f"the project {name}", inventory.there, _amount(due), settings.sweep_most_percent))
@@ -343,6 +351,31 @@ def _look(
     return findings
 
 
+def _apart(
+    context: ServiceContext, orphans: Sequence[StoredObject], on_listed: Callable[[int], object]
+) -> tuple[list[StoredObject], list[StoredObject]]:
+    """Those that a checkpoint needs, and the others."""
+    needed: list[StoredObject] = []
+    for batch in _batches(orphans):
+        needed += needed_among(context, batch)
+        on_listed(0)
+    keys = {each.key for each in needed}
+    return needed, [each for each in orphans if each.key not in keys]
+
+
+def _take_back(
+    context: ServiceContext,
+    attached: AttachedStore,
+    findings: _Findings,
+    actor: Actor,
+    on_listed: Callable[[int], object],
+) -> None:
+    for batch in _batches(findings.needed):
+        taken = take_back(context, attached.store_id, batch, actor)
+        _log.warning("needed_objects_taken_back", store=attached.role.value, objects=len(batch), copies=taken)
+        on_listed(0)
+
+
 def _why_older(attached: AttachedStore, findings: _Findings) -> str | None:
     """What looks like an orphan may belong to a job that a catalog from an older state does not know. No force
     helps: it is said of too many orphans, and not of these."""
@@ -356,8 +389,10 @@ def _delete(
     for batch in _batches(findings.due):
         _refuse_foreign(context, attached)
         unknown = unknown_of(context, attached.store_id, batch)
-        findings.kept += len(batch) - len(unknown)
-        for each in unknown:
+        needed = {each.key for each in needed_among(context, unknown)}
+        orphans = [each for each in unknown if each.key not in needed]
+        findings.kept += len(batch) - len(orphans)
+        for each in orphans:
             try:
                 attached.store.delete(each.key)
             except StoreRefused as error:
