@@ -19,6 +19,7 @@ from holdfast_protocol.states import CopyState
 from holdfast_service.attached_stores.epoch import NotCheckedError, raise_epoch
 from holdfast_service.attached_stores.ownership import MARKER_NAME
 from holdfast_service.audit.record import Actor
+from holdfast_service.copies.copy_chunk import move_bytes
 from holdfast_service.db.engine import Database, DatabaseConfigurationError, filesystem_kind
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.db.tables.core import Store as StoreRow
@@ -28,6 +29,8 @@ from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.support.databases import SqliteCatalogs
 from tests.support.rank import Job, Refused, answer
 from tests.support.rebuilt import check_all, claim_all
+from tests.support.replicated import begin
+from tests.support.rot import key_of, states_of
 from tests.support.seaweedfs import seaweedfs_server
 from tests.support.service import RunningService, running_service
 
@@ -169,6 +172,25 @@ def test_after_a_restore_nothing_is_trusted_or_deleted_before_it_was_checked_and
         claim_all(service.context)
         with service.context.database.read() as session:
             assert CopyState.SUSPECT not in set(session.scalars(select(Copy.state)))
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.rule("fencing-token")
+def test_a_copy_that_was_under_way_at_the_backup_is_read_before_its_chunk_is_called_lost(
+    settings: ServiceSettings, tmp_path: Path
+) -> None:
+    two_stores = settings.model_copy(update={"second_store": f"posix://{tmp_path / 'second'}"})
+    with running_service(two_stores) as service:
+        saved = Job(service.http()).save(100, content=b"weights")
+        task = begin(service, b"weights")
+        assert task is not None
+        move_bytes(service.context, task)  # the backup is from before it was settled
+        service.context.store.delete(key_of(service, b"weights"))  # and this came after the backup
+        raise_epoch(service.context.database, Actor.at_the_database())
+    with running_service(two_stores) as service:
+        holdfast_service.scrub.verify.reconcile(service.context)
+        assert states_of(service, b"weights", None) == [CopyState.BAD, CopyState.VERIFIED]
+        assert answer(service.http().get(f"/v1/checkpoints/{saved['id']}"))["health"] == "ok"
 
 
 @pytest.mark.rule("sqlite-immediate")
