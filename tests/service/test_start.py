@@ -27,8 +27,8 @@ from holdfast_service.service import open_database
 from holdfast_service.settings import ServiceSettings, SettingsError, refuse_unknown_settings, settings_table
 from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.support.databases import SqliteCatalogs
-from tests.support.rank import Job, Refused, answer
-from tests.support.rebuilt import check_all, claim_all
+from tests.support.rank import Job, Refused, answer, digest_of
+from tests.support.rebuilt import check_all, claim_all, read_all
 from tests.support.replicated import begin
 from tests.support.rot import key_of, states_of
 from tests.support.seaweedfs import seaweedfs_server
@@ -143,6 +143,57 @@ def test_a_store_that_was_moved_keeps_its_row(settings: ServiceSettings, tmp_pat
         assert answer(service.http().get(f"/v1/checkpoints/{saved['id']}"))["health"] == "ok"
         with service.context.database.read() as session:
             assert [row.url for row in session.scalars(select(StoreRow))] == [f"posix://{tmp_path / 'moved'}"]
+
+
+@pytest.mark.rule("fencing-token")
+def test_two_stores_that_have_changed_places_are_not_taken_for_each_other(
+    settings: ServiceSettings, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "store", tmp_path / "second"
+    two_stores = settings.model_copy(update={"second_store": f"posix://{second}"})
+    with running_service(two_stores) as service:
+        saved = Job(service.http()).save(100)
+    changed_places(first, second)
+    aside = [folder.rename(tmp_path / f"{folder.name} is not mounted yet") for folder in (first, second)]
+    for folder in (first, second):
+        folder.mkdir()
+    with running_service(two_stores) as service:
+        assert readiness(service)[0] == 503
+        for folder, mounted in zip((first, second), aside, strict=True):
+            folder.rmdir()
+            mounted.rename(folder)
+        status, failed = readiness(service)
+        assert (status, list(failed)) == (503, ["store"])
+        assert "start the service again" in failed["store"]
+        with pytest.raises(Refused, match="store_unavailable"):
+            Job(service.http(), after=1).save(200)
+        assert len(holdfast_service.collect.controller.reconcile(service.context).skipped_stores) == 2
+    with running_service(two_stores) as service:
+        assert readiness(service) == (200, {}), "what a store says of itself counts, not where it is"
+        data = b"demo/gpt 1 100 0"
+        assert read_all(service.http(), saved["id"], [data, b"index " + data])
+        job = Job(service.http(), after=2)
+        assert job.save(300)["state"] == "committed"
+        save = job.begin(400)
+        save.upload(0, [b"weights", b"index"])
+        changed_places(first, second)  # beneath a process that runs
+        assert readiness(service)[0] == 503
+        with pytest.raises(Refused, match="store_unavailable"):
+            save.seal(0, [b"weights", b"index"])
+        assert "changed places" in str(service.context.store_watch.ownership.problem())
+        report = {"digest": digest_of(data), "problem": "missing"}
+        with pytest.raises(Refused, match="store_unavailable"):
+            answer(service.http().post(f"/v1/checkpoints/{saved['id']}/chunk-reports", json=report))
+        assert answer(service.http().get(f"/v1/checkpoints/{saved['id']}"))["health"] == "ok"
+        changed_places(first, second)
+        assert readiness(service) == (200, {})
+        assert save.seal(0, [b"weights", b"index"])["state"] == "committed"
+
+
+def changed_places(first: Path, second: Path) -> None:
+    between = first.rename(first.with_name("between"))
+    second.rename(first)
+    between.rename(second)
 
 
 @pytest.mark.rule("fencing-token")
