@@ -228,6 +228,28 @@ def test_what_never_changes_is_taken_from_another_store_where_the_first_ones_is_
         assert check_all(again.context, deep=True).stores[0].findings == [], "the first store has it whole again"
 
 
+@pytest.mark.rule("record-outbox")
+def test_a_manifest_is_not_written_over_by_a_catalog_that_does_not_know_its_shards(
+    settings: ServiceSettings, empty_url: str, tmp_path: Path
+) -> None:
+    second = f"posix://{tmp_path / 'second'}"
+    with running_service(settings.model_copy(update={"second_store": second})) as service:
+        saved = Job(service.http()).save(20)
+        put_policy(service)
+        replicate(service)
+        record_all(service.context)
+        name = records_of(service)[saved["id"]].subject.manifest_name
+        service.context.store.write_named(name, b"{")
+    whole = (tmp_path / "second" / name).read_bytes()
+    rebuild_into(empty_url, settings.store_url)  # without the second store, which becomes the first one afterwards
+    changes = {"store": second, "database_url": SecretStr(empty_url)}
+    with running_service(settings.model_copy(update=changes)) as again:
+        check_all(again.context)
+        claim_all(again.context, accept_loss=True)
+        assert record_all(again.context) > 0
+        assert (tmp_path / "second" / name).read_bytes() == whole
+
+
 @pytest.mark.rule("rebuild-doubts")
 def test_what_may_be_the_chunks_of_a_checkpoint_without_its_lists_is_not_swept(
     service: RunningService, settings: ServiceSettings, empty_url: str
