@@ -25,7 +25,7 @@ GUARDS = (
         "rebuild-doubts",
         "what a rebuild could not know of a checkpoint is swept",
         "service/holdfast_service/collect/orphans.py",
-        "    stops.append(_why_unknown(context, findings))\n",
+        "    stops.append(why_unknown(context, {each.key.project_id for each in findings.due}))\n",
         "",
         ("tests/service/test_rebuild_doubts.py",),
     ),

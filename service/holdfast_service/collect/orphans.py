@@ -4,7 +4,7 @@
 2. wait      an orphan goes only when every URL's life is over, by the clock that dated it (rule late-put-window)
 3. take back what a checkpoint needs and no store has a good copy of (needed_objects.py)
 4. stop      if the store has newer records than the catalog; and, unless forced, if that is more than the set share
-             of the store or of a project, or a rebuild could not know what a checkpoint of the project needs
+             of the store or of a project, or if they are more likely another's (doubtful_orphans.py)
 5. delete    batch by batch: the store says again that it is ours, the catalog is asked again, the exact object goes
 
 Nothing can come to need an orphan: generations are random and never used again, a copy's row is there before its
@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import structlog
-from sqlalchemy import ColumnElement, func, select, text, update
+from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
@@ -35,16 +35,16 @@ from holdfast_protocol.states import CopyState
 from holdfast_protocol.stores import ProjectSweep, StoreSweep
 from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.collect.doubtful_orphans import why_anothers, why_unknown
 from holdfast_service.collect.garbage import why_not
 from holdfast_service.collect.needed_objects import needed_among, take_back
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import object_key
 from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now, insert_absent
-from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy, Project, Run, Shard
+from holdfast_service.db.tables.core import Chunk, Copy, Project
 from holdfast_service.db.tables.operations import StoreMaintenance
 from holdfast_service.errors import ProblemError
-from holdfast_service.runs.views import WHOLE
 from holdfast_service.stores.base import MountedStore, ObjectKey, ObjectMissing, StoredObject, StoreError, StoreRefused
 from holdfast_service.work.report import Backlog, ReconcileReport
 
@@ -330,11 +330,14 @@ def _look(
     # What came after this is young for certain.
     oldest = attached.store.clock() - timedelta(seconds=settings.ticket_seconds + settings.longest_upload_seconds)
     findings, there, stops = _Findings(), Amount(), []
+    latest: list[StoredObject] = []
     seen = SeenCopies(newest)
     for project_id, name in projects:
         inventory = take_inventory(context, attached, project_id, seen, on_listed)
         old = [each for each in inventory.orphans if each.modified_at < oldest]
         needed, due = _apart(context, old, on_listed)
+        latest += due + [each for each in inventory.orphans if each.modified_at >= oldest]
+        latest = sorted(latest, key=lambda each: each.modified_at)[-1:]
         findings.needed += needed
         findings.due += due
         there = Amount(there.objects + inventory.there.objects, there.bytes + inventory.there.bytes)
@@ -348,38 +351,10 @@ def _look(
         on_listed(0)
     whole = f"the {attached.role.value} store"
     stops.append(why_stop(whole, there, _amount(findings.due), settings.sweep_most_percent))
-    stops.append(_why_unknown(context, findings))
+    stops.append(why_unknown(context, {each.key.project_id for each in findings.due}))
+    stops.append(why_anothers(context, latest))
     findings.stopped = next((stop for stop in reversed(stops) if stop is not None), None)
     return findings
-
-
-def _why_unknown(context: ServiceContext, findings: _Findings) -> str | None:
-    """Of a checkpoint that a rebuild brought back without all of its chunk lists no chunk may have a row."""
-    projects = {each.key.project_id for each in findings.due}
-    listed = select(func.count()).where(Shard.checkpoint_id == Checkpoint.id, Shard.chunk_list_id.is_not(None))
-    with context.database.read() as session:
-        found = session.execute(
-            select(Checkpoint.id, Run.name, Project.name)
-            .join(Run, Run.id == Checkpoint.run_id)
-            .join(Project, Project.id == Run.project_id)
-            .where(
-                # The text of the partial index, so that it is used.
-                text("health = 'corrupt'"),
-                Checkpoint.state.in_(WHOLE),
-                Run.project_id.in_(projects),
-                listed.scalar_subquery() < Checkpoint.world_size,
-            )
-            .order_by(Checkpoint.id)
-            .limit(1)
-        ).first()
-    if found is None:
-        return None
-    checkpoint_id, run, project = found
-    return (
-        f"The checkpoint {checkpoint_id} of {project}/{run} is back from a rebuild without all of its chunk lists, so "
-        "what looks like orphans may be its chunks, and nothing was deleted. Rebuild with another store that has its "
-        "records, or delete the checkpoint; an administrator may sweep with --force."
-    )
 
 
 def _apart(

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 import holdfast_service.collect.orphans
 from holdfast_protocol.problems import ProblemCode
@@ -263,6 +263,23 @@ def test_a_store_that_does_not_say_that_it_is_ours_is_not_swept(
             sweeping.result()
     assert refused.value.code is ProblemCode.STORE_FOREIGN
     assert key in listed(service, project_id)
+
+
+@pytest.mark.rule("fencing-token")
+def test_a_sweep_stops_where_jobs_of_another_database_save_into_the_store(
+    service: RunningService, project_id: str
+) -> None:
+    """The catalog was moved to another database, and a worker of the old one runs on."""
+    old, young = orphan(service, project_id), orphan(service, project_id, old=False)
+    with service.context.database.transaction() as session:
+        called_at = database_now(session) - timedelta(hours=3)
+        session.execute(update(Attempt).values(opened_at=called_at, heartbeat_at=called_at))
+    swept = sweep(service)
+    assert (swept.due_orphans, swept.deleted) == (1, 0)
+    assert "jobs of another database save into this store" in str(swept.stopped)
+    assert {old, young} <= listed(service, project_id)
+    Job(service.http(), "demo/gpt", after=1)
+    assert (sweep(service).stopped, listed(service, project_id) & {old, young}) == (None, {young})
 
 
 @pytest.mark.rule("report-is-suspicion")
