@@ -199,6 +199,22 @@ GUARDS = (
     ),
     Guard(
         "fencing-token",
+        "a sweep deletes what jobs of another database save",
+        "service/holdfast_service/collect/orphans.py",
+        "    stops.append(why_anothers(context, latest))\n",
+        "",
+        ("tests/service/collect/test_sweep.py",),
+    ),
+    Guard(
+        "fencing-token",
+        "one of the catalog's stores is taken for another",
+        "service/holdfast_service/attached_stores/ownership.py",
+        " and self.store_id != store_id",
+        " and False",
+        ("tests/service/test_start.py",),
+    ),
+    Guard(
+        "fencing-token",
         "a clone that holds production's epoch is taken for production",
         "service/holdfast_service/attached_stores/ownership.py",
         "        return (self.catalog_id, self.epoch, self.claim) == (catalog_id, epoch, claim)",

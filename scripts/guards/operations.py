@@ -23,6 +23,14 @@ GUARDS = (
     ),
     Guard(
         "rebuild-doubts",
+        "what a rebuild could not know of a checkpoint is swept",
+        "service/holdfast_service/collect/orphans.py",
+        "    stops.append(why_unknown(context, {each.key.project_id for each in findings.due}))\n",
+        "",
+        ("tests/service/test_rebuild_doubts.py",),
+    ),
+    Guard(
+        "rebuild-doubts",
         "the records of two catalogs in one bucket are mixed",
         "service/holdfast_service/rebuild/sources.py",
         "if owner.catalog_id != source.marker.catalog_id",

@@ -138,6 +138,14 @@ GUARDS = (
     ),
     Guard(
         "late-put-window",
+        "a sweep deletes what a checkpoint needs",
+        "service/holdfast_service/collect/needed_objects.py",
+        "    return [each for each in objects if each.key.digest in digests]",
+        "    return []",
+        ("tests/service/collect/test_sweep.py",),
+    ),
+    Guard(
+        "late-put-window",
         "a sweep deletes however much it is",
         "service/holdfast_service/collect/orphans.py",
         "    if not many and not large:",

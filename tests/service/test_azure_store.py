@@ -8,12 +8,13 @@ import pytest
 from sqlalchemy import select
 
 import holdfast_service.scrub.verify
+import holdfast_service.tiers.controller
 from holdfast_client import Client, ClientSettings
 from holdfast_protocol.states import StoreRole
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.settings import ServiceSettings
 from tests.support.little_checkpoints import save_little_checkpoint
-from tests.support.rank import Job
+from tests.support.rank import Job, answer
 from tests.support.service import RunningService, running_service
 
 
@@ -55,6 +56,22 @@ def test_another_attempt_reuses_a_chunk_only_after_the_service_has_read_it(servi
     assert (report.good, report.bad) == (2, 0)
     third = Job(service.http(), "demo/third").begin(1)
     assert third.negotiate(0, [b"frozen"])["chunks"][0]["status"] == "present"
+
+
+@pytest.mark.rule("row-before-copy")
+def test_a_policy_moves_chunks_into_azures_archive(service, clock):
+    """Azure hashes nothing, and what is archived cannot be read back: the service proves what it sends."""
+    http = service.http()
+    job = Job(http)
+    for step in (1, 2, 3):
+        job.save(step)
+    holdfast_service.scrub.verify.reconcile(service.context)
+    document = {"rules": [{"after": "7d", "storage_class": "archive"}]}
+    answer(http.put(f"{job.base}/policies/tiers", json={"document": document}))
+    clock.advance(8 * 86400)
+    report = holdfast_service.tiers.controller.reconcile(service.context)
+    assert (report.failed, report.done) == (0, 2), report.error
+    assert [answer(http.get(f"{job.base}/checkpoints/{step}"))["tier"] for step in (1, 2, 3)] == ["cold", "hot", "hot"]
 
 
 def test_the_second_stores_own_key_may_be_an_account_and_its_key(azurite):

@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 from sqlalchemy import select, update
 
-from holdfast_protocol.states import CheckpointState, CopyState, Proof
+from holdfast_protocol.states import CheckpointState, CopyState, Proof, StoreRole
 from holdfast_service.collect.controller import reconcile as collect_tick
 from holdfast_service.copies.predicates import object_key
 from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy
@@ -25,6 +25,7 @@ from holdfast_service.stores.s3.s3_store import S3Store
 from tests.service.conftest import Clock
 from tests.support.interleave import refused
 from tests.support.rank import Job, answer
+from tests.support.rot import attached, copy_to_second
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.service import RunningService, running_service
 
@@ -243,6 +244,30 @@ def test_why_the_store_does_not_lock_is_shown_and_it_is_tried_again(
     assert shown(locking, hold)["mirror_error"] is None
     with locking.context.database.read() as session:
         assert mirror.backlog(session, locking.context).due == 0
+
+
+def test_a_hold_is_not_called_mirrored_while_one_of_two_stores_does_not_say(
+    settings: ServiceSettings, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in seaweedfs.environment.items():
+        monkeypatch.setenv(name, value)
+    first, second = (seaweedfs.locking_store_url_for(f"test-{secrets.token_hex(6)}") for _ in range(2))
+    with running_service(settings.model_copy(update={"store": first, "second_store": second})) as service:
+        saved = Job(service.http()).save(100)
+        assert copy_to_second(service) == 2
+        hold = place(service, saved["id"])
+
+        def unavailable() -> bool:
+            raise StoreUnavailable("the second store is having its lunch")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(attached(service, StoreRole.SECOND).store, "has_object_lock", unavailable)
+            assert mirror.reconcile(service.context).locked == 2
+        told = shown(service, hold)
+        assert (told["mirrored_at"], told["mirror_error"]) == (None, "the second store is having its lunch")
+        assert mirror.reconcile(service.context).locked == 2
+        told = shown(service, hold)
+        assert (told["mirrored_at"] is not None, told["mirror_error"]) == (True, None)
 
 
 def test_a_bucket_without_object_lock_is_refused_when_the_hold_is_placed(s3_service: RunningService) -> None:

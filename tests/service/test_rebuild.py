@@ -147,7 +147,7 @@ def test_trash_pins_holds_and_policies_are_back_and_what_was_purged_is_not(
         assert third.begin(7).negotiate(0, [b"index " + data])["chunks"][0]["status"] == "present"
         # The old service is the one that is foreign now.
         old = service.context
-        assert not deletes_are_allowed(old.store, old.catalog_id, old.epoch, old.claim)
+        assert not deletes_are_allowed(old.store, old.store_id, old.catalog_id, old.epoch, old.claim)
         record_all(again.context)
 
 

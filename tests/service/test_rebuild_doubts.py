@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -13,6 +14,8 @@ from holdfast_protocol.states import Scope
 from holdfast_protocol.stores import FindingKind
 from holdfast_service.attached_stores.epoch import NotCheckedError
 from holdfast_service.attached_stores.ownership import MARKER_NAME, Marker, read_marker, write_marker
+from holdfast_service.audit.record import Actor
+from holdfast_service.collect.orphans import sweep_store
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import CatalogIdentity
 from holdfast_service.db.tables.operations import AuditEvent
@@ -32,8 +35,10 @@ from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.posix.posix_store import PosixStore
 from holdfast_service.stores.registry import open_store
 from tests.support.databases import SqliteCatalogs
+from tests.support.garbage import age_it, listed
 from tests.support.rank import Job, Refused, answer
-from tests.support.rebuilt import SIGNING_KEY, check_all, claim_all, rebuild_into, rebuilt_service, record_all
+from tests.support.rebuilt import SIGNING_KEY, check_all, claim_all, read_all, rebuild_into, rebuilt_service, record_all
+from tests.support.replicated import put_policy, replicate
 from tests.support.retention import prune
 from tests.support.service import RunningService, running_service
 
@@ -189,6 +194,84 @@ def test_what_nobody_knows_to_be_free_is_held_until_a_person_has_looked(
         assert check_all(again.context).stores[0].findings == [], "its record has the hold from now on"
         released = answer(http.post(f"/v1/holds/{hold['id']}/release", json={"reason": "nobody needs it"}))
         assert released["released_at"] is not None, "any person who may release holds ends it"
+
+
+def list_name(service: RunningService, checkpoint_id: str) -> str:
+    folder = records_of(service)[checkpoint_id].subject.folder
+    (name,) = (each for each in service.context.store.list_named(folder) if "/lists/" in each)
+    return name
+
+
+@pytest.mark.rule("rebuild-doubts")
+@pytest.mark.parametrize("damaged", ["manifest", "list"])
+def test_what_never_changes_is_taken_from_another_store_where_the_first_ones_is_damaged(
+    settings: ServiceSettings, empty_url: str, tmp_path: Path, damaged: str
+) -> None:
+    second = f"posix://{tmp_path / 'second'}"
+    two_stores = settings.model_copy(update={"second_store": second})
+    with running_service(two_stores) as service:
+        saved = Job(service.http()).save(20)
+        put_policy(service)
+        replicate(service)
+        record_all(service.context)
+        name = records_of(service)[saved["id"]].subject.manifest_name
+        service.context.store.write_named(name if damaged == "manifest" else list_name(service, saved["id"]), b"{")
+
+    with rebuilt_service(two_stores, empty_url, two_stores.store_url, second) as (again, report):
+        assert report.whole, report.lines()
+        assert any(f"it is taken from {second}" in note for note in report.notes)
+        data = b"demo/gpt 1 20 0"
+        assert read_all(again.http(), saved["id"], [data, b"index " + data])
+        check_all(again.context)
+        claim_all(again.context)
+        record_all(again.context)
+        assert check_all(again.context, deep=True).stores[0].findings == [], "the first store has it whole again"
+
+
+@pytest.mark.rule("record-outbox")
+def test_a_manifest_is_not_written_over_by_a_catalog_that_does_not_know_its_shards(
+    settings: ServiceSettings, empty_url: str, tmp_path: Path
+) -> None:
+    second = f"posix://{tmp_path / 'second'}"
+    with running_service(settings.model_copy(update={"second_store": second})) as service:
+        saved = Job(service.http()).save(20)
+        put_policy(service)
+        replicate(service)
+        record_all(service.context)
+        name = records_of(service)[saved["id"]].subject.manifest_name
+        service.context.store.write_named(name, b"{")
+    whole = (tmp_path / "second" / name).read_bytes()
+    rebuild_into(empty_url, settings.store_url)  # without the second store, which becomes the first one afterwards
+    changes = {"store": second, "database_url": SecretStr(empty_url)}
+    with running_service(settings.model_copy(update=changes)) as again:
+        check_all(again.context)
+        claim_all(again.context, accept_loss=True)
+        assert record_all(again.context) > 0
+        assert (tmp_path / "second" / name).read_bytes() == whole
+
+
+@pytest.mark.rule("rebuild-doubts")
+def test_what_may_be_the_chunks_of_a_checkpoint_without_its_lists_is_not_swept(
+    service: RunningService, settings: ServiceSettings, empty_url: str
+) -> None:
+    saved = Job(service.http()).save(20)
+    record_all(service.context)
+    service.context.store.write_named(list_name(service, saved["id"]), b"{")
+    project_id = records_of(service)[saved["id"]].subject.project_id
+
+    with rebuilt_service(settings, empty_url) as (again, report):
+        assert report.orphans == 2
+        check_all(again.context)
+        claim_all(again.context, accept_loss=True)
+        objects = listed(again, project_id)
+        for key in objects:
+            age_it(again, key, 48 * 3600)
+        how: dict[str, Any] = {"dry_run": False, "actor": Actor.controller("sweep")}
+        swept = sweep_store(again.context, again.context.stores[0], force=False, **how)
+        assert (swept.due_orphans, swept.deleted) == (2, 0)
+        assert "without all of its chunk lists" in str(swept.stopped)
+        assert listed(again, project_id) == objects
+        assert sweep_store(again.context, again.context.stores[0], force=True, **how).deleted == 2
 
 
 @pytest.fixture

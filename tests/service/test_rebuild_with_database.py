@@ -141,6 +141,53 @@ def test_where_record_and_database_have_both_gone_on_what_keeps_a_checkpoint_cou
         assert row(again, taken_back).state == CheckpointState.COMMITTED, "a person may say it once more"
 
 
+def test_of_two_ends_of_a_hold_and_of_a_pin_the_later_counts(
+    service: RunningService, settings: ServiceSettings, empty_url: str
+) -> None:
+    saved = Job(service.http()).save(1)["id"]
+    before = row(service, saved).version
+    pin(service, saved)
+    held = hold(service, saved)
+    record_all(service.context)
+    # The copy is from before a person has made them longer.
+    soon = row(service, saved).committed_at
+    change(service, saved, version=before, pinned_until=soon)
+    with service.context.database.transaction() as session:
+        session.execute(update(Hold).values(kind="retain_until", retain_until=soon))
+    for number in range(5):
+        label(service, saved, f"label-{number}")
+
+    with rebuilt_service(settings, empty_url, older=service.context.database) as (again, _):
+        assert (row(again, saved).labels, row(again, saved).pinned_until) == (["label-4"], None)
+        with again.context.database.read() as session:
+            assert session.execute(select(Hold.id, Hold.retain_until)).all() == [(held, None)]
+
+
+def test_a_hold_that_only_the_database_knows_comes_along_beside_a_newer_record(
+    service: RunningService, settings: ServiceSettings, empty_url: str
+) -> None:
+    saved = Job(service.http()).save(1)["id"]
+    before = row(service, saved).version
+    first = hold(service, saved)
+    for number in range(5):
+        label(service, saved, f"label-{number}")
+    record_all(service.context)
+    change(service, saved, version=before, labels=[])
+    reply = service.http().post(f"/v1/checkpoints/{saved}/holds", json={"reason": "after the failover"})
+    second = str(answer(reply)["id"])
+
+    with rebuilt_service(settings, empty_url, older=service.context.database) as (again, report):
+        assert report.whole, report.lines()
+        assert len(report.remembered) == 1
+        assert row(again, saved).labels == ["label-4"]
+        with again.context.database.read() as session:
+            assert set(session.scalars(select(Hold.id))) == {first, second}
+        check_all(again.context)
+        claim_all(again.context)
+        record_all(again.context)
+        assert check_all(again.context).stores[0].findings == []
+
+
 def test_a_record_that_is_newer_than_the_database_counts(
     service: RunningService, settings: ServiceSettings, empty_url: str
 ) -> None:

@@ -20,6 +20,7 @@ from holdfast_protocol.states import CopyState, StoreRole
 from holdfast_service.attached_stores.epoch import NotCheckedError, raise_epoch
 from holdfast_service.attached_stores.ownership import MARKER_NAME
 from holdfast_service.audit.record import Actor
+from holdfast_service.copies.copy_chunk import move_bytes
 from holdfast_service.db.engine import Database, DatabaseConfigurationError, filesystem_kind
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.db.tables.core import Store as StoreRow
@@ -29,9 +30,10 @@ from holdfast_service.settings import ServiceSettings, SettingsError, refuse_unk
 from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.service.conftest import Clock
 from tests.support.databases import SqliteCatalogs
-from tests.support.rank import Job, Refused, answer
-from tests.support.rebuilt import check_all, claim_all
-from tests.support.rot import attached
+from tests.support.rank import Job, Refused, answer, digest_of
+from tests.support.rebuilt import check_all, claim_all, read_all
+from tests.support.replicated import begin
+from tests.support.rot import attached, key_of, states_of
 from tests.support.seaweedfs import seaweedfs_server
 from tests.support.service import RunningService, running_service
 
@@ -197,6 +199,57 @@ def test_a_store_that_was_moved_keeps_its_row(settings: ServiceSettings, tmp_pat
 
 
 @pytest.mark.rule("fencing-token")
+def test_two_stores_that_have_changed_places_are_not_taken_for_each_other(
+    settings: ServiceSettings, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "store", tmp_path / "second"
+    two_stores = settings.model_copy(update={"second_store": f"posix://{second}"})
+    with running_service(two_stores) as service:
+        saved = Job(service.http()).save(100)
+    changed_places(first, second)
+    aside = [folder.rename(tmp_path / f"{folder.name} is not mounted yet") for folder in (first, second)]
+    for folder in (first, second):
+        folder.mkdir()
+    with running_service(two_stores) as service:
+        assert readiness(service)[0] == 503
+        for folder, mounted in zip((first, second), aside, strict=True):
+            folder.rmdir()
+            mounted.rename(folder)
+        status, failed = readiness(service)
+        assert (status, list(failed)) == (503, ["store"])
+        assert "start the service again" in failed["store"]
+        with pytest.raises(Refused, match="store_unavailable"):
+            Job(service.http(), after=1).save(200)
+        assert len(holdfast_service.collect.controller.reconcile(service.context).skipped_stores) == 2
+    with running_service(two_stores) as service:
+        assert readiness(service) == (200, {}), "what a store says of itself counts, not where it is"
+        data = b"demo/gpt 1 100 0"
+        assert read_all(service.http(), saved["id"], [data, b"index " + data])
+        job = Job(service.http(), after=2)
+        assert job.save(300)["state"] == "committed"
+        save = job.begin(400)
+        save.upload(0, [b"weights", b"index"])
+        changed_places(first, second)  # beneath a process that runs
+        assert readiness(service)[0] == 503
+        with pytest.raises(Refused, match="store_unavailable"):
+            save.seal(0, [b"weights", b"index"])
+        assert "changed places" in str(service.context.store_watch.ownership.problem())
+        report = {"digest": digest_of(data), "problem": "missing"}
+        with pytest.raises(Refused, match="store_unavailable"):
+            answer(service.http().post(f"/v1/checkpoints/{saved['id']}/chunk-reports", json=report))
+        assert answer(service.http().get(f"/v1/checkpoints/{saved['id']}"))["health"] == "ok"
+        changed_places(first, second)
+        assert readiness(service) == (200, {})
+        assert save.seal(0, [b"weights", b"index"])["state"] == "committed"
+
+
+def changed_places(first: Path, second: Path) -> None:
+    between = first.rename(first.with_name("between"))
+    second.rename(first)
+    between.rename(second)
+
+
+@pytest.mark.rule("fencing-token")
 def test_after_a_restore_nothing_is_trusted_or_deleted_before_it_was_checked_and_adopted(
     settings: ServiceSettings,
 ) -> None:
@@ -223,6 +276,25 @@ def test_after_a_restore_nothing_is_trusted_or_deleted_before_it_was_checked_and
         claim_all(service.context)
         with service.context.database.read() as session:
             assert CopyState.SUSPECT not in set(session.scalars(select(Copy.state)))
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.rule("fencing-token")
+def test_a_copy_that_was_under_way_at_the_backup_is_read_before_its_chunk_is_called_lost(
+    settings: ServiceSettings, tmp_path: Path
+) -> None:
+    two_stores = settings.model_copy(update={"second_store": f"posix://{tmp_path / 'second'}"})
+    with running_service(two_stores) as service:
+        saved = Job(service.http()).save(100, content=b"weights")
+        task = begin(service, b"weights")
+        assert task is not None
+        move_bytes(service.context, task)  # the backup is from before it was settled
+        service.context.store.delete(key_of(service, b"weights"))  # and this came after the backup
+        raise_epoch(service.context.database, Actor.at_the_database())
+    with running_service(two_stores) as service:
+        holdfast_service.scrub.verify.reconcile(service.context)
+        assert states_of(service, b"weights", None) == [CopyState.BAD, CopyState.VERIFIED]
+        assert answer(service.http().get(f"/v1/checkpoints/{saved['id']}"))["health"] == "ok"
 
 
 @pytest.mark.rule("sqlite-immediate")

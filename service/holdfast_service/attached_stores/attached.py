@@ -18,13 +18,20 @@ from dataclasses import dataclass
 import structlog
 
 from holdfast_protocol.states import StoreRole
-from holdfast_service.attached_stores.ownership import ForeignStoreError, Ownership, probe_again, settle
+from holdfast_service.attached_stores.ownership import (
+    ForeignStoreError,
+    Ownership,
+    misplaced,
+    probe_again,
+    read_marker,
+    settle,
+)
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import CatalogIdentity
 from holdfast_service.errors import ProblemError
 from holdfast_service.records.history import KeptMemory
 from holdfast_service.records.scanning import NewerRecords
-from holdfast_service.stores.base import Store, StoreError
+from holdfast_service.stores.base import Store, StoreError, StoreUnavailable
 
 _log = structlog.get_logger("holdfast.store")
 
@@ -38,7 +45,8 @@ _ANSWERS_WITHIN_SECONDS = 5.0
 class StoreWatch:
     """One per process: asks for a store that was unavailable at the start until it answers, and knows whether it
     answers now (rule store-outage-degrades). `problem` is None once the store was probed, or known from before, and is
-    this catalog's.
+    this catalog's. `foreign`: why it must take no upload, as far as is known: it is another catalog's, or another of
+    this one's.
 
     If another store has the same chunks, a reader must not wait for this one's time-out each time: the last answer is
     kept for a few seconds, and while one caller asks, the others use what was known.
@@ -49,12 +57,13 @@ class StoreWatch:
         self._store = store
         self._store_id = store_id
         self._identity = identity
-        self.ownership = Ownership(database, store, identity)
+        self.ownership = Ownership(database, store, store_id, identity)
         self.newer_records = NewerRecords(database, store, identity.epoch)
         self.kept_memory = KeptMemory(database, store, identity)
         store.guard_changes(self.ownership)
         self._lock = threading.Lock()
         self.problem: str | None = "The store was not asked yet."
+        self.foreign: str | None = None
         self._asking = threading.Lock()
         self._asking_since: float | None = None
         self._asked_at: float | None = None
@@ -75,11 +84,11 @@ class StoreWatch:
                 self.problem = f"The store does not answer: {error}"
                 _log.warning("store_unavailable", reason=str(error))
             except ForeignStoreError as error:
-                self.problem = str(error)
+                self.problem = self.foreign = str(error)
                 _log.error("store_refused", reason=str(error))
                 raise
             else:
-                self.problem = None
+                self.problem = self.foreign = None
 
     def reconcile(self) -> str | None:
         """A pass of background work: asks the store, and after the start and once a day what it enforces. Why it is
@@ -107,6 +116,12 @@ class StoreWatch:
         self._probed_at = time.monotonic()
         for name, (was, now) in changed.items():
             _log.warning("store_changed", store_id=self._store_id, enforces=name, was=was, now=now)
+
+    def refuse_foreign(self) -> None:
+        """Before a job's bytes go there, or are taken for arrived. Sends no request. Raises StoreUnavailable: an
+        operator must act, and the job's save waits for that."""
+        if self.foreign is not None:
+            raise StoreUnavailable(self.foreign)
 
     def doubt(self) -> None:
         """A caller got no answer from the store: the service soon asks again."""
@@ -164,6 +179,15 @@ class StoreWatch:
             self._store.ping()
         except StoreError as error:
             return f"The store does not answer: {error}"
+        self.foreign = self._misplaced()
+        return self.foreign
+
+    def _misplaced(self) -> str | None:
+        """Whether another of the catalog's stores stands there now. A marker that cannot be read tells nothing."""
+        with suppress(StoreError, ForeignStoreError):
+            marker, identity = read_marker(self._store), self._identity
+            if marker.is_of_another(self._store_id, identity.catalog_id, identity.epoch, identity.claim):
+                return misplaced(marker, self._store_id)
         return None
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from sqlalchemy import select, update
 
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.states import CopyState, StoreRole
+from holdfast_protocol.states import CopyState, Proof, StoreRole
 from holdfast_protocol.stores import ClaimStore, StoreView
 from holdfast_protocol.text import without_secrets
 from holdfast_service.attached_stores.attached import AttachedStore
@@ -42,6 +42,9 @@ def raise_epoch(database: Database, actor: Actor, *, accept_loss: bool = False) 
 
     Every record is due again: what is beside the data may be newer than a catalog that was restored, and is outdone
     once the store is claimed.
+
+    A copy that was under way at the backup may have ended since, and its source may be gone: it is read like the others
+    before its chunk is called lost. Only what was proven is ever written by a copy.
     """
     settle_place(database, here=True)
     unsynchronized = {"synchronize_session": False}
@@ -53,6 +56,12 @@ def raise_epoch(database: Database, actor: Actor, *, accept_loss: bool = False) 
             identity.went_back = None
         session.execute(
             update(Copy).where(Copy.state == CopyState.VERIFIED).values(state=CopyState.SUSPECT, **lease.ended()),
+            execution_options=unsynchronized,
+        )
+        session.execute(
+            update(Copy)
+            .where(Copy.state == CopyState.COPYING)
+            .values(state=CopyState.SUSPECT, proof=Proof.READ, **lease.ended()),
             execution_options=unsynchronized,
         )
         for table in (Checkpoint, RecordSubject):

@@ -2,8 +2,9 @@
 store-outage-degrades).
 
 A marker in the store names the catalog that owns it, that catalog's epoch and the row. A store with a new address
-therefore keeps its row, a clone's catalog cannot take production's objects for its own, and an absent mount is not
-taken for an empty store. `StoreWatch` settles later a store that is unavailable at the start.
+therefore keeps its row, a clone's catalog cannot take production's objects for its own, an absent mount is not taken
+for an empty store, and two stores that change places are not taken for each other. `StoreWatch` settles later a store
+that is unavailable at the start.
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ class Marker:
     def is_claimed_by(self, catalog_id: str, epoch: int, claim: str) -> bool:
         return (self.catalog_id, self.epoch, self.claim) == (catalog_id, epoch, claim)
 
+    def is_of_another(self, store_id: int, catalog_id: str, epoch: int, claim: str) -> bool:
+        """Whether it is this very database's, and stands for another of its stores: that one was moved, or two have
+        changed places."""
+        return self.is_claimed_by(catalog_id, epoch, claim) and self.store_id != store_id
+
     def outdoes(self, epoch: int, claim: str) -> bool:
         """Whether another database of this catalog has claimed the store in the same epoch, or any in a later one."""
         return self.epoch > epoch or (self.epoch == epoch and self.claim != claim)
@@ -81,14 +87,14 @@ def settle(database: Database, store: Store, store_id: int, identity: CatalogIde
         row = session.execute(select(StoreRow).where(StoreRow.id == store_id)).scalar_one()
     if row.capabilities is None:
         with suppress(StoreError):
-            _check(read_marker(store), identity)  # before anything is written
+            _check(read_marker(store), identity, store_id)  # before anything is written
         capabilities = store.probe()
         try:
             marker = read_marker(store)
         except ObjectMissing:
             marker = Marker(identity.catalog_id, identity.epoch, store_id, identity.claim)
             write_marker(store, marker)
-        _check(marker, identity)
+        _check(marker, identity, store_id)
         with database.transaction() as session:
             session.execute(
                 update(StoreRow).where(StoreRow.id == store_id).values(capabilities=capabilities_document(capabilities))
@@ -97,7 +103,7 @@ def settle(database: Database, store: Store, store_id: int, identity: CatalogIde
     store.capabilities = capabilities_of(row.capabilities)
     store.ping()
     try:
-        _check(read_marker(store), identity)
+        _check(read_marker(store), identity, store_id)
     except ObjectMissing:
         raise StoreUnavailable(
             f"the store has no {MARKER_NAME}, which this catalog once wrote there: is its disk or bucket mounted?"
@@ -135,8 +141,9 @@ def probe_again(database: Database, store: Store, store_id: int) -> dict[str, tu
     return changed
 
 
-def deletes_are_allowed(store: Store, catalog_id: str, epoch: int, claim: str) -> bool:
-    """Whether the store agrees, right now, that it is this catalog's, in this epoch: asked before anything is deleted.
+def deletes_are_allowed(store: Store, store_id: int, catalog_id: str, epoch: int, claim: str) -> bool:
+    """Whether the store agrees, right now, that it is this one of this catalog's stores, in this epoch: asked before
+    anything is deleted.
 
     After a restore, a rebuild or a clone epoch and claim are others than the store's, until an operator claims the
     store.
@@ -145,7 +152,7 @@ def deletes_are_allowed(store: Store, catalog_id: str, epoch: int, claim: str) -
         marker = read_marker(store)
     except ObjectMissing:
         return False
-    return marker.is_claimed_by(catalog_id, epoch, claim)
+    return marker.is_claimed_by(catalog_id, epoch, claim) and marker.store_id == store_id
 
 
 def read_marker(store: Store) -> Marker:
@@ -174,7 +181,16 @@ def capabilities_of(document: dict[str, Any]) -> Capabilities:
     return Capabilities(**(document | moments))
 
 
-def _check(marker: Marker, identity: CatalogIdentity) -> None:
+def misplaced(marker: Marker, store_id: int) -> str:
+    """What people are told of a store that is another of the catalog's (`Marker.is_of_another`)."""
+    return (
+        f"The store says that it is number {marker.store_id} of this catalog's stores, and this process has it as "
+        f"number {store_id}: it was moved, or has changed places with another, since this process was started. Nothing "
+        "is written there. Look at what the settings name and what is mounted, and start the service again."
+    )
+
+
+def _check(marker: Marker, identity: CatalogIdentity, store_id: int) -> None:
     if marker.catalog_id != identity.catalog_id:
         raise ForeignStoreError(
             f"The store belongs to the catalog {marker.catalog_id} and this one is {identity.catalog_id}. Give "
@@ -186,6 +202,8 @@ def _check(marker: Marker, identity: CatalogIdentity) -> None:
             f"this one is at {identity.epoch}: it was restored from an older state, or is a clone. Raise its epoch "
             "with `holdfast admin raise-epoch`."
         )
+    if marker.is_of_another(store_id, identity.catalog_id, identity.epoch, identity.claim):
+        raise ForeignStoreError(misplaced(marker, store_id))
 
 
 def elsewhere(claimed: int, epoch: int) -> str:
@@ -207,9 +225,10 @@ class Ownership:
     operator's `stores claim` the answer is yes.
     """
 
-    def __init__(self, database: Database, store: Store, identity: CatalogIdentity) -> None:
+    def __init__(self, database: Database, store: Store, store_id: int, identity: CatalogIdentity) -> None:
         self._database = database
         self._store = store
+        self._store_id = store_id
         self._catalog_id = identity.catalog_id
         self._epoch = identity.epoch
         self._claim = identity.claim
@@ -261,7 +280,7 @@ class Ownership:
                 f"{self._epoch}. If the store is to be its own, {first}run `holdfast catalog check`, then `holdfast "
                 "stores claim`"
             )
-        return None
+        return misplaced(marker, self._store_id) if marker.store_id != self._store_id else None
 
     @contextmanager
     def opened(self) -> Iterator[None]:

@@ -34,7 +34,8 @@ _TEXTS: dict[FindingKind, tuple[str, str, bool]] = {
     ),
     FindingKind.UNKNOWN_OBJECTS: (
         "objects belong to no copy in the catalog",
-        "They cost room and nothing else. `holdfast sweeps start` removes them once they are old enough",
+        "What a checkpoint needs and no store has a good copy of, the next sweep takes back. The others cost room and "
+        "nothing else: `holdfast sweeps start` removes them once they are old enough",
         False,
     ),
     FindingKind.MISSING_RECORDS: (

@@ -157,7 +157,9 @@ def why_not(context: ServiceContext, attached: AttachedStore) -> str | None:
     """Why nothing may be deleted from it now; None if it may."""
     try:
         settle_history(context)
-        allowed = deletes_are_allowed(attached.store, context.catalog_id, context.epoch, context.claim)
+        allowed = deletes_are_allowed(
+            attached.store, attached.store_id, context.catalog_id, context.epoch, context.claim
+        )
         if allowed:
             remove_due_records(
                 context, attached

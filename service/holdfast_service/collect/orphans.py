@@ -2,13 +2,15 @@
 
 1. list      every project, wholly: any error ends the sweep, for what is not listed looks missing or deletable
 2. wait      an orphan goes only when every URL's life is over, by the clock that dated it (rule late-put-window)
-3. stop      if the store has newer records than the catalog; and, unless forced, if that is more than the set share
-             of the store or of a project
-4. delete    batch by batch: the store says again that it is ours, the catalog is asked again, the exact object goes
+3. take back what a checkpoint needs and no store has a good copy of (needed_objects.py)
+4. stop      if the store has newer records than the catalog; and, unless forced, if that is more than the set share
+             of the store or of a project, or if they are more likely another's (doubtful_orphans.py)
+5. delete    batch by batch: the store says again that it is ours, the catalog is asked again, the exact object goes
 
 Nothing can come to need an orphan: generations are random and never used again, a copy's row is there before its
-first ticket, and only a rebuilt catalog takes over what is in a store, in an epoch of its own, which step 4 notices.
-Asking again in step 4 is for whatever else may write rows.
+first ticket, and only a rebuilt catalog takes over what is in a store, in an epoch of its own, which step 5 notices.
+Only a database that was restored may need one already. Asking again in step 5 is for whatever else may write rows, and
+for what this sweep has found missing itself.
 
 The pass of the controller `sweep` is at the end.
 """
@@ -33,7 +35,9 @@ from holdfast_protocol.states import CopyState
 from holdfast_protocol.stores import ProjectSweep, StoreSweep
 from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.collect.doubtful_orphans import why_anothers, why_unknown
 from holdfast_service.collect.garbage import why_not
+from holdfast_service.collect.needed_objects import needed_among, take_back
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import object_key
 from holdfast_service.db import lease
@@ -272,10 +276,11 @@ _log = structlog.get_logger("holdfast.sweep")
 @dataclass
 class _Findings:
     """Of one store, as far as it is known; `projects` and `deleted` by project id. `due` are the orphans that are old
-    enough."""
+    enough, without those that are `needed`."""
 
     projects: dict[str, ProjectSweep] = field(default_factory=dict)
     due: list[StoredObject] = field(default_factory=list)
+    needed: list[StoredObject] = field(default_factory=list)
     stopped: str | None = None
     deleted: dict[str, Amount] = field(default_factory=lambda: defaultdict(Amount))
     kept: int = 0
@@ -303,6 +308,8 @@ def sweep_store(
         if force:
             findings.stopped = None
         findings.stopped = _why_older(attached, findings) or findings.stopped
+        if not dry_run:
+            _take_back(context, attached, findings, actor, looked_at)
         if not dry_run and findings.stopped is None:
             _delete(context, attached, findings, looked_at)
             _sweep_incoming(context, attached)
@@ -323,10 +330,15 @@ def _look(
     # What came after this is young for certain.
     oldest = attached.store.clock() - timedelta(seconds=settings.ticket_seconds + settings.longest_upload_seconds)
     findings, there, stops = _Findings(), Amount(), []
+    latest: list[StoredObject] = []
     seen = SeenCopies(newest)
     for project_id, name in projects:
         inventory = take_inventory(context, attached, project_id, seen, on_listed)
-        due = [each for each in inventory.orphans if each.modified_at < oldest]
+        old = [each for each in inventory.orphans if each.modified_at < oldest]
+        needed, due = _apart(context, old, on_listed)
+        latest += due + [each for each in inventory.orphans if each.modified_at >= oldest]
+        latest = sorted(latest, key=lambda each: each.modified_at)[-1:]
+        findings.needed += needed
         findings.due += due
         there = Amount(there.objects + inventory.there.objects, there.bytes + inventory.there.bytes)
         stops.append(why_stop(f"the project {name}", inventory.there, _amount(due), settings.sweep_most_percent))
@@ -339,8 +351,35 @@ def _look(
         on_listed(0)
     whole = f"the {attached.role.value} store"
     stops.append(why_stop(whole, there, _amount(findings.due), settings.sweep_most_percent))
+    stops.append(why_unknown(context, {each.key.project_id for each in findings.due}))
+    stops.append(why_anothers(context, latest))
     findings.stopped = next((stop for stop in reversed(stops) if stop is not None), None)
     return findings
+
+
+def _apart(
+    context: ServiceContext, orphans: Sequence[StoredObject], on_listed: Callable[[int], object]
+) -> tuple[list[StoredObject], list[StoredObject]]:
+    """Those that a checkpoint needs, and the others."""
+    needed: list[StoredObject] = []
+    for batch in _batches(orphans):
+        needed += needed_among(context, batch)
+        on_listed(0)
+    keys = {each.key for each in needed}
+    return needed, [each for each in orphans if each.key not in keys]
+
+
+def _take_back(
+    context: ServiceContext,
+    attached: AttachedStore,
+    findings: _Findings,
+    actor: Actor,
+    on_listed: Callable[[int], object],
+) -> None:
+    for batch in _batches(findings.needed):
+        taken = take_back(context, attached.store_id, batch, actor)
+        _log.warning("needed_objects_taken_back", store=attached.role.value, objects=len(batch), copies=taken)
+        on_listed(0)
 
 
 def _why_older(attached: AttachedStore, findings: _Findings) -> str | None:
@@ -356,8 +395,10 @@ def _delete(
     for batch in _batches(findings.due):
         _refuse_foreign(context, attached)
         unknown = unknown_of(context, attached.store_id, batch)
-        findings.kept += len(batch) - len(unknown)
-        for each in unknown:
+        needed = {each.key for each in needed_among(context, unknown)}
+        orphans = [each for each in unknown if each.key not in needed]
+        findings.kept += len(batch) - len(orphans)
+        for each in orphans:
             try:
                 attached.store.delete(each.key)
             except StoreRefused as error:

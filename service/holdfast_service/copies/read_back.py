@@ -200,12 +200,16 @@ def store_of_copy(context: ServiceContext, claimed: Claim) -> Store:
 
 
 def refuse_wrong_store(context: ServiceContext, store: Store) -> None:
-    """Nothing is in an unmounted folder, and other bytes are in another's bucket: that is no finding about a copy.
+    """Nothing is in an unmounted folder, and other bytes are in another's bucket, or in another of our own stores: that
+    is no finding about a copy.
 
     Raises StoreUnavailable.
     """
+    (store_id,) = (attached.store_id for attached in context.stores if attached.store is store)
     try:
-        ours = read_marker(store).catalog_id == context.catalog_id
+        marker = read_marker(store)
+        another = marker.is_of_another(store_id, context.catalog_id, context.epoch, context.claim)
+        ours = marker.catalog_id == context.catalog_id and not another
     except (ObjectMissing, ForeignStoreError):
         ours = False
     if not ours:

@@ -120,7 +120,10 @@ class _Told:
 
 @dataclass
 class _Pass:
+    """`silent`: a store did not say whether it has Object Lock, or stopped answering in this pass."""
+
     stores: dict[int, LockingStore] = field(default_factory=dict)
+    silent: bool = False
     changed: Counter[bool] = field(default_factory=Counter)
     failures: dict[int, str] = field(default_factory=dict)  # by copy
     error: str | None = None
@@ -137,7 +140,7 @@ def reconcile(context: ServiceContext) -> MirrorReport:
                 if attached.store.has_object_lock():
                     work.stores[attached.store_id] = attached.store
             except StoreError as error:
-                work.error = str(error)
+                work.silent, work.error = True, str(error)
     for on in (True, False):
         _tell_all(context, work, on=on)
     _settle_holds(context, work)
@@ -240,6 +243,7 @@ def _settle(
     }:
         # It is unavailable: another hundred time-outs would tell no more.
         del work.stores[store_id]
+        work.silent = True
 
 
 def _settle_holds(context: ServiceContext, work: _Pass) -> None:
@@ -257,7 +261,9 @@ def _settle_holds(context: ServiceContext, work: _Pass) -> None:
         for hold, run_id, project_id in rows:
             whole, error = _state_of(session, work, hold.id)
             hold.mirror_error = error
-            if not whole:
+            if whole and work.silent:  # in the stores that answer: what was said stays, and nothing new is said
+                hold.mirror_error = work.error
+            elif not whole:
                 hold.mirrored_at = None
             elif hold.mirrored_at is None:
                 hold.mirrored_at = now

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import exists, insert, select
 from sqlalchemy.orm import Session
@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.digests import checkpoint_digest, shard_digest
 from holdfast_protocol.pruning import HoldKind
 from holdfast_protocol.states import CheckpointState, Health, ShardState, Tier
+from holdfast_protocol.text import without_secrets
 from holdfast_service.copies.corruption import corrupt_reason
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.engine import Database
@@ -34,6 +35,7 @@ from holdfast_service.records.documents import (
     ShardFacts,
 )
 from holdfast_service.records.scanning import FoundRecord, read_record
+from holdfast_service.stores.base import Store
 from holdfast_service.training.seal import ensure_chunk_lists
 
 # Chunk lists, and the chunks that they name, from the lists beside the data. Each list is a transaction of its own.
@@ -95,7 +97,8 @@ def _put_encodings(session: Session, project_id: str, record: ListRecord, digest
 # checkpoint corrupt: it is in the catalog all the same, and never a restore point.
 #
 # `removed` outdoes everything. Else the newest record says the state; an older one, or the manifest alone, stands in
-# for a damaged one, in the direction in which nothing is deleted.
+# for a damaged one, in the direction in which nothing is deleted. For a damaged manifest or list, which never change,
+# that of another store does.
 
 _SHARDS_PER_STATEMENT = 500
 _KEPT_STATES = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
@@ -104,13 +107,15 @@ _KEPT_STATES = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
 @dataclass
 class ReadCheckpoint:
     """What could be read of one. `record` None: only the manifest is left, and the checkpoint counts as committed.
-    `wrong` says why it is corrupt, in parts of a sentence; `protect` why it is held until a person has looked."""
+    `wrong` says why it is corrupt, in parts of a sentence; `protect` why it is held until a person has looked.
+    `elsewhere`: something of it was whole in another store only, and is to be written anew into the first."""
 
     found: FoundRecord
     record: CheckpointRecord | None = None
     manifest: ManifestRecord | None = None
     wrong: list[str] = field(default_factory=list)
     protect: str | None = None
+    elsewhere: bool = False
 
     @property
     def sure(self) -> bool:
@@ -118,7 +123,38 @@ class ReadCheckpoint:
         return self.record is not None and not self.wrong
 
 
-def put_checkpoint(database: Database, source: SourceStore, read: ReadCheckpoint, report: RebuildReport) -> None:
+_Read = TypeVar("_Read")
+
+
+def _first_whole(
+    sources: Sequence[SourceStore],
+    name: str,
+    read: ReadCheckpoint,
+    report: RebuildReport,
+    make: Callable[[Store], _Read],
+) -> _Read:
+    """What `make` gives of the first store that has the document whole: what never changes is the same in each. Raises
+    DamagedRecordError, which says what is wrong in the first store, and StoreError."""
+    wrong: DamagedRecordError | None = None
+    for source in sources:
+        try:
+            made = make(source.store)
+        except DamagedRecordError as error:
+            wrong = wrong or error
+            continue
+        if wrong is not None:
+            read.elsewhere = True
+            report.notes.append(
+                f"{name}: it is taken from {without_secrets(source.url)}, for in the first store {wrong}"
+            )
+        return made
+    assert wrong is not None
+    raise wrong
+
+
+def put_checkpoint(
+    database: Database, sources: Sequence[SourceStore], read: ReadCheckpoint, report: RebuildReport
+) -> None:
     """Raises StoreError, and DamagedRecordError for what other records contradict."""
     found = read.found
     base = read.record or read.manifest
@@ -132,35 +168,45 @@ def put_checkpoint(database: Database, source: SourceStore, read: ReadCheckpoint
     with database.transaction() as session:
         put_lineage(session, base.project, base.run, base.attempt)
     lists: dict[str, int] = {}
+    project_id, made_at = found.subject.project_id, base.checkpoint.created_at
     shards: Sequence[ShardFacts] = read.manifest.shards if read.manifest is not None else ()
     for digest in sorted({shard.digest for shard in shards}):
         name = found.subject.list_name(digest)
+
+        def put(store: Store, name: str = name, digest: str = digest) -> int:
+            return put_chunk_list(database, project_id, read_record(store, name, ListRecord), digest, made_at)
+
         try:
-            record = read_record(source.store, name, ListRecord)
-            lists[digest] = put_chunk_list(
-                database, found.subject.project_id, record, digest, base.checkpoint.created_at
-            )
+            lists[digest] = _first_whole(sources, name, read, report, put)
         except DamagedRecordError as error:
             report.damaged.append(f"{name}: {error}")
             ranks = ", ".join(str(shard.rank) for shard in shards if shard.digest == digest)
             read.wrong.append(f"the chunk list of rank {ranks} cannot be read")
-    _insert(database, source, read, lists)
+    _insert(database, sources[0], read, lists)
     if read.protect is not None:
         name = f"{base.project.name}/{base.run.name}@{base.checkpoint.step}#{base.checkpoint.attempt}"
         report.protected.append(f"{name}: {read.protect}")
 
 
-def read_checkpoint(source: SourceStore, found: FoundRecord, report: RebuildReport) -> ReadCheckpoint:
-    """Raises StoreError."""
-    read = ReadCheckpoint(found)
-    try:
-        manifest = read_record(source.store, found.subject.manifest_name, ManifestRecord)
+def read_checkpoint(sources: Sequence[SourceStore], found: FoundRecord, report: RebuildReport) -> ReadCheckpoint:
+    """What changes is read from the first store alone: another may be behind. Raises StoreError."""
+    read, source = ReadCheckpoint(found), sources[0]
+
+    def whole_manifest(store: Store) -> ManifestRecord:
+        manifest = read_record(store, found.subject.manifest_name, ManifestRecord)
         _refuse_other(manifest, found, source)
         shards = sorted(manifest.shards, key=lambda shard: shard.rank)
-        if checkpoint_digest([shard.digest for shard in shards]) != manifest.checkpoint.digest:
+        try:
+            digest = checkpoint_digest([shard.digest for shard in shards])
+        except ValueError as error:
+            raise DamagedRecordError(str(error)) from None
+        if digest != manifest.checkpoint.digest:
             raise DamagedRecordError("its shards do not give the checkpoint's digest")
-        read.manifest = manifest
-    except (DamagedRecordError, ValueError) as error:
+        return manifest
+
+    try:
+        read.manifest = _first_whole(sources, found.subject.manifest_name, read, report, whole_manifest)
+    except DamagedRecordError as error:
         report.damaged.append(f"{found.subject.manifest_name}: {error}")
         read.wrong.append("its manifest cannot be read")
     for version in found.versions:
@@ -235,7 +281,7 @@ def _insert(database: Database, source: SourceStore, read: ReadCheckpoint, lists
         newest = max((version for _, version in read.found.versions), default=0)
         if newest > row["version"]:
             session.get_one(Checkpoint, row["id"]).version = newest + 1
-        in_the_store = read.record is not None and read.sure and not read.found.remembered
+        in_the_store = read.record is not None and read.sure and not read.found.remembered and not read.elsewhere
         written = {
             "kind": RecordKind.CHECKPOINT,
             "subject_id": row["id"],

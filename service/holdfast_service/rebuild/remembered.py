@@ -6,13 +6,15 @@ written them, and read with those beside the data. Nothing is written into the s
 it has adopted it.
 
 The store counts if it says more: what was removed stays removed, and a database may have gone back behind a record.
-Where both have gone on by themselves, what keeps a checkpoint counts: its state, its pin and its holds.
+Where both have gone on by themselves, what keeps a checkpoint counts: its state, its pin and its holds, each with the
+later end. A hold that only the database knows counts beside a newer record, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any, cast
 
@@ -23,6 +25,7 @@ from holdfast_service.attached_stores.ownership import ForeignStoreError, read_m
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import CatalogIdentity, Checkpoint, ChunkList, Run, Shard
 from holdfast_service.db.tables.core import Store as StoreRow
+from holdfast_service.db.tables.operations import Hold
 from holdfast_service.db.tables.records import RecordSubject, WrittenRecord
 from holdfast_service.rebuild.report import RebuildReport
 from holdfast_service.rebuild.sources import RebuildRefusedError
@@ -37,6 +40,7 @@ from holdfast_service.records.documents import (
     CheckpointRecord,
     DamagedRecordError,
     Document,
+    HoldFacts,
     ProjectRecord,
     Record,
     RecordKind,
@@ -76,6 +80,7 @@ def with_remembered(older: Database, url: str, store: Store, found: FoundRecords
             raise RebuildRefusedError("--with-database names a database that holds no whole catalog. Leave it out.")
         author = _Author(identity.catalog_id, identity.epoch)
         store_id = _store_id(store) or session.scalar(select(StoreRow.id).where(StoreRow.url == url)) or 0
+        held = set(session.scalars(select(Hold.checkpoint_id).distinct()))
     documents: dict[str, Callable[[], Document]] = {}
     for known in _known(older, store_id):
         there = found.by_subject.get(known.subject)
@@ -89,7 +94,12 @@ def with_remembered(older: Database, url: str, store: Store, found: FoundRecords
                     "purged, or the record was deleted by hand; it is left out"
                 )
             continue
-        if newest is not None and (newest[0] > author.epoch or newest[1] >= known.version):
+        if there is not None and newest is not None and (newest[0] > author.epoch or newest[1] >= known.version):
+            if known.subject.subject_id in held and (more := _with_new_holds(older, store, author, there)) is not None:
+                there.versions.insert(0, (newest[0], more.version))
+                there.remembered = True
+                documents[str(there.newest_name)] = partial(_same, more)
+                report.remembered.append(known.subject.folder)
             continue
         there = found.by_subject.setdefault(known.subject, FoundRecord(known.subject))
         name = known.subject.version_name(author.epoch, known.version)
@@ -191,6 +201,26 @@ def _version(
     return make
 
 
+def _with_new_holds(older: Database, store: Store, author: _Author, found: FoundRecord) -> CheckpointRecord | None:
+    """The newest record of a checkpoint with the holds that only the database knows: no record ever leaves one out, so
+    they were placed since the two have gone apart. None without such, or where the record cannot be read: then the
+    rebuild places one itself."""
+    try:
+        theirs = read_record(store, str(found.newest_name), CheckpointRecord)
+    except DamagedRecordError:
+        return None
+    with older.read() as session:
+        checkpoint = session.get_one(Checkpoint, found.subject.subject_id)
+        ours = checkpoint_record(session, author, checkpoint).holds
+    known = {each.id for each in theirs.holds}
+    new = [each for each in ours if each.id not in known]
+    return theirs.model_copy(update={"version": theirs.version + 1, "holds": [*theirs.holds, *new]}) if new else None
+
+
+def _same(document: Document) -> Document:
+    return document
+
+
 def _whole(older: Database, author: _Author, subject: Subject) -> dict[str, Callable[[], Document]]:
     """The manifest and the lists of a checkpoint that has none."""
 
@@ -243,10 +273,26 @@ def _run(ours: RunRecord, theirs: RunRecord | None) -> RunRecord:
 def _checkpoint(ours: CheckpointRecord, theirs: CheckpointRecord | None) -> CheckpointRecord:
     if theirs is None:
         return ours
-    holds = {each.id: each for each in sorted((*theirs.holds, *ours.holds), key=lambda hold: hold.released_at is None)}
+    holds: dict[str, HoldFacts] = {}
+    for each in (*theirs.holds, *ours.holds):
+        known = holds.get(each.id)
+        holds[each.id] = each if known is None else _longer(known, each)
     changes: dict[str, object] = {"holds": list(holds.values())}
-    if ours.pinned_at is None:
+    outlasts = theirs.pinned_at is not None and _is_later(theirs.pinned_until, ours.pinned_until)
+    if ours.pinned_at is None or outlasts:
         changes |= {name: getattr(theirs, name) for name in _PIN}
     if theirs.state is CheckpointState.COMMITTED:
         changes |= {name: getattr(theirs, name) for name in ("state", *_TRASH)}
     return ours.model_copy(update=changes)
+
+
+def _longer(theirs: HoldFacts, ours: HoldFacts) -> HoldFacts:
+    """Of two states of one hold the one that is not released; of two such the one with the later end."""
+    if (theirs.released_at is None) != (ours.released_at is None):
+        return theirs if theirs.released_at is None else ours
+    return theirs if _is_later(theirs.retain_until, ours.retain_until) else ours
+
+
+def _is_later(end: datetime | None, other: datetime | None) -> bool:
+    """None: there is no end."""
+    return other is not None and (end is None or end > other)

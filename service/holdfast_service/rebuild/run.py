@@ -81,14 +81,14 @@ def rebuild(
             report.notes.append(f"{each.subject.folder}: its record was begun and not ended; nothing of it counts")
             report.doubt(each.subject.project_id, f"The record of {each.subject.subject_id} was begun and not ended.")
         else:
-            read = read_checkpoint(source, each, report)
+            read = read_checkpoint(sources, each, report)
             _note_parent(read, parents)
             if read.sure:
-                _put(database, source, read, report)
+                _put(database, sources, read, report)
             else:
                 unsure.append(read)
     for read in unsure:
-        _put(database, source, read, report)
+        _put(database, sources, read, report)
     stand_in_for_purged(database, parents.values())
     settle_deletions(database, report)
     counted = 0
@@ -117,11 +117,11 @@ def rebuild(
     return report
 
 
-def _put(database: Database, source: SourceStore, read: ReadCheckpoint, report: RebuildReport) -> None:
+def _put(database: Database, sources: Sequence[SourceStore], read: ReadCheckpoint, report: RebuildReport) -> None:
     """Raises StoreError."""
     subject = read.found.subject
     try:
-        put_checkpoint(database, source, read, report)
+        put_checkpoint(database, sources, read, report)
     except DamagedRecordError as error:
         report.damaged.append(f"{subject.folder}: {error}, so it is in no run")
         report.doubt(subject.project_id, f"The record of {subject.subject_id} contradicts others.")

@@ -180,10 +180,15 @@ def _record(
 
 
 def _write_manifest(context: ServiceContext, task: RecordTask) -> None:
-    """One list at a time: a shard may have 200,000 chunks, and a checkpoint a thousand shards."""
+    """One list at a time: a shard may have 200,000 chunks, and a checkpoint a thousand shards.
+
+    A rebuild may have brought the checkpoint back without its shards: then what the store has is left as it is, for it
+    may be whole."""
     with context.database.read() as session:
         checkpoint = session.get_one(Checkpoint, task.subject.subject_id)
         manifest = manifest_record(session, context, checkpoint)
+        if len(manifest.shards) < checkpoint.world_size:
+            return
         lists = session.execute(
             select(ChunkList.id, ChunkList.digest)
             .join(Shard, Shard.chunk_list_id == ChunkList.id)

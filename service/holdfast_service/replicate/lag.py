@@ -2,7 +2,7 @@
 
 The time counts from the oldest commit that is newer than the newest checkpoint which is whole there. That is what would
 be lost with the first store (RPO). A checkpoint that is not judged yet counts as wanted: a controller that stands still
-must show.
+must show. One that is dated later than now hides none: the clock was ahead when it was committed.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _newest(session: Session, rows: Subquery) -> dict[tuple[str, bool], tuple[da
 def _behind_since(session: Session, rows: Subquery) -> dict[str, datetime]:
     whole = (
         select(rows.c.run_id, func.max(rows.c.committed_at).label("newest"))
-        .where(rows.c.whole)
+        .where(rows.c.whole, rows.c.committed_at <= database_now(session))
         .group_by(rows.c.run_id)
         .subquery()
     )

@@ -88,7 +88,7 @@ def reconcile(context: ServiceContext) -> TiersReport:
 def _refusal(context: ServiceContext) -> str | None:
     """Why nothing may move now."""
     try:
-        allowed = deletes_are_allowed(context.store, context.catalog_id, context.epoch, context.claim)
+        allowed = deletes_are_allowed(context.store, context.store_id, context.catalog_id, context.epoch, context.claim)
     except ForeignStoreError:
         allowed = False
     except StoreError as error:

@@ -153,7 +153,9 @@ def _begin(session: Session, context: ServiceContext, chunk_id: int, place: Plac
 def _copy(context: ServiceContext, task: _Task, place: Place, on_bytes: Callable[[int], None]) -> Moved:
     store = classed_store(context, place.store_id)
     within = place.storage_class is not None and task.copy.source_store_id == place.store_id
-    if store is not None and within and task.stored_digest is not None and _hashes(context, place):
+    # What is archived cannot be read back to prove it: whoever copies it hashes it, the store or this process for it.
+    hashed = _hashes(context, place) or place.is_cold
+    if store is not None and within and task.stored_digest is not None and hashed:
         return _copy_within(store, task.copy, place, task.stored_digest)
     return move_bytes(context, task.copy, on_bytes)
 

@@ -215,6 +215,7 @@ def verify_finished(
         keep_alive(session, writing, context.settings)
         copies = _negotiated(session, checkpoint_id, rank, digests)
         project_id = writing.project.id
+    context.store_watch.refuse_foreign()
     answers: dict[str, FinishedAnswer] = {}
     pending: list[Upload] = []
     for digest, copy in copies.items():
@@ -495,9 +496,11 @@ def _refer(
 
 
 class TicketOffice:
-    """Makes the tickets of one call. `mount_proof` is checked once; a wrong one only means signed URLs."""
+    """Makes the tickets of one call. `mount_proof` is checked once; a wrong one only means signed URLs. Raises
+    StoreUnavailable for a store that must take no upload."""
 
     def __init__(self, context: ServiceContext, project_id: str, mount_proof: MountProof | None) -> None:
+        context.store_watch.refuse_foreign()
         self._store = context.store
         self._expires_in_seconds = context.settings.ticket_seconds
         self._project_id = project_id

@@ -220,7 +220,7 @@ def seal_shards(
 ) -> CheckpointView:
     """`seals`: by rank, all under one fence; all are sealed, or none. Repeating it with the same content is fine: a
     reply may be lost. Raises `manifest_conflict` for other content, `chunk_not_negotiated`, `incomplete_checkpoint`
-    with the digests that are missing, `checkpoint_aborted`, `chunk_gone` and `stale_attempt`.
+    with the digests that are missing, `checkpoint_aborted`, `chunk_gone`, `stale_attempt`, and StoreError.
     """
     for rank, request in seals.items():
         check_seal(rank, request)
@@ -235,6 +235,7 @@ def seal_shards(
         look = _look(context, caller, checkpoint_id, seals, fence)
     if look.view is not None:
         return look.view
+    context.store_watch.refuse_foreign()
     left = {rank: seals[rank] for rank in look.known}
     for rank, request in left.items():
         check_sizes(request, [look.known[rank][digest].bytes for digest in request.chunks])

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 import holdfast_service.collect.orphans
 import tests.support.s3_fake.server
@@ -36,11 +36,12 @@ from tests.service.conftest import Clock
 from tests.support.garbage import age_it, listed, orphan
 from tests.support.interleave import hold_before, in_background
 from tests.support.rank import Job, digest_of
-from tests.support.rot import attached
+from tests.support.rot import attached, key_of, states_of
 from tests.support.s3_fake.server import s3_fake
 from tests.support.service import RunningService, running_service
 
 ACTOR = Actor.controller("sweep")
+INDEX = b"index weights"
 
 
 @pytest.fixture
@@ -294,6 +295,23 @@ def test_a_store_that_does_not_say_that_it_is_ours_is_not_swept(
     assert key in listed(service, project_id)
 
 
+@pytest.mark.rule("fencing-token")
+def test_a_sweep_stops_where_jobs_of_another_database_save_into_the_store(
+    service: RunningService, project_id: str
+) -> None:
+    """The catalog was moved to another database, and a worker of the old one runs on."""
+    old, young = orphan(service, project_id), orphan(service, project_id, old=False)
+    with service.context.database.transaction() as session:
+        called_at = database_now(session) - timedelta(hours=3)
+        session.execute(update(Attempt).values(opened_at=called_at, heartbeat_at=called_at))
+    swept = sweep(service)
+    assert (swept.due_orphans, swept.deleted) == (1, 0)
+    assert "jobs of another database save into this store" in str(swept.stopped)
+    assert {old, young} <= listed(service, project_id)
+    Job(service.http(), "demo/gpt", after=1)
+    assert (sweep(service).stopped, listed(service, project_id) & {old, young}) == (None, {young})
+
+
 @pytest.mark.rule("report-is-suspicion")
 def test_what_is_missing_is_handed_over_to_be_read_and_only_then_marked(
     job: Job, service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
@@ -318,6 +336,34 @@ def test_what_is_missing_is_handed_over_to_be_read_and_only_then_marked(
     assert copy_state(service, lost.id) == "bad"
     with context.database.read() as session:
         assert session.execute(select(Checkpoint.health)).scalar_one() == "corrupt"
+
+
+@pytest.mark.rule("late-put-window")
+def test_what_a_checkpoint_needs_and_no_store_has_a_good_copy_of_is_taken_back_and_not_swept(
+    job: Job, service: RunningService, project_id: str
+) -> None:
+    """A database that was restored from a backup knows where a copy was, and not where it was moved since."""
+    store, settings = service.context.store, service.context.settings
+    moved, double = (ObjectKey(project_id, digest_of(data), uuid.uuid4().hex) for data in (b"weights", INDEX))
+    for key, data in ((moved, b"weights"), (double, INDEX)):
+        store.put_bytes(key, data)
+        age_it(service, key, settings.ticket_seconds + settings.longest_upload_seconds + 5)
+    store.delete(key_of(service, b"weights"))
+
+    swept = sweep(service)
+    assert (swept.due_orphans, swept.deleted, swept.kept) == (2, 1, 1), "what this sweep found missing is asked again"
+    assert moved in listed(service, project_id)
+    again = sweep(service, force=True)
+    assert (again.orphans, again.due_orphans, again.deleted) == (1, 0, 0)
+    assert moved in listed(service, project_id)
+    assert states_of(service, b"weights") == ["suspect", "suspect"], "nothing relies on it before it was read"
+    prove_reconcile(service.context)
+    assert states_of(service, b"weights") == ["bad", "verified"]
+    with service.context.database.read() as session:
+        assert session.execute(select(Checkpoint.health)).scalar_one() == "ok"
+        (event,) = session.scalars(select(AuditEvent).where(AuditEvent.action == "copy.take_back")).all()
+    assert event.after == {"store": service.context.store_id, "copies": 1}
+    assert sweep(service).orphans == 0
 
 
 def copy_state(service: RunningService, copy_id: int) -> str:

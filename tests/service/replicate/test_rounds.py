@@ -208,6 +208,23 @@ def test_an_objective_counts_what_no_policy_wants_copied(service: RunningService
     assert behind()[0] == 0 < 30 <= behind()[1] < 120
 
 
+@pytest.mark.rule("database-clock")
+def test_a_commit_that_the_clock_dated_too_late_hides_no_lag(service: RunningService, clock: Clock) -> None:
+    http = service.http()
+    job = Job(http)
+    put_policy(service)
+    clock.advance(10 * 86400)
+    job.save(100, content=b"a")
+    replicate(service)
+    clock.advance(-10 * 86400)
+    job.save(200, content=b"b")
+    clock.advance(120)
+    behind = answer(http.get("/v1/projects/demo/runs/gpt/copies"))
+    assert behind["lag_seconds"] >= 120
+    replicate(service)
+    assert answer(http.get("/v1/projects/demo/runs/gpt/copies"))["lag_seconds"] == 0
+
+
 def test_the_lag_is_told_before_any_controller_has_looked(
     service: RunningService, saved: dict[str, Any], clock: Clock
 ) -> None:

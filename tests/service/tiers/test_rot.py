@@ -3,6 +3,7 @@ rules reuse-only-hashed, present-is-referenced and row-before-copy)."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,11 @@ import pytest
 from sqlalchemy import select, update
 
 from holdfast_protocol.states import CopyState, StoreRole
-from holdfast_service.collect.orphans import make_suspect
+from holdfast_service.audit.record import Actor
+from holdfast_service.collect.orphans import make_suspect, sweep_store
 from holdfast_service.copies.predicates import object_key
 from holdfast_service.copies.read_back import Finding, claim_bad, look_again
-from holdfast_service.db.tables.core import Copy
+from holdfast_service.db.tables.core import Checkpoint, Copy
 from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.scrub import controller as rescrub
 from holdfast_service.scrub import repair
@@ -348,4 +350,26 @@ def test_what_a_lifecycle_rule_has_archived_is_written_down_as_cold_and_the_othe
     assert cold.copies(weights(1)) == [("cold", "archive")]
     assert (cold.tier(1), cold.view(1)["health"]) == ("cold", "ok")
     cold.thawed(1, days=2)
+    assert cold.content(1, weights(1)) == weights(1)
+
+
+@IN_A_BUCKET
+@pytest.mark.rule("late-put-window")
+def test_a_database_from_before_a_move_is_led_to_where_the_chunks_are_now(cold: Cold) -> None:
+    cold.cooled()
+    cold.collect()
+    with cold.context.database.transaction() as session:
+        # As a backup from before the move has it: one hot copy of each chunk, under a key that is gone since.
+        for copy in session.scalars(select(Copy).where(Copy.storage_class == "archive")):
+            copy.generation, copy.state, copy.storage_class = secrets.token_hex(16), CopyState.VERIFIED, None
+        session.execute(update(Checkpoint).values(tier="hot", tier_wanted=None, cold_class=None))
+    for kept in (2, 0):
+        swept = sweep_store(
+            cold.context, cold.context.stores[0], dry_run=False, force=True, actor=Actor.controller("sweep")
+        )
+        assert (swept.deleted, swept.kept) == (0, kept)
+    prove.reconcile(cold.context)
+    assert cold.copies(weights(1)) == [("bad", "primary"), ("cold", "archive")]
+    assert (cold.view(1)["health"], cold.tier(1)) == ("ok", "cold")
+    cold.thawed(1)
     assert cold.content(1, weights(1)) == weights(1)
