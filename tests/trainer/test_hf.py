@@ -27,6 +27,7 @@ from transformers import (
 
 import holdfast
 from holdfast.errors import HoldfastError, SaveDeclined, SaveFailed
+from holdfast.integrations.accelerate import training_state
 from holdfast.integrations.hf import HoldfastTrainer, HoldfastTrainerMixin, beyond_limit
 from holdfast.save.job import SaveHandle
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
@@ -251,3 +252,17 @@ def test_the_limit_is_that_of_the_trainer() -> None:
     assert beyond_limit([4, 8, 12, 16], 2, best=4) == [8, 12]
     assert beyond_limit([4, 8, 12, 16], 1, best=16) == [4, 8, 12]
     assert beyond_limit([4, 8, 12, 16], 1, best=8) == [4, 12], "the best and the last"
+
+
+def test_accelerate_says_once_that_gradients_under_way_are_in_no_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+    lists: dict[str, Any] = {
+        f"_{each}s": [] for each in ("model", "optimizer", "scheduler", "dataloader", "custom_object")
+    }
+    accelerator: Any = SimpleNamespace(**lists, distributed_type=None, scaler=None, is_main_process=True, step=2)
+    place = training_state(accelerator)["accelerator"]
+    accelerator.sync_gradients = True
+    assert place.state_dict() == {"step": 2}
+    assert not caplog.text
+    accelerator.sync_gradients, accelerator.step = False, 3
+    assert [place.state_dict() for _ in range(2)] == [{"step": 3}] * 2
+    assert caplog.text.count("sync_gradients is true") == 1
