@@ -32,7 +32,7 @@ from holdfast.session.session import Session
 from holdfast.staging import StagedShard, StagingArea, WindowedShard
 from holdfast.state.capture import CapturedState, capture
 from holdfast.state.components import Declarations, capture_rng, path_of
-from holdfast.state.replicas import check_optimizers, first_difference, shared_by
+from holdfast.state.replicas import check_components, check_optimizers, first_difference, shared_by
 from holdfast_client.chunks.workers import WorkerThreads
 from holdfast_protocol.checkpoints import MAX_METRICS, Component, HealthVerdict, MetricValue, ShardSummary
 from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
@@ -239,6 +239,7 @@ class Saver:
             # Pure from here on: with the same plans every rank makes the same layout, or raises the same LayoutError.
             self._completeness.check((name for _, names, _ in told for name in names), self._session.opened.components)
             check_optimizers([shared.optimized for _, _, shared in told])
+            check_components([shared.components for _, _, shared in told])
             self._agreed = (plan, global_layout([each for each, _, _ in told]))
             self._components = components
             if self._ranks.is_first:
