@@ -29,7 +29,10 @@ import holdfast
 from holdfast.errors import HoldfastError, SaveDeclined, SaveFailed
 from holdfast.integrations.accelerate import training_state
 from holdfast.integrations.hf import HoldfastTrainer, HoldfastTrainerMixin, beyond_limit
+from holdfast.integrations.trash import Trash
 from holdfast.save.job import SaveHandle
+from holdfast_client.settings import ClientSettings
+from holdfast_protocol.runs import parse_run
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
 
 STEPS = 12
@@ -206,7 +209,7 @@ def test_a_save_that_failed_on_one_rank_alone_does_not_make_it_save_again(
         _stepped=None,
         _save_is_due=True,
         _progress=SimpleNamespace(saved=saved),
-        _saved=saved.append,
+        _saved=lambda step, _: saved.append(step),
         _training_state=lambda saving: {},
         _metrics=dict,
     )
@@ -252,6 +255,31 @@ def test_the_limit_is_that_of_the_trainer() -> None:
     assert beyond_limit([4, 8, 12, 16], 2, best=4) == [8, 12]
     assert beyond_limit([4, 8, 12, 16], 1, best=16) == [4, 8, 12]
     assert beyond_limit([4, 8, 12, 16], 1, best=8) == [4, 12], "the best and the last"
+
+
+def test_what_a_save_replaces_goes_once_that_save_is_committed_and_stays_if_it_fails(
+    run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best so far must not go for a better one that a failure or the end of the job has taken."""
+    gone: list[int] = []
+
+    def empty(trash: Trash) -> None:
+        gone.extend(sorted(trash._due))
+        trash._due.clear()
+
+    monkeypatch.setattr(Trash, "_empty", empty)
+    trash = Trash(ClientSettings(), parse_run(run), "the limit")
+    fails, commits, last, never = (SaveHandle(step) for step in (3, 4, 5, 6))
+    trash.drop([1], fails.committed)
+    trash.drop([2], commits.committed)
+    assert not gone
+    fails.fail(SaveFailed("the store was away"))
+    commits.committed.set_result(SimpleNamespace())  # type: ignore[arg-type]
+    trash.drop([1, 3], last.committed)
+    trash.drop([4], never.committed)
+    last.committed.set_result(SimpleNamespace())  # type: ignore[arg-type]
+    trash.close()
+    assert gone == [2, 3]
 
 
 def test_accelerate_says_once_that_gradients_under_way_are_in_no_checkpoint(caplog: pytest.LogCaptureFixture) -> None:

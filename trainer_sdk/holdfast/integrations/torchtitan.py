@@ -169,7 +169,7 @@ class HoldfastCheckpointManager(CheckpointManager):
         self._about.saved.append(curr_step)
         if last_step:
             self.maybe_wait_for_saving()
-        self._drop_old()
+        self._drop_old(handle.committed)
         return True
 
     def _maybe_wait_for_staging(self) -> None:
@@ -238,14 +238,14 @@ class HoldfastCheckpointManager(CheckpointManager):
             return self._initial_load()
         return True
 
-    def _drop_old(self) -> None:
+    def _drop_old(self, committed: Future[CheckpointView]) -> None:
         checkpointer = self._checkpointer
         if checkpointer is None or self.keep_latest_k == 0 or dist.get_rank() != 0:
             return
         if self._trash is None:
             reason = f"keep_latest_k={self.keep_latest_k}"
             self._trash = Trash(checkpointer.parts.client.settings, parse_run(checkpointer.run), reason)
-        self._trash.drop(sorted(set(self._about.saved))[: -self.keep_latest_k])
+        self._trash.drop(sorted(set(self._about.saved))[: -self.keep_latest_k], committed)
 
 
 class _About:
