@@ -69,6 +69,16 @@ log = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True)
+class _Agreed:
+    """What all ranks have voted to save."""
+
+    captured: _Captured
+    layout: Layout
+    number: int
+    """The save's number in this job, the same on all ranks."""
+
+
+@dataclass(frozen=True)
 class _Captured:
     state: CapturedState
     rng: Any
@@ -142,7 +152,7 @@ class Saver:
         if agreed is None:
             return self._declined(handle, waited=wait)
         self._session.progress.saves_begun += 1
-        job = self._job(handle, kind, *agreed, state, area=self._staging, standstill=standstill)
+        job = self._job(handle, kind, agreed, state, area=self._staging, standstill=standstill)
         self._start(job)
         self._agree_on_health(job)
         standstill.end()
@@ -157,7 +167,7 @@ class Saver:
             agreed = self._vote(handle.step, state, metrics, busy=False)
             if agreed is None:
                 raise AssertionError("no rank is busy")
-            job = self._job(handle, CheckpointKind.EMERGENCY, *agreed, state, area=area, standstill=standstill)
+            job = self._job(handle, CheckpointKind.EMERGENCY, agreed, state, area=area, standstill=standstill)
             job.handle.become(SaveState.STAGED)
             standstill.end()
             self._stats.blocked_seconds += time.monotonic() - began
@@ -173,9 +183,7 @@ class Saver:
         """Releases the staging memory once no save reads it any more."""
         self._staging.close()
 
-    def _vote(
-        self, step: int, state: Mapping[str, Any], metrics: Metrics | None, *, busy: bool
-    ) -> tuple[_Captured, Layout] | None:
+    def _vote(self, step: int, state: Mapping[str, Any], metrics: Metrics | None, *, busy: bool) -> _Agreed | None:
         """None if any rank is busy; then all ranks have voted alike, and none goes on."""
         captured, error = self._capture(state, metrics)
         unchanged = captured is not None and self._is_as_agreed(captured)
@@ -193,7 +201,7 @@ class Saver:
             return None
         layout = self._agree(captured, same=verdict.same_layout)
         self._number += 1
-        return captured, layout
+        return _Agreed(captured, layout, self._number)
 
     def _capture(
         self, state: Mapping[str, Any], metrics: Metrics | None
@@ -260,14 +268,14 @@ class Saver:
         self,
         handle: SaveHandle,
         kind: CheckpointKind,
-        captured: _Captured,
-        layout: Layout,
+        agreed: _Agreed,
         state: Mapping[str, Any],
         *,
         area: StagingArea,
         standstill: Standstill,
     ) -> SaveJob:
         first = self._ranks.is_first
+        captured, layout = agreed.captured, agreed.layout
         # Before anything is staged: it is the script's own rule, and may be interrupted.
         own = self._judge.judge(handle.step, captured.summary.metrics) if first else None
         index = ShardIndex(
@@ -284,7 +292,7 @@ class Saver:
         # An older service knows only `finite` of the verdict.
         told = {"finite": verdict is None or verdict.healthy, "verdict": verdict}
         return SaveJob(
-            number=self._number,
+            number=agreed.number,
             step=handle.step,
             kind=kind,
             index=index,
