@@ -184,9 +184,11 @@ class HoldfastCheckpointManager(CheckpointManager):
         # torchtitan closes it while the error that ended training is handled, and again when it is collected.
         checkpointer, self._checkpointer = self._checkpointer, None
         if checkpointer is not None:
-            if self._trash is not None:
-                self._trash.close()
-            checkpointer.__exit__(*sys.exc_info())
+            try:
+                checkpointer.__exit__(*sys.exc_info())
+            finally:
+                if self._trash is not None:
+                    self._trash.close()  # the last save is committed by now, so an older one may go
 
     def _whole(self, step: int) -> dict[str, Any]:
         self._about.tell(step, model_only=False)
