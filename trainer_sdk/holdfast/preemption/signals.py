@@ -105,15 +105,18 @@ class SignalWatch:
         """On the main thread, in time. The thread has seen the signal before, unless the wakeup fd is another one; this
         serves the earlier handler, and keeps the signal from ending the process."""
         acts = not self._closed and os.getpid() == self._process_id
-        if acts and not self._is_woken():
-            with contextlib.suppress(BlockingIOError):  # full: the thread will see enough of them
-                os.write(self._write_fd, bytes([number]))
+        is_seen = not acts or self._is_woken()
         earlier = _living(self._earlier.get(signal.Signals(number)), signal.Signals(number))
-        if callable(earlier):
-            earlier(number, frame)
-        elif not acts and earlier is signal.SIG_DFL:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+        try:
+            if callable(earlier):
+                earlier(number, frame)
+            elif not acts and earlier is signal.SIG_DFL:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+        finally:
+            if not is_seen and not self._closed:
+                with contextlib.suppress(BlockingIOError):  # full: the thread will see enough of them
+                    os.write(self._write_fd, bytes([number]))
 
     def _is_woken(self) -> bool:
         """Whether signals come into the pipe of a watch; an outer one passes them on. An event loop takes the wakeup fd
