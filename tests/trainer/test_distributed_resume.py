@@ -73,6 +73,20 @@ def test_random_numbers_are_derived_anew_on_another_world_size_and_differ_by_ran
     assert len({rng[2] for _, _, rng in again[0]}) == 3
 
 
+def draw_alike(rank, run):
+    torch.manual_seed(7)
+    with holdfast.Checkpointer(run, create=True) as ckpt:
+        if ckpt.restore({}) == 0:
+            ckpt.save(0, {}).committed.result(timeout=60)
+    return torch.rand(1).item()
+
+
+@pytest.mark.rule("random-state-last")
+def test_ranks_that_drew_the_same_numbers_do_so_on_another_world_size(run):
+    run_ranks(draw_alike, 2, run, timeout_seconds=120)
+    assert len(set(run_ranks(draw_alike, 3, run, timeout_seconds=120))) == 1
+
+
 def restore_with_loader(rank, run):
     job = Job(rank, "ddp", seed=9)
     del job.state["notes"]

@@ -29,8 +29,12 @@ from transformers import (
 
 import holdfast
 from holdfast.errors import HoldfastError, SaveDeclined, SaveFailed
+from holdfast.integrations.accelerate import training_state
 from holdfast.integrations.hf import HoldfastTrainer, HoldfastTrainerMixin, beyond_limit
+from holdfast.integrations.trash import Trash
 from holdfast.save.job import SaveHandle
+from holdfast_client.settings import ClientSettings
+from holdfast_protocol.runs import parse_run
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
 
 STEPS = 12
@@ -207,7 +211,7 @@ def test_a_save_that_failed_on_one_rank_alone_does_not_make_it_save_again(
         _stepped=None,
         _save_is_due=True,
         _progress=SimpleNamespace(saved=saved),
-        _saved=saved.append,
+        _saved=lambda step, _: saved.append(step),
         _training_state=lambda saving: {},
         _metrics=dict,
     )
@@ -264,3 +268,42 @@ def test_a_scheduler_that_is_none_of_torchs_goes_on_with_another_number_of_ranks
     assert fresh.state_dict() != stepped.state_dict()
     load({"lr_scheduler": fresh}, [save({"lr_scheduler": stepped}, rank, 2) for rank in range(2)])
     assert fresh.state_dict() == stepped.state_dict()
+
+
+def test_what_a_save_replaces_goes_once_that_save_is_committed_and_stays_if_it_fails(
+    run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best so far must not go for a better one that a failure or the end of the job has taken."""
+    gone: list[int] = []
+
+    def empty(trash: Trash) -> None:
+        gone.extend(sorted(trash._due))
+        trash._due.clear()
+
+    monkeypatch.setattr(Trash, "_empty", empty)
+    trash = Trash(ClientSettings(), parse_run(run), "the limit")
+    fails, commits, last, never = (SaveHandle(step) for step in (3, 4, 5, 6))
+    trash.drop([1], fails.committed)
+    trash.drop([2], commits.committed)
+    assert not gone
+    fails.fail(SaveFailed("the store was away"))
+    commits.committed.set_result(SimpleNamespace())  # type: ignore[arg-type]
+    trash.drop([1, 3], last.committed)
+    trash.drop([4], never.committed)
+    last.committed.set_result(SimpleNamespace())  # type: ignore[arg-type]
+    trash.close()
+    assert gone == [2, 3]
+
+
+def test_accelerate_says_once_that_gradients_under_way_are_in_no_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+    lists: dict[str, Any] = {
+        f"_{each}s": [] for each in ("model", "optimizer", "scheduler", "dataloader", "custom_object")
+    }
+    accelerator: Any = SimpleNamespace(**lists, distributed_type=None, scaler=None, is_main_process=True, step=2)
+    place = training_state(accelerator)["accelerator"]
+    accelerator.sync_gradients = True
+    assert place.state_dict() == {"step": 2}
+    assert not caplog.text
+    accelerator.sync_gradients, accelerator.step = False, 3
+    assert [place.state_dict() for _ in range(2)] == [{"step": 3}] * 2
+    assert caplog.text.count("sync_gradients is true") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 
@@ -107,6 +108,32 @@ def test_a_relaunch_reads_from_the_node_what_has_the_right_bytes_and_the_rest_fr
     assert sum(found.values()) > 3
     assert found.get(rotten.name, False) is False
     assert service.client.restores.restore_point(*run.split("/")).restore_point.step == 0
+
+
+@pytest.mark.rule("late-save-adoption")
+def test_a_disk_that_gives_a_save_back_no_more_keeps_no_later_save_from_the_store(run, folder, monkeypatch, caplog):
+    monkeypatch.setattr(holdfast.save.pipeline, "SPOOL_READS", 2)
+    with holdfast.Checkpointer(run, local=folder) as ckpt:
+        ckpt.restore(state_at(0))
+        gate = hold_uploads(ckpt)
+        first = ckpt.save(0, state_at(0))
+        assert first.local.result(timeout=60)
+        [record] = ckpt.parts.tier.spool.read().records
+        read = ChunkFolder.read_into
+
+        def dies(self, digest, *args, **rest):
+            if digest == record.chunks[0].digest:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return read(self, digest, *args, **rest)
+
+        monkeypatch.setattr(ChunkFolder, "read_into", dies)
+        second = ckpt.save(1, state_at(1))
+        gate.set()
+        assert second.committed.result(timeout=60).step == 1
+        assert isinstance(first.committed.exception(timeout=60), errors.SaveSpooled)
+        assert first.state is SaveState.SPOOLED
+        assert "The saves after it go on" in caplog.text
+    assert spooled(folder)[0] == [0], "for the next launch, or a person"
 
 
 def test_a_full_folder_lets_saves_go_straight_to_the_store_and_says_what_helps(run, folder, monkeypatch, caplog):

@@ -136,3 +136,23 @@ def only_on_rank_0(rank: int, run: str) -> Any:
 def test_what_rank_0_alone_has_comes_back_to_it(run: str) -> None:
     assert run_ranks(only_on_rank_0, 2, run) == [[0], []]
     assert run_ranks(only_on_rank_0, 2, run) == [[0, 1], []]
+
+
+def only_on_rank_1(rank: int, run: str) -> str:
+    model = nn.Linear(2, 2)
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=0.1), step_size=1)
+    state = {"model": model} | ({"lr_scheduler": scheduler} if rank == 1 else {})
+    with holdfast.Checkpointer(run, save=holdfast.OnPreemption()) as checkpointer:
+        checkpointer.restore(state)
+        try:
+            checkpointer.save(0, state).committed.result(timeout=60)
+        except ValueError as error:
+            return str(error)
+    return "saved"
+
+
+@pytest.mark.rule("bit-exact-resume")
+def test_what_ranks_share_and_rank_0_lacks_is_refused(run: str) -> None:
+    """It would be in no index, and a resume of rank 1 would find that the checkpoint has none."""
+    refused = run_ranks(only_on_rank_1, 2, run)
+    assert all("rank 1 shares component 'lr_scheduler'" in each for each in refused), refused

@@ -12,6 +12,7 @@ from gloo import run_ranks
 from tests.support.training import Job, train
 
 import holdfast
+from holdfast.distributed import ranks as module
 from holdfast.distributed.ranks import Ballot, Ranks
 from holdfast.errors import RankLost
 from holdfast_client.errors import ChunkLost
@@ -101,6 +102,20 @@ def agree(rank):
 def test_what_one_rank_raises_all_ranks_raise():
     for result in run_ranks(agree, 3):
         assert result == ["KeyError", "ChunkLost", True, "KeyError", "shared", [0, 2, 4], 0]
+
+
+def look_around(rank):
+    module.socket.gethostname = lambda: "trainer"
+    module._boot_id = lambda: f"machine {rank // 2}"
+    ranks = Ranks(timeout_seconds=60)
+    return ranks.host_ranks, ranks.host_leader, ranks.some_share_a_host, ranks.hosts
+
+
+def test_machines_of_one_name_are_told_apart():
+    """Else one rank alone would ask its cloud for notices, and the other machines' would go unseen."""
+    results = run_ranks(look_around, 3)
+    assert [result[:2] for result in results] == [((0, 1), 0), ((0, 1), 0), ((2,), 2)]
+    assert {result[2:] for result in results} == {(True, frozenset({"trainer"}))}
 
 
 def save_odd_objects(rank, run):

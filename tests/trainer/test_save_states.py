@@ -151,3 +151,23 @@ def test_a_save_whose_chunks_fit_one_batch_makes_two_calls(run, monkeypatch):
         ckpt.save(1, {"notes": {"text": "a" * 5000}}).committed.result(timeout=60)
         monkeypatch.undo()
     assert calls == [("POST", "checkpoints"), ("PUT", "0")]
+
+
+def test_a_save_that_is_asked_for_within_another_leaves_no_handle_open(run):
+    """As by the script's own signal handler, which runs wherever the training thread is."""
+    within = []
+
+    def rule(step, metrics):
+        if step == 0:
+            within.append(ckpt.save(1, {"w": torch.ones(4)}))
+        return True
+
+    with holdfast.Checkpointer(run, healthy=rule) as ckpt:
+        ckpt.restore({"w": torch.ones(4)})
+        gate, commit = threading.Event(), ckpt.parts.pipeline._commit
+        ckpt.parts.pipeline._commit = lambda job: (gate.wait(60), commit(job))[1]
+        outer = ckpt.save(0, {"w": torch.ones(4)})
+        gate.set()
+        assert within[0].committed.result(timeout=60).step == 1
+        assert "still uploading" in str(outer.committed.exception(timeout=60)), "there is memory for one save"
+        assert ckpt.wait(60)

@@ -11,7 +11,7 @@ from torch import nn
 
 from holdfast.errors import TreeFormatError
 from holdfast.state.capture import capture
-from holdfast.state.components import capture_rng, derive_rng, restore_rng
+from holdfast.state.components import capture_rng, derive_rng, generators_alike, restore_rng
 from holdfast.state.tree import decode_tree, encode_tree
 
 
@@ -290,6 +290,29 @@ def test_derived_generators_depend_on_run_step_and_rank_only():
     assert draw("demo/gpt", 10, 0) == draw("demo/gpt", 10, 0)
     draws = {draw("demo/gpt", 10, 0), draw("demo/gpt", 10, 1), draw("demo/gpt", 11, 0), draw("demo/other", 10, 0)}
     assert len({number for numbers in draws for number in numbers}) == 12
+
+
+@pytest.mark.rule("random-state-last")
+def test_generators_that_all_ranks_saved_alike_are_derived_alike():
+    def saved(seed, *cuda):
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(seed)
+        return encode_tree({**decode_tree(capture_rng()), "cuda": list(cuda)}, path="rng")
+
+    def draw(rank, alike):
+        derive_rng("demo/gpt", 10, rank, alike)
+        return random.random(), np.random.random(), torch.rand(1).item()
+
+    ranks = [saved(5, b"drawn from", b"idle"), saved(6, b"idle", b"drawn from")]
+    alike = generators_alike(ranks)
+    assert alike == {"python", "numpy", "cuda"}
+    one, other = draw(1, alike), draw(2, alike)
+    assert one[:2] == other[:2]
+    assert one[2] != other[2]
+    assert "cuda" not in generators_alike([saved(5), saved(5)]), "CUDA was not in use"
+    for unknown in (ranks[:1], [*ranks, None], [*ranks, {"dict": [["python"]]}]):
+        assert generators_alike(unknown) == frozenset()
 
 
 def test_malformed_generators_change_nothing():

@@ -178,6 +178,36 @@ def test_replicas_are_stored_once():
         assert stored == sum(tensor.numel() * tensor.element_size() for tensor in results[0][1].values())
 
 
+class Tied(nn.Module):
+    """Three ranks have two rows each of the four, and so the last one has none."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.embed = nn.Embedding(4, 5)
+        self.head = nn.Linear(5, 4, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def save_tied(rank):
+    world_size = dist.get_world_size()
+    model = fully_shard(Tied(), mesh=init_device_mesh("cpu", (world_size,)))
+    return save({"model": model}, rank, world_size), model.head.weight.to_local().numel()
+
+
+@pytest.mark.rule("layout-vote")
+def test_a_rank_with_an_empty_part_of_a_tied_tensor_finds_the_tie_as_the_others_do():
+    results = run_ranks(save_tied, 3)
+    parts = [part for part, _ in results]
+    assert [elements for _, elements in results] == [10, 10, 0]
+    assert sum(len(chunk) for part in parts for chunk in part.chunks) == 4 * 5 * 4
+    fresh = Tied()
+    nn.init.zeros_(fresh.embed.weight)
+    load({"model": fresh}, parts)
+    assert torch.equal(fresh.head.weight, Tied().head.weight)
+    assert fresh.head.weight is fresh.embed.weight
+
+
 def place_on_mesh(rank):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
     whole = torch.arange(35.0).reshape(5, 7)

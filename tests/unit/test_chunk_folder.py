@@ -117,6 +117,23 @@ def test_a_flipped_bit_is_never_handed_out_and_the_file_goes(folder):
     assert read(folder, digest) == body
 
 
+def test_bytes_that_are_read_wrong_once_condemn_no_file(folder, monkeypatch):
+    digest, body = chunk(1)
+    folder.add(digest, body, durable=True)
+    read_once, found = chunk_folder_module._read, []
+
+    def flips_a_bit_at_first(descriptor, buffer, stop):
+        found.append(read_once(descriptor, buffer, stop))
+        if len(found) > 1:
+            return found[-1]
+        buffer[0] ^= 1
+        return hashlib.sha256(buffer).hexdigest()
+
+    monkeypatch.setattr(chunk_folder_module, "_read", flips_a_bit_at_first)
+    assert read(folder, digest) == body
+    assert found == [digest, digest]
+
+
 def test_a_cut_file_goes_and_a_wrong_question_removes_nothing(folder):
     digest, body = chunk(1)
     folder.add(digest, body, durable=False)
@@ -180,6 +197,16 @@ def test_what_is_larger_than_the_limit_is_refused_and_evicts_nothing_that_is_hel
     folder.hold("save").release()
     assert folder.add(*chunk(3, 2_000), durable=False)
     folder.close()
+
+
+def test_what_cannot_be_read_among_the_holds_stops_eviction(folder):
+    (held, body), other = chunk(1, 60_000), chunk(2, 60_000)
+    folder.add(held, body, durable=True)
+    folder.hold("save").add([held])
+    (folder.path / "holds" / "aside").mkdir()
+    with pytest.raises(OSError, match="no regular file"):
+        folder.add(*other, durable=True)
+    assert read(folder, held, 60_000) == body
 
 
 def test_holds_are_named_survive_their_process_and_forgive_a_torn_line(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import signal
@@ -82,6 +83,40 @@ def test_a_second_signal_does_not_end_the_process_and_is_told_too():
         assert seen.event.wait(WAIT_SECONDS)
     watch.close()
     assert seen.signals == [SIGNAL, SIGNAL]
+
+
+@pytest.mark.rule("sigterm-thread")
+def test_a_signal_is_seen_while_an_event_loop_has_the_wakeup_fd_and_after_it_has_left_none():
+    seen = Seen()
+    watch = SignalWatch([SIGNAL], seen)
+
+    async def script():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, lambda: None)
+        os.kill(os.getpid(), SIGNAL)
+        assert await asyncio.to_thread(seen.event.wait, WAIT_SECONDS)
+
+    asyncio.run(script())
+    assert wakeup_fd() == -1
+    seen.event.clear()
+    os.kill(os.getpid(), SIGNAL)
+    assert seen.event.wait(WAIT_SECONDS)
+    assert wakeup_fd() == watch._write_fd, "the next one is seen inside a collective again"
+    watch.close()
+    assert seen.signals == [SIGNAL, SIGNAL]
+
+
+@pytest.mark.rule("sigterm-thread")
+def test_two_watches_both_hear_where_no_wakeup_fd_is_left():
+    first, second = Seen(), Seen()
+    inner = SignalWatch([SIGNAL], first)
+    outer = SignalWatch([SIGNAL], second)
+    signal.set_wakeup_fd(-1)
+    os.kill(os.getpid(), SIGNAL)
+    assert first.event.wait(WAIT_SECONDS)
+    assert second.event.wait(WAIT_SECONDS)
+    outer.close()
+    inner.close()
+    assert (first.signals, second.signals) == ([SIGNAL], [SIGNAL])
 
 
 @pytest.mark.rule("sigterm-thread")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from holdfast.layout.plan import ChunkSizes, build_local_plan, global_layout
 from holdfast.layout.reshard import WantedPiece, plan_reads, scatter
 from holdfast.staging import StagingArea, StagingBusyError
+from holdfast.staging import copy as copy_module
 from holdfast.staging.copy import Copier, Copy, HostCopy, bits_view, whole_copy
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_protocol.digests import chunk_digest
@@ -138,6 +139,22 @@ def test_chunks_are_read_only_and_close_frees_what_is_held_last():
     assert slab.tensor.numel() == 0
     with pytest.raises(RuntimeError, match="closed"):
         staged({"a": torch.zeros(4)}, area=area)
+
+
+def test_a_slab_is_released_after_an_error_of_cuda(monkeypatch):
+    class Broken:
+        def cudaHostRegister(self, *_):
+            return 0
+
+        def cudaHostUnregister(self, *_):
+            return 700  # an illegal address: each call returns it from then on
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(copy_module, "_runtime", Broken)
+    area = StagingArea()
+    staged({"a": torch.zeros(4)}, area=area).release()
+    area.close()
+    assert area._places[0].slab is None
 
 
 def test_other_threads_may_hash_while_a_second_slab_fills():

@@ -62,7 +62,7 @@ class ChunkFolder:
 
     def read_into(self, digest: str, buffer: memoryview, *, stop: threading.Event | None = None) -> bool:
         """Fills the buffer, exactly as long as the chunk, and proves it by SHA-256. False if the chunk is not there; a
-        file with other bytes is removed, and False too. After False the buffer's content is undefined.
+        file with other bytes, twice, is removed, and False too. After False the buffer's content is undefined.
 
         Raises TransferStopped, and OSError if the disk or this process is in trouble: the chunk may well be there.
         """
@@ -70,8 +70,10 @@ class ChunkFolder:
             if descriptor is None:
                 return False
             if _read(descriptor, buffer, stop) != digest:
-                self._remove_if_wrong(digest, descriptor)
-                return False
+                if self._is_wrong(digest, descriptor) or os.fstat(descriptor).st_size != buffer.nbytes:
+                    return False
+                if _read(descriptor, buffer, stop) != digest:
+                    raise OSError(errno.EIO, "its bytes are not read alike each time")
             self._note_proven(digest, os.fstat(descriptor).st_ino)
             _note_use(descriptor)
             return True
@@ -166,11 +168,16 @@ class ChunkFolder:
             self._sync_names(digest)
         return True
 
-    def _remove_if_wrong(self, digest: str, descriptor: int) -> None:
-        """Reads the file again before it removes it: the caller's buffer may have had the wrong size."""
-        if _digest_of(descriptor) != digest:
-            with suppress(OSError):  # the disk may be read-only, or another process faster
-                self._room.remove(digest, descriptor)
+    def _is_wrong(self, digest: str, descriptor: int) -> bool:
+        """Whether the file has other bytes; then it is removed. It is read again, from the disk: the caller's buffer
+        may have had the wrong size, and one bad reading must not condemn what may be the only copy."""
+        if hasattr(os, "posix_fadvise"):  # not on macOS
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # the bad bytes may be the kernel's
+        if _digest_of(descriptor) == digest:
+            return False
+        with suppress(OSError):  # the disk may be read-only, or another process faster
+            self._room.remove(digest, descriptor)
+        return True
 
     def _note_proven(self, digest: str, inode: int) -> None:
         """This process has written the file, or read it whole. Only the last ones are kept, because a job saves for

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,13 +77,14 @@ def hold_names(root: PrivateFolder) -> list[str]:
 
 
 def held_digests(root: PrivateFolder) -> set[str]:
-    """The digests of all holds, under the folder's lock. Raises OSError: a hold that cannot be read must stop
+    """The digests of all holds, under the folder's lock. Raises OSError: what cannot be read there must stop
     eviction."""
-    try:
-        with root.subfolder(FOLDER) as folder:
-            return set().union(*(_read(folder, name) for name in os.listdir(folder)))
-    except FileNotFoundError:
-        return set()
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(root.subfolder(FOLDER))
+        except FileNotFoundError:
+            return set()
+        return set().union(*(_read(folder, name) for name in os.listdir(folder)))
 
 
 def _read(folder: int, name: str) -> set[str]:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import torch
@@ -131,9 +132,9 @@ class Ranks:
                     f"WORLD_SIZE is {launched}, and torch.distributed is not initialised. "
                     "Call torch.distributed.init_process_group() before holdfast.Checkpointer(…)."
                 )
-        told = self.gather((socket.gethostname(), uuid.uuid4().hex, secrets.token_hex(32)))
+        told = self.gather(((socket.gethostname(), _boot_id()), uuid.uuid4().hex, secrets.token_hex(32)))
         hosts = [host for host, _, _ in told]
-        self.hosts = frozenset(hosts)
+        self.hosts = frozenset(name for name, _ in hosts)
         """The hosts of all ranks, by name."""
         self.host_ranks = tuple(rank for rank, host in enumerate(hosts) if host == hosts[self.rank])
         """The ranks on this rank's host, this one included."""
@@ -141,7 +142,7 @@ class Ranks:
         """The lowest rank on this rank's host."""
         self.host_secret = told[self.host_leader][2]
         """Hex that only the ranks of this job know; the same on all ranks of this host."""
-        self.some_share_a_host = len(self.hosts) < len(hosts)
+        self.some_share_a_host = len(set(hosts)) < len(hosts)
         """The same on all ranks."""
         # The launcher's store may hold keys of the job before its restart, and of other Checkpointers.
         self._store_prefix = f"holdfast/{told[0][1]}"
@@ -287,6 +288,14 @@ class Ranks:
                 ran_out = time.monotonic() - began >= self.timeout_seconds
                 within = f" within {self.timeout_seconds:.0f} s" if ran_out else ""
                 raise RankLost(f"The ranks could not reach each other{within} ({error})") from error
+
+
+def _boot_id() -> str:
+    """Tells machines of one name apart, as pods have it whose template names the host. Empty off Linux."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _raise(error: Exception | None) -> None:

@@ -8,6 +8,7 @@ against accelerate 1.15.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from accelerate.utils import DistributedType
 
 from holdfast.errors import ConfigurationError
 from holdfast.state.components import FitsAnyWorld
+
+log = logging.getLogger("holdfast")
 
 _KEEP_THEIR_OWN = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 
@@ -31,6 +34,8 @@ def training_state(accelerator: Accelerator) -> dict[str, Any]:
     Random generators are in every checkpoint. A data loader's epoch is saved, and its exact position if it is
     stateful (DataLoaderConfiguration(use_stateful_dataloader=True), torchdata); if not, skip the trained batches with
     accelerator.skip_first_batches(). Hooks that were registered for save_state() are not called.
+
+    With gradient accumulation call step() where accelerator.sync_gradients is true: gradients are in no checkpoint.
 
     Raises ConfigurationError with DeepSpeed and Megatron-LM, whose state is in engines of their own.
     """
@@ -63,8 +68,17 @@ class _Counter(FitsAnyWorld):
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
+        self._has_warned = False
 
     def state_dict(self) -> dict[str, int]:
+        """Warns once if gradients are under way: a resume takes its next optimizer step without them."""
+        if not (self._accelerator.sync_gradients or self._has_warned) and self._accelerator.is_main_process:
+            self._has_warned = True
+            log.warning(
+                "a checkpoint is saved while gradients are accumulated, and they are not in it: a resume takes its "
+                "next optimizer step without those of the batches so far. Call step() where "
+                "accelerator.sync_gradients is true"
+            )
         return {"step": self._accelerator.step}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

@@ -27,6 +27,7 @@ from holdfast.checkpointer import Checkpointer
 from holdfast.errors import ConfigurationError, IntegrityError, NotFound, Preempted, ServiceUnavailable, StoreProblem
 from holdfast.integrations.trash import Trash
 from holdfast.restore.partial import load_weights
+from holdfast.save.job import SaveHandle
 from holdfast.state.components import FitsAnyWorld, capture_rng, restore_rng
 from holdfast_protocol.runs import parse_run
 
@@ -192,10 +193,9 @@ class HoldfastTrainerMixin:
                 self._trainer.control.should_training_stop = True
                 return
             if handle is not None and not handle.declined:
-                self._saved(step)
+                self._saved(step, handle)
         if self._save_is_due and step not in self._progress.saved:
-            self.checkpointer.save(step, self._training_state(saving=step), self._metrics())
-            self._saved(step)
+            self._saved(step, self.checkpointer.save(step, self._training_state(saving=step), self._metrics()))
         self._save_is_due = False
 
     def _end(self) -> None:
@@ -208,7 +208,7 @@ class HoldfastTrainerMixin:
         if self._preempted is not None:
             raise self._preempted
 
-    def _saved(self, step: int) -> None:
+    def _saved(self, step: int, handle: SaveHandle) -> None:
         self._progress.saved.append(step)
         limit, state = self._limit, self._trainer.state
         if limit is None or not state.is_world_process_zero:
@@ -217,7 +217,7 @@ class HoldfastTrainerMixin:
             run = parse_run(self.checkpointer.run)
             self._trash = Trash(self.checkpointer.parts.client.settings, run, f"save_total_limit={limit}")
         gone = beyond_limit(self._progress.saved, limit, state.best_global_step)
-        self._trash.drop(gone)
+        self._trash.drop(gone, handle.committed)
 
     @property
     def _limit(self) -> int | None:

@@ -169,7 +169,7 @@ class HoldfastCheckpointManager(CheckpointManager):
         self._about.saved.append(curr_step)
         if last_step:
             self.maybe_wait_for_saving()
-        self._drop_old()
+        self._drop_old(handle.committed)
         return True
 
     def _maybe_wait_for_staging(self) -> None:
@@ -184,9 +184,11 @@ class HoldfastCheckpointManager(CheckpointManager):
         # torchtitan closes it while the error that ended training is handled, and again when it is collected.
         checkpointer, self._checkpointer = self._checkpointer, None
         if checkpointer is not None:
-            if self._trash is not None:
-                self._trash.close()
-            checkpointer.__exit__(*sys.exc_info())
+            try:
+                checkpointer.__exit__(*sys.exc_info())
+            finally:
+                if self._trash is not None:
+                    self._trash.close()  # the last save is committed by now, so an older one may go
 
     def _whole(self, step: int) -> dict[str, Any]:
         self._about.tell(step, model_only=False)
@@ -238,14 +240,14 @@ class HoldfastCheckpointManager(CheckpointManager):
             return self._initial_load()
         return True
 
-    def _drop_old(self) -> None:
+    def _drop_old(self, committed: Future[CheckpointView]) -> None:
         checkpointer = self._checkpointer
         if checkpointer is None or self.keep_latest_k == 0 or dist.get_rank() != 0:
             return
         if self._trash is None:
             reason = f"keep_latest_k={self.keep_latest_k}"
             self._trash = Trash(checkpointer.parts.client.settings, parse_run(checkpointer.run), reason)
-        self._trash.drop(sorted(set(self._about.saved))[: -self.keep_latest_k])
+        self._trash.drop(sorted(set(self._about.saved))[: -self.keep_latest_k], committed)
 
 
 class _About:

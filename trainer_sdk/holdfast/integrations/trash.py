@@ -1,8 +1,9 @@
 """Moves checkpoints beyond a framework's own limit to the run's trash. Below hf/ and lightning/.
 
-A framework deletes the old one when it has written the new one. Here the new one may still be uploading, so the service
-decides: the two newest healthy points, and held, pinned or read checkpoints, stay and are asked for again later.
-Best effort, on a thread of its own: training never waits for it, and never fails by it.
+A framework deletes the old one when it has written the new one. Here the new one may still be uploading, so the old one
+goes after its commit, and stays if there is none. The service decides in the end: the two newest healthy points, and
+held, pinned or read checkpoints, stay and are asked for again later. Best effort, on a thread of its own: training
+never waits for it, and never fails by it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable
+from concurrent.futures import Future, wait
+from typing import Any
 
 from holdfast.errors import Forbidden, HoldfastError, NotFound
 from holdfast_client.client import Client
@@ -23,6 +26,8 @@ log = logging.getLogger("holdfast")
 
 _BRIEF_SECONDS = 5.0
 _CLOSE_SECONDS = 10.0
+_SETTLE_SECONDS = 0.5
+"""A save may be over a moment before its handle hears of it."""
 _OVER = frozenset(CheckpointState) - {CheckpointState.COMMITTED, CheckpointState.UPLOADING}
 """No committed checkpoint to delete. An uploading one is asked for again."""
 
@@ -36,13 +41,22 @@ class Trash:
         self._reason = reason
         self._lock = threading.Lock()
         self._due: set[int] = set()
+        self._waiting: list[tuple[set[int], Future[Any]]] = []
+        """Steps, and the commit of the save that takes their place."""
+        self._spared: set[int] = set()
+        """What should have taken their place was not committed."""
         self._refused = False
         self._worker: threading.Thread | None = None
 
-    def drop(self, steps: Iterable[int]) -> None:
-        """These steps are no longer wanted. Returns at once; a refused one is tried again at the next call."""
+    def drop(self, steps: Iterable[int], after: Future[Any] | None = None) -> None:
+        """These steps are no longer wanted, once `after` is there: the commit of the save that takes their place. If
+        that fails they stay. Returns at once; what waits, or was refused, is looked at again at the next call."""
         with self._lock:
-            self._due.update(steps)
+            if after is None:
+                self._due.update(steps)
+            else:
+                self._waiting.append((set(steps), after))
+            self._settle()
             if not self._due or self._refused or (self._worker is not None and self._worker.is_alive()):
                 return
             self._worker = threading.Thread(target=self._empty, name="holdfast-trash", daemon=True)
@@ -52,15 +66,32 @@ class Trash:
         """The step was saved again, so it is wanted again."""
         with self._lock:
             self._due.discard(step)
+            for steps, _ in self._waiting:
+                steps.discard(step)
 
     def close(self) -> None:
         """Tries a last time, because the saves are over now."""
+        with self._lock:
+            commits = [after for _, after in self._waiting]
+        wait(commits, _SETTLE_SECONDS)
         if self._worker is not None:
             self._worker.join(_CLOSE_SECONDS)
         self.drop(())
         if self._worker is not None:
             self._worker.join(_CLOSE_SECONDS)
         self._client.close()
+
+    def _settle(self) -> None:
+        """The caller holds the lock."""
+        waiting, self._waiting = self._waiting, []
+        for steps, after in waiting:
+            if not after.done():
+                self._waiting.append((steps, after))
+            elif after.exception() is None:
+                self._due |= steps
+            else:
+                self._spared |= steps
+        self._due -= self._spared
 
     def _empty(self) -> None:
         with self._lock:

@@ -3,8 +3,9 @@
     signal -> C handler writes its number into a pipe (signal.set_wakeup_fd) -> a thread reads it -> notice
 
 A Python handler alone would run only when the main thread comes back to the interpreter, which may be after the
-deadline. An earlier handler or wakeup fd is still served. A forked child (a data loader's worker, which SIGTERM ends)
-shares the pipe and must not write into it, so it gets the earlier ones back.
+deadline. It sees to those signals whose wakeup fd an event loop has taken. An earlier handler or wakeup fd is still
+served. A forked child (a data loader's worker, which SIGTERM ends) shares the pipe and must not write into it, so it
+gets the earlier ones back.
 """
 
 from __future__ import annotations
@@ -101,14 +102,30 @@ class SignalWatch:
         return self._earlier_fd
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """On the main thread, in time. The thread has seen the signal before; this only serves the earlier handler, and
-        keeps the signal from ending the process."""
+        """On the main thread, in time. The thread has seen the signal before, unless the wakeup fd is another one; this
+        serves the earlier handler, and keeps the signal from ending the process."""
+        acts = not self._closed and os.getpid() == self._process_id
+        is_seen = not acts or self._is_woken()
         earlier = _living(self._earlier.get(signal.Signals(number)), signal.Signals(number))
-        if callable(earlier):
-            earlier(number, frame)
-        elif (self._closed or os.getpid() != self._process_id) and earlier is signal.SIG_DFL:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+        try:
+            if callable(earlier):
+                earlier(number, frame)
+            elif not acts and earlier is signal.SIG_DFL:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+        finally:
+            if not is_seen and not self._closed:
+                with contextlib.suppress(BlockingIOError):  # full: the thread will see enough of them
+                    os.write(self._write_fd, bytes([number]))
+
+    def _is_woken(self) -> bool:
+        """Whether signals come into the pipe of a watch; an outer one passes them on. An event loop takes the wakeup fd
+        while it runs, and leaves none behind; then it is ours again."""
+        current = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        if current not in (-1, self._write_fd):
+            with contextlib.suppress(OSError, ValueError):  # its owner may have closed it
+                signal.set_wakeup_fd(current, warn_on_full_buffer=False)
+        return any(watch._write_fd == current and not watch._closed for watch in list(_installed))
 
     def _read(self) -> None:
         while True:

@@ -28,7 +28,7 @@ from holdfast.progress import Phase, Progress, ProgressBoard, readable_bytes, re
 from holdfast.restore.checkpoint_reader import CheckpointSource, HostSharing, chunk_sizes
 from holdfast.session.environment import differences
 from holdfast.session.session import Session
-from holdfast.state.components import Declarations, derive_cuda_rng, derive_rng, restore_rng
+from holdfast.state.components import Declarations, derive_cuda_rng, derive_rng, generators_alike, restore_rng
 from holdfast.state.destinations import Arrivals
 from holdfast.state.load import LoadPlan, StoredState, plan_load
 from holdfast_client.chunks.workers import TransferWorkers
@@ -59,6 +59,8 @@ class CheckpointDocuments:
     """Stored rank -> the digests of its chunks, by ordinal."""
     rng: Any
     """This rank's random number generators; None on another world size, because no rank's fit."""
+    alike: frozenset[str]
+    """On another world size: the generators whose states were equal on all ranks."""
 
     @property
     def layout(self) -> Layout:
@@ -101,6 +103,9 @@ def read_documents(ranks: Ranks, source: CheckpointSource, *, rank_trees: bool) 
         ),
         chunks=chunks,
         rng=indexes[ranks.rank].rng if rank_trees and same_world else None,
+        alike=generators_alike([indexes[rank].rng for rank in range(layout.world_size)])
+        if rank_trees and not same_world
+        else frozenset(),
     )
 
 
@@ -391,7 +396,7 @@ class Restorer:
         # Last, because loading draws random numbers too.
         place = str(self._session.run), step, self._ranks.rank
         if documents.layout.world_size != self._ranks.world_size:
-            derive_rng(*place)
+            derive_rng(*place, alike=documents.alike)
         elif documents.rng is not None and not restore_rng(documents.rng):
             derive_cuda_rng(*place)
             return True
@@ -401,10 +406,10 @@ class Restorer:
         if documents.layout.world_size == self._ranks.world_size:
             anew = "CUDA's random numbers derived anew from run, step and rank"
             return f" (saved with another number of visible CUDA devices: {anew})" if other_devices else ""
+        alike = ", alike where they were" if documents.alike else ""
         return (
             f" (saved by {counted(documents.layout.world_size, 'rank')}, now {self._ranks.world_size}: resharded, and "
-            "random "
-            "numbers derived anew from run, step and rank)"
+            f"random numbers derived anew from run, step and rank{alike})"
         )
 
     def _say_fallback(self, point: RestorePoint, decision: RestoreDecision, error: Exception) -> None:

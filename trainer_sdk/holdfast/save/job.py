@@ -280,6 +280,11 @@ BEGINS = 3
 """Limits all tries together: if a rank is dead for good, the others must not wait for it for ever."""
 
 
+SPOOL_READS = 30
+"""Tries in a row in which this node's disk does not give a spooled save back: about two minutes. A disk that has died
+must not keep all later saves from the store."""
+
+
 BEGIN_ANEW_AFTER = frozenset({AbortCause.SILENT, AbortCause.CHUNK_GONE})
 """Outages cause these aborts. The other causes mean that a rank does not want the checkpoint or cannot complete it."""
 

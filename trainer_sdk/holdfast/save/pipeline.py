@@ -25,6 +25,7 @@ from holdfast.local.keep import keep_save
 from holdfast.progress import Phase, ProgressBoard, readable_bytes
 from holdfast.save.job import (
     BEGINS,
+    SPOOL_READS,
     CommitWatch,
     SaveJob,
     SaveRates,
@@ -38,7 +39,7 @@ from holdfast.session.session import Session
 from holdfast.staging import StagedShard
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
-from holdfast_client.errors import ServiceUnavailable, TransferStopped
+from holdfast_client.errors import LocalReadFailed, ServiceUnavailable, TransferStopped
 from holdfast_client.host_calls import HostCalls
 from holdfast_client.local.push import push_shard
 from holdfast_client.local.tier import LocalTier, NoRoom
@@ -112,6 +113,8 @@ class SavePipeline:
         self._left: list[SaveJob] = []
         """The saves that this job has stopped trying to commit, without a failure for good."""
         self._superseded: dict[int, str] = {}
+        self._unread = 0
+        """The tries in a row in which the spool did not give this save back."""
         self.rates = SaveRates()
         self.last_committed_number = 0
         self._idle = threading.Event()
@@ -294,6 +297,7 @@ class SavePipeline:
     def _commit(self, job: SaveJob) -> CheckpointView:
         """Retries until a retry makes no more sense, while the bytes are here. Every rank that hears of an abort begins
         the same step again, and gets the same new checkpoint."""
+        self._unread = 0
         backoff = Backoff(math.inf, self._stop.wait)
         for tries in itertools.count(1):
             check_stop(self._stop)
@@ -317,7 +321,7 @@ class SavePipeline:
         if job.number in self._superseded:
             return False
         if self._tier is not None and not isinstance(job.staged, BaseException):
-            return verdict_of(error) is Verdict.AGAIN
+            return verdict_of(error) is Verdict.AGAIN and self._unread < SPOOL_READS
         can_repeat = isinstance(job.staged, StagedShard) and job.staged.can_repeat
         return tries < BEGINS and can_repeat and worth_another_begin(error)
 
@@ -337,6 +341,7 @@ class SavePipeline:
                 writer.on_verified = meter.advance
                 view = self._write(writer, job)
         except BaseException as error:
+            self._unread = self._unread + 1 if isinstance(error, LocalReadFailed) else 0
             if staged is not None:
                 staged.give_up()  # first: telling the service takes time, and training may be waiting
             if self._others_must_hear(job, error) and not self._tries_again(job, error, tries):
@@ -364,7 +369,7 @@ class SavePipeline:
         the cause that they hear; None if the next attempt can complete the save: it stays in every rank's spool, and
         the service, which must not say that a rank has failed, gives the checkpoint up when no rank calls."""
         why = str(error) if isinstance(error, CheckpointAborted) else f"Rank {self._rank} failed: {error}"
-        stays = job.record is not None and verdict_of(error) is Verdict.LEAVE
+        stays = job.record is not None and verdict_of(error) is not Verdict.DROP
         cause = None if stays else AbortCause.RANK_FAILED
         self._watch.give_up(job.number, why, cause)
         return cause
@@ -506,6 +511,8 @@ class SaveReports:
         self._session.note(failure)
         left = SaveSpooled(f"The checkpoint of step {job.step} is on this node's disk and not committed. {failure}")
         left.__cause__ = failure
+        if isinstance(failure, LocalReadFailed):
+            log.warning("%s The saves after it go on.", left)
         return left
 
     def ended_with(self, spooled: Sequence[SaveJob], lost: Sequence[SaveJob], drain_seconds: float) -> None:

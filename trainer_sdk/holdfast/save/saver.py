@@ -32,7 +32,7 @@ from holdfast.session.session import Session
 from holdfast.staging import StagedShard, StagingArea, WindowedShard
 from holdfast.state.capture import CapturedState, capture
 from holdfast.state.components import Declarations, capture_rng, path_of
-from holdfast.state.replicas import check_optimizers, first_difference, shared_by
+from holdfast.state.replicas import check_components, check_optimizers, first_difference, shared_by
 from holdfast_client.chunks.workers import WorkerThreads
 from holdfast_protocol.checkpoints import MAX_METRICS, Component, HealthVerdict, MetricValue, ShardSummary
 from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
@@ -66,6 +66,16 @@ def number_of(name: str, value: Any) -> float:
 
 
 log = logging.getLogger("holdfast")
+
+
+@dataclass(frozen=True)
+class _Agreed:
+    """What all ranks have voted to save."""
+
+    captured: _Captured
+    layout: Layout
+    number: int
+    """The save's number in this job, the same on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +152,7 @@ class Saver:
         if agreed is None:
             return self._declined(handle, waited=wait)
         self._session.progress.saves_begun += 1
-        job = self._job(handle, kind, *agreed, state, area=self._staging, standstill=standstill)
+        job = self._job(handle, kind, agreed, state, area=self._staging, standstill=standstill)
         self._start(job)
         self._agree_on_health(job)
         standstill.end()
@@ -157,7 +167,7 @@ class Saver:
             agreed = self._vote(handle.step, state, metrics, busy=False)
             if agreed is None:
                 raise AssertionError("no rank is busy")
-            job = self._job(handle, CheckpointKind.EMERGENCY, *agreed, state, area=area, standstill=standstill)
+            job = self._job(handle, CheckpointKind.EMERGENCY, agreed, state, area=area, standstill=standstill)
             job.handle.become(SaveState.STAGED)
             standstill.end()
             self._stats.blocked_seconds += time.monotonic() - began
@@ -173,9 +183,7 @@ class Saver:
         """Releases the staging memory once no save reads it any more."""
         self._staging.close()
 
-    def _vote(
-        self, step: int, state: Mapping[str, Any], metrics: Metrics | None, *, busy: bool
-    ) -> tuple[_Captured, Layout] | None:
+    def _vote(self, step: int, state: Mapping[str, Any], metrics: Metrics | None, *, busy: bool) -> _Agreed | None:
         """None if any rank is busy; then all ranks have voted alike, and none goes on."""
         captured, error = self._capture(state, metrics)
         unchanged = captured is not None and self._is_as_agreed(captured)
@@ -193,7 +201,7 @@ class Saver:
             return None
         layout = self._agree(captured, same=verdict.same_layout)
         self._number += 1
-        return captured, layout
+        return _Agreed(captured, layout, self._number)
 
     def _capture(
         self, state: Mapping[str, Any], metrics: Metrics | None
@@ -239,6 +247,7 @@ class Saver:
             # Pure from here on: with the same plans every rank makes the same layout, or raises the same LayoutError.
             self._completeness.check((name for _, names, _ in told for name in names), self._session.opened.components)
             check_optimizers([shared.optimized for _, _, shared in told])
+            check_components([shared.components for _, _, shared in told])
             self._agreed = (plan, global_layout([each for each, _, _ in told]))
             self._components = components
             if self._ranks.is_first:
@@ -259,14 +268,14 @@ class Saver:
         self,
         handle: SaveHandle,
         kind: CheckpointKind,
-        captured: _Captured,
-        layout: Layout,
+        agreed: _Agreed,
         state: Mapping[str, Any],
         *,
         area: StagingArea,
         standstill: Standstill,
     ) -> SaveJob:
         first = self._ranks.is_first
+        captured, layout = agreed.captured, agreed.layout
         # Before anything is staged: it is the script's own rule, and may be interrupted.
         own = self._judge.judge(handle.step, captured.summary.metrics) if first else None
         index = ShardIndex(
@@ -283,7 +292,7 @@ class Saver:
         # An older service knows only `finite` of the verdict.
         told = {"finite": verdict is None or verdict.healthy, "verdict": verdict}
         return SaveJob(
-            number=self._number,
+            number=agreed.number,
             step=handle.step,
             kind=kind,
             index=index,

@@ -39,7 +39,9 @@ class Slab:
         """Unlocks and releases it. The memory itself ends with its last reader."""
         if self._locked:
             self._locked = False
-            _check_cuda(_runtime().cudaHostUnregister(self.tensor.data_ptr()))
+            # Not checked: after an error of CUDA each of its calls returns that error, and raised from the end of the
+            # job it would hide the script's own.
+            _runtime().cudaHostUnregister(self.tensor.data_ptr())
         self.tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.view = memoryview(b"")
 

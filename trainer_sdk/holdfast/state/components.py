@@ -10,7 +10,7 @@ import logging
 import random
 import re
 from abc import ABC
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import translate
@@ -29,6 +29,7 @@ from holdfast.errors import StateError, TreeFormatError, UnsupportedStateError
 from holdfast.state.tensors import Held
 from holdfast.state.tree import decode_tree, encode_tree
 from holdfast_protocol.checkpoints import MAX_COMPONENTS
+from holdfast_protocol.digests import canonical_bytes
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
 _RANK = re.compile(r"\A@\d+")
@@ -399,15 +400,41 @@ def restore_rng(encoded: Any) -> bool:
     return same_devices
 
 
-def derive_rng(run: str, step: int, rank: int) -> None:
-    """Seeds every generator from (run, step, rank): for another world size, because no rank's state fits.
+def generators_alike(saved: Sequence[Any]) -> frozenset[str]:
+    """The generators whose states were equal on all of several ranks. `saved`: capture_rng() of each rank. Such ranks
+    draw the same numbers on purpose: as parts of one tensor-parallel layer, or to skip the same layers. Of CUDA's
+    devices the order does not count, because each rank uses another one."""
+    first, *others = map(_by_generator, saved)
+    if not others:
+        return frozenset()
+    return frozenset(name for name, state in first.items() if state and all(each.get(name) == state for each in others))
+
+
+def _by_generator(encoded: Any) -> dict[str, Any]:
+    """Empty for a malformed tree."""
+    match encoded:
+        case {"dict": list(pairs)} if all(type(pair) is list and len(pair) == 2 for pair in pairs):
+            states = {str(name): state for name, state in pairs}
+            if isinstance(cuda := states.get("cuda"), list):
+                states["cuda"] = sorted(cuda, key=canonical_bytes)
+            return states
+    return {}
+
+
+def derive_rng(run: str, step: int, rank: int, alike: Collection[str] = ()) -> None:
+    """Seeds every generator from (run, step, rank): for another world size, because no rank's state fits. `alike`:
+    generators that get rank 0's seed on every rank.
 
     The same three values always give the same numbers; other ranks and steps give unrelated ones.
     """
-    digest = _derived(run, step, rank)
-    random.seed(digest)
-    np.random.seed(np.frombuffer(digest, dtype=np.uint32))
-    torch.manual_seed(_torch_seed(digest))
+
+    def digest(generator: str) -> bytes:
+        return _derived(run, step, 0 if generator in alike else rank)
+
+    random.seed(digest("python"))
+    np.random.seed(np.frombuffer(digest("numpy"), dtype=np.uint32))
+    torch.manual_seed(_torch_seed(digest("torch")))  # of all devices; CUDA's come next
+    torch.cuda.manual_seed_all(_torch_seed(digest("cuda")))
 
 
 def derive_cuda_rng(run: str, step: int, rank: int) -> None:

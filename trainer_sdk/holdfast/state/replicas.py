@@ -2,7 +2,7 @@
 
 A tensor with one name on several ranks is stored once. Pipeline stages whose layers have the same names, and ranks that
 never got one state, would lose values silently; so one element of each parameter is compared. For a shared optimizer
-rank 0 lists the parameters: those of other stages could not be restored.
+rank 0 lists the parameters: those of other stages could not be restored. Nor could a component that rank 0 lacks.
 """
 
 from __future__ import annotations
@@ -27,12 +27,16 @@ class Shared(NamedTuple):
     marks: Marks
     optimized: Mapping[str, Any]
     """By optimizer that the ranks share, the names of its parameters."""
+    components: frozenset[str]
+    """Those that the ranks share."""
 
 
 def shared_by(captured: CapturedState) -> Shared:
     trees = captured.replicated_trees.items()
     return Shared(
-        _marks_of(captured.pieces), {key: tree["params"] for key, (kind, tree) in trees if kind == Kind.OPTIMIZER}
+        _marks_of(captured.pieces),
+        {key: tree["params"] for key, (kind, tree) in trees if kind == Kind.OPTIMIZER},
+        frozenset(captured.replicated_trees),
     )
 
 
@@ -74,3 +78,14 @@ def check_optimizers(optimized: Sequence[Mapping[str, Any]]) -> None:
                     f"component {key!r} optimizes other parameters on rank {rank} than on rank {first}; "
                     "pipeline stages and their optimizers belong in components that are declared per rank"
                 )
+
+
+def check_components(shared: Sequence[frozenset[str]]) -> None:
+    """`components` of all ranks, in rank order. Raises LayoutError if rank 0 lacks one: its index alone has what is no
+    tensor of them."""
+    for rank, own in enumerate(shared):
+        if lacking := sorted(own - shared[0]):
+            raise LayoutError(
+                f"rank {rank} shares component {lacking[0]!r}, and rank 0, which stores it for all, has none; "
+                "declare it per rank, or give it on rank 0 as well"
+            )

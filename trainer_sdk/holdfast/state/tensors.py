@@ -255,13 +255,14 @@ class TieBook:
     def __init__(self) -> None:
         self._names: dict[tuple[object, ...], str] = {}
 
-    def tied_to(self, name: str, spec: PieceSpec, local: torch.Tensor) -> str | None:
-        """The earlier name of exactly this view of this storage, or None (and the view is remembered)."""
-        if local.numel() == 0:
+    def tied_to(self, name: str, spec: PieceSpec, local: torch.Tensor, tensor: torch.Tensor) -> str | None:
+        """The earlier name of exactly this view of this storage, or None (and the view is remembered). `tensor`: all of
+        it. A rank whose part is empty has no storage to compare, and must find the same ties as the other ranks."""
+        if 0 in spec.global_shape:
             return None
         view = (
             local.device,
-            local.data_ptr(),
+            local.data_ptr() if local.numel() else id(tensor),
             local.stride(),
             local.is_conj(),
             local.is_neg(),
@@ -294,7 +295,7 @@ def describe(name: str, component: str, tensor: torch.Tensor, held: Held, ties: 
             name, component, dtype_name(tensor.dtype), shape, (0,) * len(shape), shape, held.replicated,
             pack=held.pack, owner=held.owner, replicas=held.replicas,
         )  # fmt: skip
-    return TensorPiece(spec._replace(alias_of=ties.tied_to(name, spec, local)), local)
+    return TensorPiece(spec._replace(alias_of=ties.tied_to(name, spec, local, tensor)), local)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
