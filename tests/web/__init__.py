@@ -3,7 +3,8 @@ case that hold it to that (docs/operating/web-page.md is for its readers).
 
 Stack        built into the wheel, its types are the API's, small      test_page_build
              first load
-Overview     each kind of trouble first, its link leads to where one   test_overview: what_needs_somebody
+Overview     each kind of trouble first, missed objectives (RPO, RTO)  test_overview: what_needs_somebody
+             and a late scrub among them, its link leads to where one
              acts
              live runs: age of the restore point, goodput              test_overview: live_runs
              bytes, cost, trends of a week, in words, lines and        test_overview: trends_of_a_week
