@@ -17,6 +17,7 @@ Run          lanes: saves, kill, lost steps, lineage; the same as a    test_run:
              restore point, why nothing newer, the command             test_run: the_restore_point
              attempts compared: configuration, environment             test_run: two_attempts
              goodput and advice; filters of checkpoints and of runs    test_run: goodput, the_filters, the_list
+             goodput, bytes, age of the restore point hour by hour     test_run: hour_by_hour
              tags and note edited; the runs that have a tag            test_run: tags
 Checkpoint   components, sizes, metrics, lineage                       test_checkpoint: components
              tensors: names, shapes, dtypes, shard map                 test_checkpoint: tensors

@@ -113,6 +113,7 @@ const ANSWERS = {
     ever_committed: true,
     note: "",
   }),
+  [`GET ${RUN}/samples`]: () => page(),
   [`GET ${RUN}/advice`]: () => ({
     interval_seconds: 600,
     steps: 120,
@@ -405,6 +406,47 @@ it("says where the time went and how often to save, and keeps the rest when one 
   const section = await screen.findByRole("region", { name: "Goodput and what was lost" });
   expect(await within(section).findByRole("row", { name: /in steps that were lost 10 s 10.0 %/ })).toBeInTheDocument();
   expect(await within(section).findByRole("alert")).toHaveTextContent("The catalog did not answer.");
+});
+
+it("draws what the run was hour by hour, with gaps where it was not live", async () => {
+  const sample = (since: string, more: object) => ({
+    ...{ since, missed_hours: 0, productive_seconds: 1800, wall_seconds: 3600, goodput: 0.5, ...more },
+  });
+  const asked = serve({
+    ...ANSWERS,
+    [`GET ${RUN}/samples`]: () =>
+      page(
+        sample("2026-01-01T05:00:00Z", { logical_bytes: 4096, restore_point_age_seconds: 600, missed_hours: 1 }),
+        sample("2026-01-01T02:00:00Z", { logical_bytes: 2048, restore_point_age_seconds: 7200, goodput: null }),
+        sample("2026-01-01T01:00:00Z", { logical_bytes: 1024, restore_point_age_seconds: null }),
+      ),
+  });
+  open("/ui/runs/llama?project=demo");
+  const section = within(await screen.findByRole("region", { name: "Hour by hour" }));
+  expect(await section.findByText("50.0 % of the time")).toBeVisible();
+  expect(section.getByText("4.0 KiB, +3.0 KiB")).toBeVisible();
+  expect(section.getByText("2 h at most")).toBeVisible();
+  expect(section.getByText(/no samples in 1 hour of/)).toBeVisible();
+  const drawn = (title: string) =>
+    within(section.getByRole("table", { name: title, hidden: true }))
+      .getAllByRole("cell", { hidden: true })
+      .map((each) => each.textContent);
+  expect(drawn("Goodput by the hour")).toEqual(["50.0 %", "–", "–", "50.0 %"]);
+  expect(drawn("Bytes by the hour")).toEqual(["1.0 KiB", "2.0 KiB", "–", "4.0 KiB"]);
+  expect(drawn("Age of the restore point")).toEqual(["–", "2 h", "–", "10 min"]);
+  const list = asked.find(({ url }) => url.includes("/samples"));
+  expect(new URL(list?.url ?? "").searchParams.get("limit")).toBe("168");
+});
+
+it("says that the run has no sample yet, and where its cost is", async () => {
+  serve(ANSWERS);
+  open("/ui/runs/llama?project=demo");
+  const section = within(await screen.findByRole("region", { name: "Hour by hour" }));
+  expect(await section.findByText("There is no sample yet")).toBeVisible();
+  expect(section.getByRole("link", { name: "what it costs now" })).toHaveAttribute(
+    "href",
+    expect.stringMatching(/^\/ui\/retention\?.*run=llama/),
+  );
 });
 
 it("filters the checkpoints by the address", async () => {
