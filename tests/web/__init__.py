@@ -13,7 +13,8 @@ Overview     each kind of trouble first, missed objectives (RPO, RTO)  test_over
 Run          lanes: saves, kill, lost steps, lineage; the same as a    test_run: lanes_show
              table
              a rollback is no kill; signs open their checkpoints       test_run: a_rollback, a_sign
-             the metric over the same steps, the steps narrowed        test_run: the_metric
+             the metric over the same steps, with the branches that    test_run: the_metric
+             the run has left; the steps narrowed
              restore point, why nothing newer, the command             test_run: the_restore_point
              attempts compared: configuration, environment             test_run: two_attempts
              goodput and advice; filters of checkpoints and of runs    test_run: goodput, the_filters, the_list

@@ -115,6 +115,8 @@ def test_the_metric_stands_over_the_same_steps_and_the_steps_can_be_narrowed(scr
     expect(curve.locator("canvas")).to_be_attached()
     curve.get_by_text("loss over steps as a table").click()
     expect(curve.get_by_role("row", name=re.compile("^300"))).to_contain_text("0.25")
+    expect(curve.get_by_role("columnheader", name="loss, attempt 1, not on the lineage")).to_be_visible()
+    expect(curve.get_by_role("row", name=re.compile("^440"))).to_contain_text("1000000")
     over.get_by_label("Steps from").fill("250")
     over.get_by_role("button", name="Show").click()
     expect(page).to_have_url(re.compile("from=250"))

@@ -45,7 +45,10 @@ const ATTEMPTS = [
 /** What the service says of these metrics: values by step. */
 const measured = (curves: Record<string, Record<number, number | "nan">>) => ({
   attempt: null,
-  segments: [{ attempt: 2, max_step: null }],
+  segments: [
+    { attempt: 2, max_step: null },
+    { attempt: 1, max_step: 100 },
+  ],
   names: Object.keys(curves),
   metrics: Object.entries(curves).map(([name, values]) => ({
     name,
@@ -56,6 +59,12 @@ const measured = (curves: Record<string, Record<number, number | "nan">>) => ({
     })),
   })),
 });
+type Curves = Parameters<typeof measured>[0];
+/** An answer: these along the lineage, and what the attempt that it is asked for has left behind. */
+const history =
+  (curves: Curves, left: Curves = {}) =>
+  (request: Request) =>
+    measured(new URL(request.url).searchParams.has("attempt") ? left : curves);
 const SPENT = {
   wall_seconds: 100,
   productive_seconds: 80,
@@ -267,7 +276,7 @@ it("puts new points and steps into the plot that is there", async () => {
   serve({
     ...ANSWERS,
     [`GET ${RUN}/attempts`]: () => page({ ...ATTEMPTS[0], last_step }, ATTEMPTS[1]),
-    [`GET ${RUN}/metrics-history`]: () => measured({ loss: { 200: 1.5, [last_step]: 1.25 } }),
+    [`GET ${RUN}/metrics-history`]: (request) => history({ loss: { 200: 1.5, [last_step]: 1.25 } })(request),
   });
   open("/ui/runs/llama?project=demo");
   const curve = await screen.findByRole("figure", { name: "loss over steps" });
@@ -289,7 +298,7 @@ it("gives the values of the metric as a table", async () => {
 
 it("draws what the jobs measured at each step, with the checkpoints on it", async () => {
   const curves = { loss: { 199: 1.6, 200: 1.5, 201: 9, 202: "nan" as const } };
-  const asked = serve({ ...ANSWERS, [`GET ${RUN}/metrics-history`]: () => measured(curves) });
+  const asked = serve({ ...ANSWERS, [`GET ${RUN}/metrics-history`]: history(curves) });
   open("/ui/runs/llama?project=demo&from=150&to=300");
   const curve = await screen.findByRole("figure", { name: "loss over steps" });
   await userEvent.click(within(curve).getByText("loss over steps as a table"));
@@ -299,8 +308,28 @@ it("draws what the jobs measured at each step, with the checkpoints on it", asyn
   expect(screen.getByText("Least 1.5 at step 200, greatest 9 at step 201. Not finite: nan at step 202.")).toBeVisible();
   const queries = asked.map((each) => new URL(each.url)).filter((each) => each.pathname.endsWith("metrics-history"));
   expect(new Set(queries.map((each) => each.search))).toEqual(
-    new Set(["?name=loss&from_step=150&to_step=300&points=1000"]),
+    new Set([
+      "?name=loss&from_step=150&to_step=300&points=1000",
+      "?name=loss&attempt=1&from_step=150&to_step=300&points=1000",
+    ]),
   );
+});
+
+it("keeps the branch drawn that the run has left, from where it was left", async () => {
+  const asked = serve({
+    ...ANSWERS,
+    [`GET ${RUN}/metrics-history`]: history({ loss: { 100: 2.5, 101: 2.4 } }, { loss: { 101: 7, 150: "nan" } }),
+  });
+  open("/ui/runs/llama?project=demo");
+  const curve = await screen.findByRole("figure", { name: "loss over steps" });
+  await userEvent.click(within(curve).getByText("loss over steps as a table"));
+  const branch = "loss, attempt 1, not on the lineage";
+  expect(await within(curve).findByRole("columnheader", { name: branch })).toBeVisible();
+  expect(within(curve).getByRole("row", { name: "101 2.4 – 7" })).toBeInTheDocument();
+  const left = asked.map(({ url }) => new URL(url).searchParams).find((each) => each.has("attempt"));
+  expect([left?.get("attempt"), left?.get("from_step")]).toEqual(["1", "101"]);
+  // The extremes are those of what the run has.
+  expect(screen.getByText(/^Least 2.4 at step 101, greatest 2.5 at step 100/)).toBeVisible();
 });
 
 it("shows another metric by the address, and asks for that one alone", async () => {
@@ -309,7 +338,7 @@ it("shows another metric by the address, and asks for that one alone", async () 
   const asked = serve({
     ...ANSWERS,
     [`GET ${RUN}/metrics-history`]: (request) => {
-      const whole = measured(curves);
+      const whole = history(curves)(request);
       return { ...whole, metrics: whole.metrics.filter(({ name }) => named(request).includes(name)) };
     },
   });
