@@ -42,7 +42,7 @@ Storage      stores, bad copies, scrub                                 test_stor
              second store, drill with RTO and RPO                      test_storage: the_second_store
              tiers, orphans, forecast to the quota                     test_storage: tiers, orphans, the_forecast
 Operations   controllers; operations with progress and cancel          test_operations: a_controller, a_running
-             events with filters, live                                 test_operations: events
+             events with filters by type, run and time, live           test_operations: events
              webhooks and what became of their calls                   test_operations: a_webhook
              tokens, projects and quotas, audit                        test_operations: a_token, a_project, the_audit
 Every one    a link that can be sent, its title, nothing refused,      test_screens: a_link_opens; the fixture `screen`
