@@ -7,8 +7,8 @@ Overview     each kind of trouble first, missed objectives (RPO, RTO)  test_over
              and a late scrub among them, its link leads to where one
              acts
              live runs: age of the restore point, goodput              test_overview: live_runs
-             bytes, cost, trends of a week, in words, lines and        test_overview: trends_of_a_week
-             tables
+             bytes, cost with its prices, trends of a week, in words,  test_overview: trends_of_a_week
+             lines and tables
              live: what is over leaves by itself                       test_overview: a_store_that_is_back
 Run          lanes: saves, kill, lost steps, lineage; the same as a    test_run: lanes_show
              table
@@ -30,7 +30,7 @@ Checkpoint   components, sizes, metrics, lineage                       test_chec
              compared: configuration, metrics, tensors by digest       test_checkpoint: two_checkpoints
              found by a selector                                       test_checkpoint: a_metric, a_selector
 Retention    effect of an edit: what goes, why, bytes, cost before     test_retention: an_edited_policy
-             and after
+             and after, and with which prices
              apply by the count, undo                                  test_retention: a_policy_is_applied
              a project's policy run by run; another person was faster  test_retention: a_projects_policy,
                                                                        another_persons_policy

@@ -21,7 +21,7 @@ from tests.support.rank import Job, answer, digest_of
 from tests.support.rot import attached, flip, key_of
 from tests.support.service import RunningService
 from tests.support.tallies import take_up
-from tests.web.screens import figure, heading, part, row, settled
+from tests.web.screens import command, figure, heading, part, row, settled
 from tests.web.seeded_catalog import seed_samples, trains
 
 _LOST = b"the weights of spoiled at step 7"
@@ -161,6 +161,11 @@ def test_bytes_cost_and_the_trends_of_a_week_are_told_in_words_lines_and_tables(
     figures = part(page, "Bytes and cost")
     expect(figure(figures, "Stored, in all stores")).to_contain_text("B")
     expect(figure(figures, "Per month, as stored now")).to_contain_text("USD")
+    figures.get_by_text(re.compile("^Prices as of")).click()
+    used = figures.get_by_role("list", name="Prices of a GiB and month")
+    expect(used).to_contain_text("The primary store (posix, the default class)")
+    expect(figures.get_by_text("These are the defaults.")).to_be_visible()
+    assert command(page, "the command that puts the prices") == "holdfast prices put --file prices.json"
     week = part(page, "The last week")
     for title, told in (("Goodput", "% of the time"), ("Stored bytes", "GiB"), ("Cost a month", "USD")):
         drawn = week.get_by_role("figure", name=title, exact=True)

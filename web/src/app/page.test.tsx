@@ -67,6 +67,7 @@ it("tells what needs attention, and each part that fails by itself", async () =>
   const attention = await screen.findByRole("region", { name: "Needs attention" });
   expect(await within(attention).findByText("rank 3: RuntimeError: ECC")).toBeVisible();
   expect(await screen.findByText("12.50 USD")).toBeVisible();
+  expect(screen.getByText("Prices as of 2026-01-01")).toBeVisible();
   expect(await screen.findByRole("alert")).toHaveTextContent("The token may not read usage.");
   expect(screen.getByText("No run is training")).toBeVisible();
 });
