@@ -117,6 +117,8 @@ def test_what_happens_is_listed_and_followed(saved: str, served: ServedHoldfast)
     told = json.loads(run("events", "list", saved, *committed, "--json").stdout)
     assert [(each["type"], each["data"]["step"]) for each in told[:1]] == [("checkpoint.committed", 3)]
     assert "checkpoint.committed" in run("events", "list", "demo").stdout.replace("\n", "")
+    assert json.loads(run("events", "list", saved, *committed, "--since", "1h", "--json").stdout) == told
+    assert "no such events" in run("events", "list", saved, "--until", "2026-01-01").stderr
     assert "no such events" in run("events", "list", saved, "--type", "drill.failed").stderr
     assert "There is no event 'nothing'" in run("events", "list", "--type", "nothing", exit_code=2).stderr
     assert run("events", "list", "demo/mistyped", exit_code=3)

@@ -126,6 +126,23 @@ def test_only_what_was_asked_for(service: RunningService) -> None:
     assert service.http().get("/v1/events", params={"type": "no.such"}).status_code == 422
 
 
+def test_what_happened_in_a_time(service: RunningService, clock: Clock) -> None:
+    some_life(service)
+    clock.advance(3600)
+    Job(service.http(), "demo/other").save(1)
+    newest, *earlier = listed(service)
+    assert newest["data"]["run"] == "other"
+    assert listed(service, since=newest["timestamp"]) == [newest], "the moment itself is in it"
+    assert listed(service, until=newest["timestamp"]) == earlier, "and is in no time that ends with it"
+    both = {"since": earlier[-1]["timestamp"], "until": newest["timestamp"]}
+    assert listed(service, project="demo", run="gpt", **both) == earlier
+    page = answer(service.http().get("/v1/events", params={**both, "limit": 4}))
+    rest = listed(service, cursor=page["next_cursor"], **both)
+    assert page["items"] + rest == earlier
+    with pytest.raises(Refused, match="invalid_request"):
+        listed(service, since="2026-01-01T00:00:00")  # of which zone?
+
+
 def test_pages(service: RunningService) -> None:
     some_life(service)
     http = service.http()

@@ -3,19 +3,22 @@ case that hold it to that (docs/operating/web-page.md is for its readers).
 
 Stack        built into the wheel, its types are the API's, small      test_page_build
              first load
-Overview     each kind of trouble first, its link leads to where one   test_overview: what_needs_somebody
+Overview     each kind of trouble first, missed objectives (RPO, RTO)  test_overview: what_needs_somebody
+             and a late scrub among them, its link leads to where one
              acts
              live runs: age of the restore point, goodput              test_overview: live_runs
-             bytes, cost, trends of a week, in words, lines and        test_overview: trends_of_a_week
-             tables
+             bytes, cost with its prices, trends of a week, in words,  test_overview: trends_of_a_week
+             lines and tables
              live: what is over leaves by itself                       test_overview: a_store_that_is_back
 Run          lanes: saves, kill, lost steps, lineage; the same as a    test_run: lanes_show
              table
              a rollback is no kill; signs open their checkpoints       test_run: a_rollback, a_sign
-             the metric over the same steps, the steps narrowed        test_run: the_metric
+             the metric over the same steps, with the branches that    test_run: the_metric
+             the run has left; the steps narrowed
              restore point, why nothing newer, the command             test_run: the_restore_point
              attempts compared: configuration, environment             test_run: two_attempts
              goodput and advice; filters of checkpoints and of runs    test_run: goodput, the_filters, the_list
+             goodput, bytes, age of the restore point hour by hour     test_run: hour_by_hour
              tags and note edited; the runs that have a tag            test_run: tags
 Checkpoint   components, sizes, metrics, lineage                       test_checkpoint: components
              tensors: names, shapes, dtypes, shard map                 test_checkpoint: tensors
@@ -27,7 +30,7 @@ Checkpoint   components, sizes, metrics, lineage                       test_chec
              compared: configuration, metrics, tensors by digest       test_checkpoint: two_checkpoints
              found by a selector                                       test_checkpoint: a_metric, a_selector
 Retention    effect of an edit: what goes, why, bytes, cost before     test_retention: an_edited_policy
-             and after
+             and after, and with which prices
              apply by the count, undo                                  test_retention: a_policy_is_applied
              a project's policy run by run; another person was faster  test_retention: a_projects_policy,
                                                                        another_persons_policy
@@ -39,7 +42,7 @@ Storage      stores, bad copies, scrub                                 test_stor
              second store, drill with RTO and RPO                      test_storage: the_second_store
              tiers, orphans, forecast to the quota                     test_storage: tiers, orphans, the_forecast
 Operations   controllers; operations with progress and cancel          test_operations: a_controller, a_running
-             events with filters, live                                 test_operations: events
+             events with filters by type, run and time, live           test_operations: events
              webhooks and what became of their calls                   test_operations: a_webhook
              tokens, projects and quotas, audit                        test_operations: a_token, a_project, the_audit
 Every one    a link that can be sent, its title, nothing refused,      test_screens: a_link_opens; the fixture `screen`

@@ -3,6 +3,7 @@
 demo/gpt      live. Attempt 1 was killed at step 450; attempt 2 went back to step 200 (a rollback), saved 250 and 300,
               and a diverged checkpoint at 350. Step 400 is in the trash. It has a configuration, a policy, and curves:
               `loss` at every tenth step, with a NaN at 350 and a spike at 440 of the branch that was left, and `lr`.
+              It was sampled in six hours, and between two of them it was not live.
 demo/bert     failed. Steps 10 to 40; a person and the trash may have 10; 40 is corrupt: its bytes changed in the store.
 demo/doctor   finished. Two little checkpoints with real tensors and real indexes.
 """
@@ -16,8 +17,8 @@ from holdfast_client.settings import ClientSettings
 from holdfast_protocol.index_documents import Layout, Piece, SavedAs, Segment, ShardIndex, ShardLayout, TensorEntry
 from holdfast_protocol.states import StoreRole
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.tables.core import Project
-from holdfast_service.db.tables.samples import ProjectSampleRow
+from holdfast_service.db.tables.core import Project, Run
+from holdfast_service.db.tables.samples import ProjectSampleRow, RunSampleRow
 from holdfast_service.samples.take import HOUR, last_hour
 from tests.support.little_checkpoints import save_little_checkpoint
 from tests.support.rank import Job, answer, digest_of
@@ -54,6 +55,7 @@ class SeededCatalog:
         answer(http.post("/v1/projects/demo/webhooks", json=hook))
         answer(http.post("/v1/sweeps", json={"dry_run": True}))
         seed_samples(service)
+        _seed_run_samples(service)
 
     def _save_gpt(self, service: RunningService) -> None:
         http = service.http()
@@ -119,6 +121,30 @@ def seed_samples(service: RunningService) -> None:
             if at not in (11, 12, 13)
         ]
         session.execute(insert(ProjectSampleRow), rows)
+
+
+def _seed_run_samples(service: RunningService) -> None:
+    with service.context.database.transaction() as session:
+        run_id = session.execute(select(Run.id).where(Run.name == "gpt")).scalar_one()
+        newest = last_hour(database_now(session))
+        rows = [
+            {
+                "run_id": run_id,
+                "hour": newest - at * HOUR,
+                "taken_at": newest - (at - 1) * HOUR,
+                "committed_checkpoints": 10 - at,
+                "logical_bytes": (20 - at) * 10**9,
+                "productive_seconds": 3000.0 - at * 100,
+                "wall_seconds": 3600.0,
+                "restore_point_age_seconds": 600.0 * (at + 1),
+                "last_step": 360 - at * 20,
+                "restore_point_step": 300 - at * 20,
+                "attempt": 2,
+                "attempt_productive_seconds": None,
+            }
+            for at in (0, 1, 2, 5, 6, 7)
+        ]
+        session.execute(insert(RunSampleRow), rows)
 
 
 def trains(job: Job, step: int, **metrics: list[list[float | str]]) -> None:

@@ -100,7 +100,7 @@ def test_a_running_operation_shows_its_progress_and_is_cancelled(
     expect(page.get_by_text("None fits the filters")).to_be_visible()
 
 
-def test_events_are_narrowed_by_type_and_run_and_come_by_themselves(
+def test_events_are_narrowed_by_type_run_and_time_and_come_by_themselves(
     screen: Callable[..., Page], catalog: SeededCatalog
 ) -> None:
     page = screen("operations/events")
@@ -115,7 +115,16 @@ def test_events_are_narrowed_by_type_and_run_and_come_by_themselves(
     expect(events.get_by_role("link", name="gpt").first).to_be_visible()
     settled(page)
     catalog.job.save(370)
-    expect(events.get_by_role("gridcell", name="370", exact=True)).to_be_visible()
+    newest = events.get_by_role("gridcell", name="370", exact=True)
+    expect(newest).to_be_visible()
+    button(page, "Last hour").click()
+    expect(page).to_have_url(re.compile("since="))
+    expect(newest).to_be_visible()
+    page.get_by_label("Before", exact=True).fill("2020-01-01T00:00")
+    page.get_by_label("Before", exact=True).press("Enter")
+    expect(page.get_by_text("None fits the filters: widen them.")).to_be_visible()
+    button(page, "Any time").click()
+    expect(newest).to_be_visible()
 
 
 def test_a_webhook_is_made_its_secret_shown_once_and_its_calls_followed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -11,14 +12,16 @@ from sqlalchemy import update
 
 from holdfast_protocol.events import EventType
 from holdfast_protocol.states import StoreRole
+from holdfast_service.background.registry import OPERATION_KINDS
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.tables.core import Attempt
+from holdfast_service.db.tables.core import Attempt, Checkpoint, Copy
 from holdfast_service.events.announce import announce
+from holdfast_service.operations.controller import reconcile
 from tests.support.rank import Job, answer, digest_of
 from tests.support.rot import attached, flip, key_of
 from tests.support.service import RunningService
 from tests.support.tallies import take_up
-from tests.web.screens import figure, heading, part, row, settled
+from tests.web.screens import command, figure, heading, part, row, settled
 from tests.web.seeded_catalog import seed_samples, trains
 
 _LOST = b"the weights of spoiled at step 7"
@@ -31,6 +34,9 @@ TROUBLE = [
     ("stalled", "stuck", "stuck"),
     ("failed", "spoiled", "spoiled"),
     ("unprotected", "bare", "bare"),
+    ("RPO missed", "Second store", "Storage"),
+    ("drill failed", "Drill of spoiled", "Storage"),
+    ("scrub late", "Scrub", "Controllers"),
     ("quota near", "Project demo", "Retention and cost"),
 ]
 
@@ -56,6 +62,7 @@ def seed() -> Callable[[RunningService], None]:
         well.save(50)
         trains(well, 60)
         tell_store(service, EventType.STORE_UNAVAILABLE, "the mount does not answer")
+        _miss_objectives(service)
         seed_samples(service)
         take_up(service)
         found = answer(http.get("/v1/projects/demo"))
@@ -87,6 +94,23 @@ def _stall(service: RunningService) -> None:
         session.execute(marked)
 
 
+def _miss_objectives(service: RunningService) -> None:
+    """As if an hour had passed since loops saved, and the days of a whole scrub since any byte was read."""
+    http = service.http()
+    objectives = {"document": {"rpo_seconds": 1800}}
+    answer(http.put("/v1/projects/demo/policies/objectives", json=objectives))
+    drill = {"selector": "latest", "store": "primary"}
+    answer(http.post("/v1/projects/demo/runs/spoiled/drills", json=drill))
+    assert reconcile(service.context, kinds=OPERATION_KINDS).failed == 1
+    loops_id = answer(http.get("/v1/projects/demo/runs/loops"))["id"]
+    with service.context.database.transaction() as session:
+        now = database_now(session)
+        saved = update(Checkpoint).where(Checkpoint.run_id == loops_id)
+        session.execute(saved.values(committed_at=now - timedelta(hours=1)))
+        late = timedelta(days=service.context.settings.scrub_days + 2)
+        session.execute(update(Copy).where(Copy.verified_at.is_not(None)).values(verified_at=now - late))
+
+
 def tell_store(service: RunningService, event: EventType, reason: str) -> None:
     """As a process tells it that has had no answer from the primary store for long, or has one again."""
     with service.context.database.transaction() as session:
@@ -107,12 +131,16 @@ def test_what_needs_somebody_comes_first_and_leads_to_where_one_acts(
         expect(lines.nth(at)).to_contain_text(state)
         expect(lines.nth(at).get_by_role("link")).to_have_text(subject)
     expect(lines.nth(2)).to_contain_text("Attempts 2, 3, 4 crashed from step 200")
+    expect(lines.nth(7)).to_contain_text("1 run with states that lack a copy")
+    expect(lines.nth(7)).to_contain_text("of 30 min. The service has no second store.")
+    expect(lines.nth(8)).to_contain_text("From the primary store alone: demo/spoiled has nothing")
+    expect(lines.nth(9)).to_contain_text("again 2 d")
     for at, (_, _, leads_to) in enumerate(TROUBLE):
         lines.nth(at).get_by_role("link").click()
         expect(heading(page, leads_to)).to_be_visible()
         page.go_back()
         expect(lines).to_have_count(len(TROUBLE))
-    assert {each.split()[0] for each in refused} == {"404"}, "there are no policies"
+    assert {each.split()[0] for each in refused} <= {"404", "422"}, "there are few policies, and few saves to forecast"
     refused.clear()
 
 
@@ -133,6 +161,11 @@ def test_bytes_cost_and_the_trends_of_a_week_are_told_in_words_lines_and_tables(
     figures = part(page, "Bytes and cost")
     expect(figure(figures, "Stored, in all stores")).to_contain_text("B")
     expect(figure(figures, "Per month, as stored now")).to_contain_text("USD")
+    figures.get_by_text(re.compile("^Prices as of")).click()
+    used = figures.get_by_role("list", name="Prices of a GiB and month")
+    expect(used).to_contain_text("The primary store (posix, the default class)")
+    expect(figures.get_by_text("These are the defaults.")).to_be_visible()
+    assert command(page, "the command that puts the prices") == "holdfast prices put --file prices.json"
     week = part(page, "The last week")
     for title, told in (("Goodput", "% of the time"), ("Stored bytes", "GiB"), ("Cost a month", "USD")):
         drawn = week.get_by_role("figure", name=title, exact=True)

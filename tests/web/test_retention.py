@@ -70,6 +70,7 @@ def test_an_edited_policy_shows_at_once_what_goes_why_and_what_that_saves(
     expect(figure(effect, "Bytes freed")).to_contain_text(f"{expected['freed']['bytes']} B")
     for cost in ("Cost a month now", "Cost a month, once it is freed", "In the long run, under this one"):
         expect(figure(effect, cost)).to_contain_text("USD")
+    expect(effect.get_by_text(re.compile("^Prices as of"))).to_be_visible()
     for each in expected["checkpoints"]:
         shown = row(effect, "Checkpoints of gpt under this policy", "kept" if each["keep"] else "expires")
         texts = "; ".join(reason["detail"] for reason in each["reasons"])

@@ -115,6 +115,8 @@ def test_the_metric_stands_over_the_same_steps_and_the_steps_can_be_narrowed(scr
     expect(curve.locator("canvas")).to_be_attached()
     curve.get_by_text("loss over steps as a table").click()
     expect(curve.get_by_role("row", name=re.compile("^300"))).to_contain_text("0.25")
+    expect(curve.get_by_role("columnheader", name="loss, attempt 1, not on the lineage")).to_be_visible()
+    expect(curve.get_by_role("row", name=re.compile("^440"))).to_contain_text("1000000")
     over.get_by_label("Steps from").fill("250")
     over.get_by_role("button", name="Show").click()
     expect(page).to_have_url(re.compile("from=250"))
@@ -131,6 +133,22 @@ def test_goodput_says_what_was_lost_and_how_often_to_save(screen: Callable[..., 
     expect(figure(spent, "Steps lost")).not_to_have_text("0")
     expect(spent.get_by_text("in steps that were lost")).to_be_visible()
     expect(spent.get_by_text(re.compile("^Save every"))).to_be_visible()
+
+
+def test_goodput_bytes_and_the_age_of_the_restore_point_are_drawn_hour_by_hour(screen: Callable[..., Page]) -> None:
+    page = screen("runs/gpt")
+    hours = part(page, "Hour by hour")
+    for title, told in (
+        ("Goodput by the hour", "% of the time"),
+        ("Bytes by the hour", "18.6 GiB"),
+        ("Age of the restore point", "1 h 20 min at most"),
+    ):
+        drawn = hours.get_by_role("figure", name=title, exact=True)
+        expect(drawn.locator("canvas")).to_be_attached()
+        expect(hours.get_by_text(told).first).to_be_visible()
+        drawn.get_by_text(f"{title} as a table").click()
+        # The head, six hours, and the gap.
+        expect(drawn.get_by_role("table", name=title).get_by_role("row")).to_have_count(8)
 
 
 def test_the_filters_of_the_checkpoints_are_in_the_link(screen: Callable[..., Page]) -> None:

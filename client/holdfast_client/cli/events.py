@@ -205,12 +205,20 @@ TypesOption = Annotated[str | None, typer.Option("--type", help="Only such, with
 
 @events.command("list")
 def list_events(
-    what: OfRun = None, *, types: TypesOption = None, limit: LimitedOption = 50, json: JsonOption = False
+    what: OfRun = None,
+    *,
+    types: TypesOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    limit: LimitedOption = 50,
+    json: JsonOption = False,
 ) -> None:
     """List what has happened, the newest first."""
     project, run = _project_and_run(what)
+    begins, ends = read_past(since), read_past(until)
     with connect() as client:
-        found = first(client.events.all(project=project, run=run, types=_types(types)), limit)
+        every = client.events.all(project=project, run=run, types=_types(types), since=begins, until=ends)
+        found = first(every, limit)
     if json:
         show_json(found)
         return

@@ -184,18 +184,40 @@ class Events(Resource):
         project: str | None = None,
         run: str | None = None,
         types: Sequence[EventType] = (),
+        since: datetime | None = None,
+        until: datetime | None = None,
         cursor: str | None = None,
         limit: int | None = None,
     ) -> Page[EventView]:
-        """One page, the newest first. No types: all of them."""
-        params = {"project": project, "run": run, "type": _names(types), "cursor": cursor, "limit": limit}
-        return self.transport.call("GET", path("events"), Page[EventView], params=params)
+        """One page, the newest first. No types: all of them. `since` is inclusive, `until` is not."""
+        return self.transport.call(
+            "GET",
+            path("events"),
+            Page[EventView],
+            params={
+                "project": project,
+                "run": run,
+                "type": _names(types),
+                "since": None if since is None else since.isoformat(),
+                "until": None if until is None else until.isoformat(),
+                "cursor": cursor,
+                "limit": limit,
+            },
+        )
 
     def all(
-        self, *, project: str | None = None, run: str | None = None, types: Sequence[EventType] = ()
+        self,
+        *,
+        project: str | None = None,
+        run: str | None = None,
+        types: Sequence[EventType] = (),
+        since: datetime | None = None,
+        until: datetime | None = None,
     ) -> Iterator[EventView]:
         """The events of all pages, read page by page as they are asked for."""
-        return all_items(lambda cursor: self.list(project=project, run=run, types=types, cursor=cursor))
+        return all_items(
+            lambda cursor: self.list(project=project, run=run, types=types, since=since, until=until, cursor=cursor)
+        )
 
     def position(self) -> str:
         """Where the stream is now. Given as `after` later, it leads to all that has happened since."""

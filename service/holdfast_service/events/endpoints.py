@@ -23,7 +23,7 @@ from holdfast_service.events.feed import EventFeed
 from holdfast_service.events.reading import EventFilter, find_filter, find_position, list_events, position
 from holdfast_service.web.admission import Permit
 from holdfast_service.web.frame import CONNECTION, STREAMS, GuardedRoute
-from holdfast_service.web.parameters import Cursor, Limit, Reader
+from holdfast_service.web.parameters import Cursor, Limit, Moment, Reader
 
 router = APIRouter(route_class=GuardedRoute, tags=["events"])
 
@@ -50,11 +50,13 @@ def list_all(
     project: Project = None,
     run: Run = None,
     types: Types = [],  # noqa: B006  (FastAPI copies it)
+    since: Annotated[Moment | None, Query(description="From this moment on.")] = None,
+    until: Annotated[Moment | None, Query(description="Before this moment.")] = None,
     cursor: Cursor = None,
     limit: Limit = DEFAULT_PAGE,
 ) -> Page[EventView]:
     wanted = find_filter(context, caller, project, run, types)
-    return list_events(context, wanted, cursor=cursor, limit=limit)
+    return list_events(context, wanted, since=since, until=until, cursor=cursor, limit=limit)
 
 
 @router.get(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 
 from sqlalchemy import Row, Select, and_, select
@@ -73,17 +74,29 @@ def find_filter(
         return EventFilter(of_project.id, of_run.id, wanted)
 
 
-def list_events(context: ServiceContext, wanted: EventFilter, *, cursor: str | None, limit: int) -> Page[EventView]:
-    """The newest first."""
+def list_events(
+    context: ServiceContext,
+    wanted: EventFilter,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    cursor: str | None,
+    limit: int,
+) -> Page[EventView]:
+    """The newest first. `since` is inclusive, `until` is not."""
     last = number_new(context.database)
     with context.database.read() as session:
         (before,) = (last + 1,) if cursor is None else decode_cursor(_CURSOR, cursor, int)
+        conditions = [EventRow.number < before]
+        # The order stays that of the stream: what was told late happened before its neighbours.
+        if since is not None:
+            conditions.append(EventRow.happened_at >= since)
+        if until is not None:
+            conditions.append(EventRow.happened_at < until)
         events = [
             _event(context.epoch, row)
             for query in _queries(wanted)
-            for row in session.execute(
-                query.where(EventRow.number < before).order_by(EventRow.number.desc()).limit(limit + 1)
-            )
+            for row in session.execute(query.where(*conditions).order_by(EventRow.number.desc()).limit(limit + 1))
         ]
         events.sort(key=lambda event: event.number, reverse=True)
         shown, next_cursor = cut_page(_CURSOR, events, limit, lambda event: (event.number,))

@@ -8343,6 +8343,10 @@ export interface operations {
                 run?: string | null;
                 /** @description Only such events; several times. */
                 type?: components["schemas"]["EventType"][];
+                /** @description From this moment on. */
+                since?: string | null;
+                /** @description Before this moment. */
+                until?: string | null;
                 /** @description `next_cursor` of the page before. */
                 cursor?: string | null;
                 /** @description Items of a page, at most. */

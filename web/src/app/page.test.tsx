@@ -41,6 +41,9 @@ const ANSWERS = {
   "GET /v1/projects/demo/checkpoints": () => page(),
   "GET /v1/events": () => page(),
   "GET /v1/stores": () => page(),
+  "GET /v1/projects/demo/copies": () => page(),
+  "GET /v1/operations": () => page(),
+  "GET /v1/controllers": () => page(),
   "GET /v1/projects/demo/usage": () => problem(403, "forbidden", "The token may not read usage."),
   "GET /v1/projects/demo/samples": () => page(),
   "GET /v1/projects/demo/cost": () => ({ per_month: 12.5, currency: "USD", as_of: "2026-01-01", unpriced_bytes: 0 }),
@@ -64,6 +67,7 @@ it("tells what needs attention, and each part that fails by itself", async () =>
   const attention = await screen.findByRole("region", { name: "Needs attention" });
   expect(await within(attention).findByText("rank 3: RuntimeError: ECC")).toBeVisible();
   expect(await screen.findByText("12.50 USD")).toBeVisible();
+  expect(screen.getByText("Prices as of 2026-01-01")).toBeVisible();
   expect(await screen.findByRole("alert")).toHaveTextContent("The token may not read usage.");
   expect(screen.getByText("No run is training")).toBeVisible();
 });

@@ -1,6 +1,6 @@
 import { QueryClientProvider } from "@tanstack/react-query";
 import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
-import { render, screen, waitFor, within } from "@testing-library/react";
+import { fireEvent, render, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { queryClient } from "@/api/client";
 import type { Session } from "@/api/session";
@@ -392,6 +392,28 @@ it("asks for a time in UTC, and for none that the service does not know", async 
   await screen.findByText("state: committed → trashed");
   const asked = queries("/v1/audit-events").at(-1);
   expect([asked?.get("since"), asked?.get("until")]).toEqual(["2026-01-01T00:00:00.000Z", null]);
+});
+
+it("narrows the events to a time, which stands in the address", async () => {
+  const { router, queries } = open("/ui/operations/events?since=2026-01-01", { "GET /v1/events": () => page() });
+  expect(await screen.findByText("None fits the filters: widen them.")).toBeVisible();
+  await waitFor(() =>
+    expect(queries("/v1/events").at(-1)?.toString()).toBe("project=demo&since=2026-01-01T00%3A00%3A00.000Z&limit=100"),
+  );
+  fireEvent.change(screen.getByLabelText("Before"), { target: { value: "2026-01-02T03:00" } });
+  fireEvent.blur(screen.getByLabelText("Before"));
+  const until = new Date("2026-01-02T03:00").toISOString();
+  await waitFor(() => expect(queries("/v1/events").at(-1)?.get("until")).toBe(until));
+  expect(router.state.location.search).toMatchObject({ since: "2026-01-01T00:00:00.000Z", until });
+  const hourAgo = Date.now() - 3_600_000;
+  await userEvent.click(screen.getByRole("button", { name: "Last hour" }));
+  await waitFor(() => expect(queries("/v1/events").at(-1)?.has("until")).toBe(false));
+  const since = Date.parse(queries("/v1/events").at(-1)?.get("since") ?? "");
+  expect(since - hourAgo).toBeGreaterThanOrEqual(0);
+  expect(since - hourAgo).toBeLessThan(60_000);
+  await userEvent.click(screen.getByRole("button", { name: "Any time" }));
+  await waitFor(() => expect(router.state.location.searchStr).not.toContain("since"));
+  expect(await screen.findByText(/A commit, a restore, a failure/)).toBeVisible();
 });
 
 it("shows the processes, and which is silent", async () => {

@@ -3,6 +3,7 @@ import { useEffect, useId, useRef, useState } from "react";
 import { useSession } from "@/api/session";
 import { Dialog } from "@/components/dialog/Dialog";
 import { ErrorState } from "@/components/states";
+import { readMoment } from "@/format/moments";
 import { refresh } from "@/live/refresh";
 import styles from "./Operations.module.css";
 
@@ -99,6 +100,66 @@ export function TextFilter({ label, value, onChange, known, type = "text" }: Tex
       )}
     </label>
   );
+}
+
+interface PeriodProps {
+  since: string | undefined;
+  until: string | undefined;
+  onChange: (changed: { since: string | undefined; until: string | undefined }) => void;
+}
+
+const LAST = [
+  ["Last hour", 3600],
+  ["Last day", 86_400],
+  ["Last week", 7 * 86_400],
+] as const;
+
+/** A time: from a moment on, before another one, or what is since an hour, a day, a week. */
+export function Period({ since, until, onChange }: PeriodProps) {
+  return (
+    <>
+      <Moment label="From" value={since} onChange={(value) => onChange({ since: value, until })} />
+      <Moment label="Before" value={until} onChange={(value) => onChange({ since, until: value })} />
+      {LAST.map(([name, seconds]) => (
+        <button
+          key={name}
+          type="button"
+          onClick={() => onChange({ since: new Date(Date.now() - seconds * 1000).toISOString(), until: undefined })}
+        >
+          {name}
+        </button>
+      ))}
+      {(since !== undefined || until !== undefined) && (
+        <button type="button" onClick={() => onChange({ since: undefined, until: undefined })}>
+          Any time
+        </button>
+      )}
+    </>
+  );
+}
+
+interface MomentProps {
+  label: string;
+  value: string | undefined;
+  onChange: (value: string | undefined) => void;
+}
+
+/** Chosen in the reader's time zone; the address has UTC. */
+function Moment({ label, value, onChange }: MomentProps) {
+  return (
+    <TextFilter
+      label={label}
+      type="datetime-local"
+      value={value && localInput(value)}
+      onChange={(typed) => onChange(typed && readMoment(typed))}
+    />
+  );
+}
+
+/** As an input of the type datetime-local has it. */
+function localInput(moment: string): string {
+  const at = new Date(moment);
+  return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }
 
 interface EverywhereProps {

@@ -74,6 +74,8 @@ const longRoute = createRoute({
 interface EventsSearch {
   type?: EventType[] | undefined;
   run?: string | undefined;
+  since?: string | undefined;
+  until?: string | undefined;
   everywhere?: true | undefined;
 }
 
@@ -86,6 +88,8 @@ const eventsRoute = createRoute({
     return {
       type: types.length > 0 ? types : undefined,
       run: text(search.run),
+      since: moment(search.since),
+      until: moment(search.until),
       everywhere: flag(search.everywhere),
     };
   },

@@ -19,6 +19,9 @@ const ALL_QUIET = {
   "GET /v1/projects/demo/checkpoints": () => page(),
   "GET /v1/events": () => page(),
   "GET /v1/stores": () => page({ role: "primary", problem: null }),
+  "GET /v1/projects/demo/copies": () => page(),
+  "GET /v1/operations": () => page(),
+  "GET /v1/controllers": () => page({ name: "scrub", lag_seconds: 0 }),
 };
 
 /** Answers page after page: `cursor` is the number of the page. */
@@ -101,11 +104,36 @@ it("finds a new attempt that has no restore point, though no event tells of it",
   expect(await screen.findByText("unprotected")).toBeVisible();
 });
 
-it("asks nothing about stores that a project's token may not see, and says nothing about them", async () => {
-  const asked = show({ "GET /v1/stores": () => problem(403, "forbidden", "No.") }, { project: "demo" });
+it("asks nothing about stores and the scrub that a project's token may not see, and says nothing about them", async () => {
+  const refused = () => problem(403, "forbidden", "No.");
+  const asked = show({ "GET /v1/stores": refused, "GET /v1/controllers": refused }, { project: "demo" });
   expect(await screen.findByText("Nothing needs attention")).toBeVisible();
   expect(screen.queryByText(/every store answers/)).not.toBeInTheDocument();
-  expect(asked.some((each) => each.url.includes("/v1/stores"))).toBe(false);
+  expect(asked.some(({ url }) => url.includes("/v1/stores") || url.includes("/v1/controllers"))).toBe(false);
+});
+
+it("tells missed objectives and a late scrub, and leads to where one acts", async () => {
+  const result = { seconds: 90, rto_objective_seconds: 60 };
+  const asked = show({
+    "GET /v1/projects/demo/copies": () =>
+      page({ run: "bert", store: "second", policy: true, error: null, rpo_objective_seconds: 60, rpo_seconds: 600 }),
+    "GET /v1/operations": () =>
+      page({
+        run: "bert",
+        state: "done",
+        arguments: { store: "second" },
+        result,
+        created_at: moment,
+        ended_at: moment,
+      }),
+    "GET /v1/controllers": () => page({ name: "scrub", lag_seconds: 200_000, paused_at: null, error: null }),
+  });
+  const link = async (name: string) => (await screen.findByRole("link", { name })).getAttribute("href");
+  expect(await link("Second store")).toBe("/storage?project=demo#second");
+  expect(await link("Drill of bert")).toBe("/storage?project=demo&run=bert#drills");
+  expect(await link("Scrub")).toBe("/operations/controllers?project=demo&controller=scrub");
+  const drills = asked.find(({ url }) => url.includes("/v1/operations"));
+  expect(drills && has(drills, "kind", "drill") && has(drills, "project", "demo")).toBe(true);
 });
 
 it("tells a corrupt checkpoint while it is corrupt, and not after its repair", async () => {

@@ -18,8 +18,8 @@ export function AttentionList({ project }: { project: string }) {
     <Found project={project} known={known} now={now}>
       <EmptyState title="Nothing needs attention">
         <p>
-          No run is stalled, lost or without a restore point, no checkpoint is corrupt, and no chunk is lost
-          {known.seesStores ? ", and every store answers" : ""}.
+          No run is stalled, lost or without a restore point, no checkpoint is corrupt, no chunk is lost, and no
+          objective (RPO, RTO) is missed{known.seesStores ? "; the scrub is in time, and every store answers" : ""}.
         </p>
       </EmptyState>
     </Found>
@@ -118,7 +118,13 @@ function Subject({ project, to, children }: { project: string; to: Place; childr
       );
     case "storage":
       return (
-        <Link to="/storage" search={{ project }}>
+        <Link to="/storage" search={{ project, run: to.run }} hash={to.part}>
+          {children}
+        </Link>
+      );
+    case "controller":
+      return (
+        <Link to="/operations/controllers" search={{ project, controller: to.name }}>
           {children}
         </Link>
       );

@@ -4,6 +4,7 @@ import { useProject, useProjects } from "@/app/project";
 import { Screen } from "@/app/Screen";
 import { CopyCommand } from "@/components/CopyCommand";
 import { Figure, Figures } from "@/components/facts/Figures";
+import { Prices } from "@/components/facts/Prices";
 import { EmptyState, Reply } from "@/components/states";
 import { Bytes, Money } from "@/components/values";
 import { RunsTable } from "@/runs/RunsTable";
@@ -112,18 +113,20 @@ function BytesAndCost({ project }: { project: string }) {
       </Reply>
       <Reply of={cost} what="the cost">
         {(money) => (
-          <Figures panel>
-            <Figure name="Per month, as stored now">
-              <Money amount={money.per_month} currency={money.currency} />
-            </Figure>
-            <Figure name="Prices as of">{money.as_of}</Figure>
-            {money.unpriced_bytes > 0 && (
-              <Figure name="Without a price">
-                <Bytes count={money.unpriced_bytes} />
-                {session.scopes.includes("admin") && " – set one with holdfast prices"}
+          <div>
+            <Figures panel>
+              <Figure name="Per month, as stored now">
+                <Money amount={money.per_month} currency={money.currency} />
               </Figure>
-            )}
-          </Figures>
+              {money.unpriced_bytes > 0 && (
+                <Figure name="Without a price">
+                  <Bytes count={money.unpriced_bytes} />
+                  {session.scopes.includes("admin") && " – set one with holdfast prices"}
+                </Figure>
+              )}
+            </Figures>
+            <Prices cost={money} />
+          </div>
         )}
       </Reply>
     </div>

@@ -4,7 +4,7 @@ import { type Facts, findAttention } from "./attention";
 const NOW = Date.parse("2026-05-01T12:00:00Z");
 const NONE: Facts = {
   ...{ runs: [], badCopies: [], hasAllBadCopies: true, badCheckpoints: [], badEvents: [], storeEvents: [], stores: [] },
-  project: undefined,
+  ...{ copies: [], hasAllCopies: true, drills: [], scrub: undefined, project: undefined },
 };
 const before = (hours: number) => new Date(NOW - hours * 3_600_000).toISOString();
 
@@ -34,13 +34,26 @@ const checkpoint = (id: string, health: string) =>
   ({ id, health, project: "p", run: "a", step: 4, health_reason: null }) as Schemas["CheckpointView"];
 const event = (type: string, data: object, timestamp = before(1)) =>
   ({ id: `1-${type}-${timestamp}`, type, timestamp, data }) as Schemas["EventView"];
+/** A second store that lacks a run's newer states for some hours, with an objective of one hour. */
+const behind = (name: string, hours: number, more: Partial<Schemas["RunCopies"]> = {}) =>
+  ({
+    ...{ run: name, store: "second", policy: true, error: null },
+    ...{ rpo_objective_seconds: 3600, rpo_seconds: hours * 3600, ...more },
+  }) as Schemas["RunCopies"];
+const drill = (of: string, result: object | null, more: Partial<Schemas["OperationView"]> = {}) =>
+  ({
+    ...{ id: of, run: of, state: "done", arguments: { store: "second" }, result, error: null },
+    ...{ created_at: before(1), ended_at: before(1), ...more },
+  }) as Schemas["OperationView"];
+const scrub = (more: Partial<Schemas["ControllerView"]>) =>
+  ({ name: "scrub", lag_seconds: 90_000, paused_at: null, error: null, ...more }) as Schemas["ControllerView"];
 const states = (facts: Partial<Facts>) => findAttention({ ...NONE, ...facts }, NOW).map((each) => each.state);
 
 it("finds nothing in a quiet project", () => {
   expect(states({ runs: [run({})] })).toEqual([]);
 });
 
-it("puts lost data first, then stores, crash loops, stopped runs, runs without protection, and the quota", () => {
+it("puts lost data first, then stores, crash loops, stopped runs, runs without protection, objectives, and the quota", () => {
   const found = states({
     runs: [
       run({ name: "a", status: "failed" }),
@@ -51,9 +64,15 @@ it("puts lost data first, then stores, crash loops, stopped runs, runs without p
     storeEvents: [event("store.unavailable", { store: "second" })],
     badCheckpoints: [checkpoint("ck", "quarantined")],
     badEvents: [event("checkpoint.quarantined", { checkpoint_id: "ck" })],
+    copies: [behind("a", 2)],
+    drills: [drill("a", null, { state: "failed", error: "It is not whole there." })],
+    scrub: scrub({}),
     project: { name: "p", quota_bytes: 100, quota_used_bytes: 90 } as Schemas["ProjectView"],
   });
-  expect(found).toEqual(["corrupt", "unavailable", "quarantined", "stalled", "failed", "unprotected", "quota near"]);
+  expect(found).toEqual([
+    ...["corrupt", "unavailable", "quarantined", "stalled", "failed", "unprotected"],
+    ...["RPO missed", "drill failed", "scrub late", "quota near"],
+  ]);
 });
 
 it("leads to the screen where something can be done about it", () => {
@@ -74,16 +93,22 @@ it("leads to the screen where something can be done about it", () => {
         event("checkpoint.corrupt", { checkpoint_id: "ck_4" }),
         event("checkpoint.quarantined", { checkpoint_id: "ck_3" }, before(2)),
       ],
+      copies: [behind("a", 2)],
+      drills: [drill("a", { seconds: 90, rto_objective_seconds: 60 })],
+      scrub: scrub({}),
       project: { name: "p", quota_bytes: 100, quota_used_bytes: 90 } as Schemas["ProjectView"],
     },
     NOW,
   );
   expect(found.map((each) => [each.state, each.to])).toEqual([
-    ["corrupt", { screen: "storage" }],
-    ["problem", { screen: "storage" }],
+    ["corrupt", { screen: "storage", part: "bad" }],
+    ["problem", { screen: "storage", part: "stores" }],
     ["corrupt", { screen: "checkpoint", id: "ck_4" }],
     ["crash loop", { screen: "run", run: "a" }],
     ["stalled", { screen: "run", run: "b" }],
+    ["RPO missed", { screen: "storage", part: "second" }],
+    ["RTO missed", { screen: "storage", part: "drills", run: "a" }],
+    ["scrub late", { screen: "controller", name: "scrub" }],
     ["quota near", { screen: "usage" }],
   ]);
 });
@@ -158,4 +183,57 @@ it("forgets what failed long ago, and not what is stalled", () => {
 
 it("leaves bad copies to the repair while another copy is good", () => {
   expect(states({ badCopies: [{ lost: false, checkpoints: 4 } as Schemas["BadCopy"]] })).toEqual([]);
+});
+
+it("tells all runs that the second store is too far behind with by the worst, and why it is", () => {
+  const detail = (...copies: Schemas["RunCopies"][]) =>
+    findAttention({ ...NONE, copies }, NOW).map((each) => each.detail);
+  const met = behind("met", 1);
+  const none = behind("none", 9, { rpo_objective_seconds: null });
+  expect(detail(met, none)).toEqual([]);
+  const [two] = detail(met, behind("a", 2), none, behind("b", 3, { error: "Access is denied." }));
+  expect(two).toMatch(/^2 runs with states .*; the worst is b: 3 h of 1 h. The last try failed: Access is denied.$/);
+  expect(detail(behind("a", 2, { policy: false }))[0]).toMatch(/^1 run .*No policy asks for copies of it.$/);
+  expect(detail(behind("a", 2, { store: null }))[0]).toMatch(/The service has no second store.$/);
+  expect(findAttention({ ...NONE, copies: [behind("a", 2)], hasAllCopies: false }, NOW)[0]?.detail).toMatch(
+    /^At least 1 run /,
+  );
+});
+
+it("tells the last drill of each run from each store, if it failed or has missed an objective of its day", () => {
+  const slow = { seconds: 7200, rto_objective_seconds: 3600, rpo_seconds: 600, rpo_objective_seconds: 300 };
+  const good = { seconds: 60, rto_objective_seconds: 3600, rpo_seconds: 0, rpo_objective_seconds: 300 };
+  const found = findAttention(
+    {
+      ...NONE,
+      drills: [
+        drill("going", null, { state: "running", ended_at: null }),
+        drill("a", slow),
+        drill("a", good, { arguments: { store: "primary" } }),
+        drill("mended", good),
+        drill("mended", null, { state: "failed", error: "It is not whole there." }),
+        drill("cancelled", null, { state: "cancelled" }),
+        drill("cancelled", null, { state: "failed", error: "It is not whole there." }),
+        drill("no objective", { seconds: 7200, rto_objective_seconds: null }),
+        drill("long ago", slow, { created_at: before(24 * 31), ended_at: before(24 * 31) }),
+      ],
+    },
+    NOW,
+  );
+  expect(found.map((each) => [each.state, each.subject, each.detail])).toEqual([
+    ["RTO, RPO missed", "Drill of a", "From the second store alone: 2 h of 1 h (RTO), 10 min of 5 min (RPO)."],
+    ["drill failed", "Drill of cancelled", "From the second store alone: It is not whole there."],
+  ]);
+});
+
+it("tells a scrub that is late by a day, and why", () => {
+  expect(states({ scrub: scrub({ lag_seconds: 86_400 }) })).toEqual([]);
+  expect(states({ scrub: scrub({ lag_seconds: null }) })).toEqual([]);
+  const detail = (more: Partial<Schemas["ControllerView"]>) =>
+    findAttention({ ...NONE, scrub: scrub(more) }, NOW).map((each) => each.detail)[0];
+  expect(detail({})).toBe(
+    "The oldest copy should have been read again 1 d 1 h ago. If it is too slow, raise HOLDFAST_SCRUB_BYTES_PER_SECOND.",
+  );
+  expect(detail({ error: "The mount is gone." })).toMatch(/Its last error: The mount is gone.$/);
+  expect(detail({ paused_at: before(9), pause_reason: "a rebuild" })).toMatch(/It is paused: a rebuild$/);
 });

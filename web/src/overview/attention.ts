@@ -2,6 +2,7 @@ import type { Schemas } from "@/api/client";
 import { formatSeconds, secondsSince } from "@/format/moments";
 import { formatBytes, formatShare } from "@/format/numbers";
 import { plural } from "@/format/words";
+import { isLate, missedBy } from "@/storage/objectives";
 import { QUOTA_NEAR, quotaShare } from "@/storage/share_of_quota";
 
 /** One thing that needs attention. */
@@ -24,7 +25,9 @@ export interface Attention {
 export type Place =
   | { screen: "run"; run: string }
   | { screen: "checkpoint"; id: string }
-  | { screen: "storage" | "usage" };
+  | { screen: "storage"; part: "stores" | "bad" | "second" | "drills"; run?: string | undefined }
+  | { screen: "controller"; name: string }
+  | { screen: "usage" };
 
 export interface Facts {
   /** Stalled, lost and failed ones, and those that train. */
@@ -39,6 +42,14 @@ export interface Facts {
   /** That a store was unavailable or available again, the newest first. */
   storeEvents: readonly Schemas["EventView"][];
   stores: readonly Schemas["StoreView"][];
+  /** How far the second store is behind, run by run. */
+  copies: readonly Schemas["RunCopies"][];
+  /** The list was read to its end. */
+  hasAllCopies: boolean;
+  /** The newest first. */
+  drills: readonly Schemas["OperationView"][];
+  /** Undefined: it is not known, or the token may not see it. */
+  scrub: Schemas["ControllerView"] | undefined;
   project: Schemas["ProjectView"] | undefined;
 }
 
@@ -46,9 +57,13 @@ export interface Facts {
 export const RECENT_SECONDS = 7 * 86_400;
 /** A live run that has nothing newer to go back to loses so much. The alert HoldfastNoRestorePoint has the same number. */
 const RESTORE_POINT_LATE_SECONDS = 7200;
+/** An older drill says little of today. */
+export const DRILL_RECENT_SECONDS = 30 * 86_400;
+/** As the alert HoldfastScrubLate has it. */
+const SCRUB_LATE_SECONDS = 86_400;
 
-/** What needs attention, the most urgent first: lost data, stores, runs that go nowhere, runs without protection, quota.
- * `now`: milliseconds since 1970. */
+/** What needs attention, the most urgent first: lost data, stores, runs that go nowhere, runs without protection, missed
+ * objectives, the scrub, quota. `now`: milliseconds since 1970. */
 export function findAttention(facts: Facts, now: number): Attention[] {
   return [
     ...lostChunks(facts.badCopies, facts.hasAllBadCopies),
@@ -56,6 +71,9 @@ export function findAttention(facts: Facts, now: number): Attention[] {
     ...badCheckpoints(facts.badCheckpoints, facts.badEvents, now),
     ...stopped(facts.runs, now),
     ...unprotected(facts.runs, now),
+    ...secondStore(facts.copies, facts.hasAllCopies),
+    ...drills(facts.drills, now),
+    ...scrub(facts.scrub),
     ...quota(facts.project),
   ];
 }
@@ -77,7 +95,7 @@ function lostChunks(copies: Facts["badCopies"], isWhole: boolean): Attention[] {
       tone: "bad",
       subject: "Lost chunks",
       project: null,
-      to: { screen: "storage" },
+      to: { screen: "storage", part: "bad" },
       detail,
       since: since.sort()[0] ?? null,
     },
@@ -99,7 +117,7 @@ function stores(found: Facts["stores"], events: Facts["storeEvents"]): Attention
         tone: "bad",
         subject: `Store: ${role}`,
         project: null,
-        to: { screen: "storage" },
+        to: { screen: "storage", part: "stores" },
         detail: event.data.reason ?? "A process of the service cannot use it.",
         since: event.timestamp,
       }),
@@ -113,7 +131,7 @@ function stores(found: Facts["stores"], events: Facts["storeEvents"]): Attention
           tone: "bad",
           subject: `Store: ${store.role}`,
           project: null,
-          to: { screen: "storage" },
+          to: { screen: "storage", part: "stores" },
           detail: store.problem ?? "",
           since: null,
         }),
@@ -212,6 +230,90 @@ function whyUnprotected(run: Schemas["RunView"], now: number): string | null {
   const age = secondsSince(run.created_at, now);
   if (age < RESTORE_POINT_LATE_SECONDS) return null;
   return `It has committed nothing in the ${formatSeconds(age)} since it was made.`;
+}
+
+/** All runs that miss their RPO are one entry: with a second store that is away it would be each of them. */
+function secondStore(copies: Facts["copies"], isWhole: boolean): Attention[] {
+  const over = (of: Schemas["RunCopies"]) => (of.rpo_seconds ?? 0) - (of.rpo_objective_seconds ?? 0);
+  const late = copies.filter(isLate).sort((one, other) => over(other) - over(one));
+  const [worst] = late;
+  if (worst === undefined) return [];
+  const detail =
+    `${isWhole ? "" : "At least "}${plural(late.length, "run")} with states that lack a copy for longer than the objective (RPO) allows; ` +
+    `the worst is ${worst.run}: ${formatSeconds(worst.rpo_seconds ?? 0)} of ${formatSeconds(worst.rpo_objective_seconds ?? 0)}.`;
+  return [
+    {
+      key: "second store",
+      state: "RPO missed",
+      tone: "bad",
+      subject: "Second store",
+      project: null,
+      to: { screen: "storage", part: "second" },
+      detail: `${detail}${whyLate(worst)}`,
+      since: null,
+    },
+  ];
+}
+
+function whyLate(of: Schemas["RunCopies"]): string {
+  if (of.store === null) return " The service has no second store.";
+  if (!of.policy) return " No policy asks for copies of it.";
+  return of.error === null ? "" : ` The last try failed: ${of.error}`;
+}
+
+/** The last drill from each store of each run, if it failed or has not met an objective of its day. */
+function drills(newestFirst: Facts["drills"], now: number): Attention[] {
+  const last = new Map<string, Schemas["OperationView"]>();
+  for (const drill of newestFirst) {
+    const key = `drill ${drill.run} ${drill.arguments.store}`;
+    // One that was cancelled says nothing.
+    if ((drill.state === "done" || drill.state === "failed") && !last.has(key)) last.set(key, drill);
+  }
+  return [...last].flatMap(([key, drill]): Attention[] => {
+    const missed = missedBy(drill);
+    const since = drill.ended_at ?? drill.created_at;
+    const isMet = drill.state === "done" && missed.length === 0;
+    if (isMet || drill.run === null || secondsSince(since, now) >= DRILL_RECENT_SECONDS) return [];
+    const told = missed.map(
+      ({ name, value, objective }) => `${formatSeconds(value)} of ${formatSeconds(objective)} (${name})`,
+    );
+    const what = drill.state === "failed" ? (drill.error ?? "It failed.") : `${told.join(", ")}.`;
+    return [
+      {
+        key,
+        state: drill.state === "failed" ? "drill failed" : `${missed.map(({ name }) => name).join(", ")} missed`,
+        tone: "bad",
+        subject: `Drill of ${drill.run}`,
+        project: null,
+        to: { screen: "storage", part: "drills", run: drill.run },
+        detail: `From the ${drill.arguments.store} store alone: ${what}`,
+        since,
+      },
+    ];
+  });
+}
+
+function scrub(found: Facts["scrub"]): Attention[] {
+  const late = found?.lag_seconds ?? 0;
+  if (found === undefined || late <= SCRUB_LATE_SECONDS) return [];
+  return [
+    {
+      key: "scrub",
+      state: "scrub late",
+      tone: "warn",
+      subject: "Scrub",
+      project: null,
+      to: { screen: "controller", name: "scrub" },
+      detail: `The oldest copy should have been read again ${formatSeconds(late)} ago. ${whyScrubLate(found)}`,
+      since: null,
+    },
+  ];
+}
+
+function whyScrubLate(of: Schemas["ControllerView"]): string {
+  if (of.paused_at !== null) return `It is paused: ${of.pause_reason ?? "no reason is given"}`;
+  if (of.error !== null) return `Its last error: ${of.error}`;
+  return "If it is too slow, raise HOLDFAST_SCRUB_BYTES_PER_SECOND.";
 }
 
 function quota(project: Facts["project"]): Attention[] {

@@ -3,7 +3,7 @@ import { useSession } from "@/api/session";
 import { useWhole, type Whole } from "@/api/whole";
 import { secondsSince } from "@/format/moments";
 import { ASKED_AGAIN } from "@/live/refresh";
-import { type Facts, RECENT_SECONDS } from "./attention";
+import { DRILL_RECENT_SECONDS, type Facts, RECENT_SECONDS } from "./attention";
 
 type EventView = Schemas["EventView"];
 type Status = Schemas["RunStatus"];
@@ -64,11 +64,27 @@ export function useFacts(project: string, now: number): Known {
     { path, query: { health: BAD_HEALTHS, state: ["committed"], limit: PAGE } },
     ASKED_AGAIN,
   );
+  const copies = useWhole("/v1/projects/{project}/copies", { path, query: { limit: PAGE } }, ASKED_AGAIN);
+  const drills = useWhole(
+    "/v1/operations",
+    { query: { project, kind: "drill", limit: PAGE } },
+    {
+      ...ASKED_AGAIN,
+      isEnough: (newestFirst) =>
+        newestFirst.some(({ created_at: at }) => secondsSince(at, now) >= DRILL_RECENT_SECONDS),
+    },
+  );
+  const controllers = useQuery(
+    "get",
+    "/v1/controllers",
+    { params: { query: { limit: PAGE } } },
+    { enabled: seesStores, refetchInterval: ASKED_AGAIN.askedAgainAfter },
+  );
   const found = useQuery("get", "/v1/projects/{project}", { params: { path } });
 
-  const lists = [stopped, training, badCopies, badCheckpoints, storeEvents, badEvents];
+  const lists = [stopped, training, badCopies, badCheckpoints, storeEvents, badEvents, copies, drills];
   return {
-    ...readingOf(lists, [found, ...(seesStores ? [stores] : [])]),
+    ...readingOf(lists, [found, ...(seesStores ? [stores, controllers] : [])]),
     facts: {
       runs: [...stopped.items, ...training.items],
       badCopies: badCopies.items,
@@ -79,6 +95,10 @@ export function useFacts(project: string, now: number): Known {
         ({ data }) => attached === undefined || attached.some(({ role }) => role === data.store),
       ),
       stores: attached ?? [],
+      copies: copies.items,
+      hasAllCopies: copies.isWhole,
+      drills: drills.items,
+      scrub: controllers.data?.items.find(({ name }) => name === "scrub"),
       project: found.data,
     },
     seesStores,
@@ -87,7 +107,7 @@ export function useFacts(project: string, now: number): Known {
 
 const NOTHING: Facts = {
   ...{ runs: [], badCopies: [], hasAllBadCopies: true, badCheckpoints: [], badEvents: [], storeEvents: [], stores: [] },
-  project: undefined,
+  ...{ copies: [], hasAllCopies: true, drills: [], scrub: undefined, project: undefined },
 };
 
 /** The same of the projects that are not chosen, by one list of runs for all of them: without their copies and quotas. */

@@ -1,17 +1,40 @@
 import { useQuery } from "@/api/client";
 import { failureOf } from "@/api/problem";
 import { Figure } from "@/components/facts/Figures";
+import { Prices } from "@/components/facts/Prices";
 import { Money } from "@/components/values";
 import { formatCount } from "@/format/numbers";
 import { costAfter } from "./cost";
 import type { PolicyDocument } from "./rules";
 
-interface NowProps {
+interface Of {
   project: string;
   /** undefined: all runs of the project. */
   run: string | undefined;
+}
+
+interface NowProps extends Of {
   /** undefined: not counted yet, or not at all. */
   freedByStore: Record<string, number> | undefined;
+}
+
+function useCost({ project, run }: Of) {
+  const one = run !== undefined;
+  const path = { project, run: run ?? "" };
+  const ofProject = useQuery(
+    "get",
+    "/v1/projects/{project}/cost",
+    { params: { path: { project } } },
+    { enabled: !one },
+  );
+  const ofRun = useQuery("get", "/v1/projects/{project}/runs/{run}/cost", { params: { path } }, { enabled: one });
+  return one ? ofRun : ofProject;
+}
+
+/** The prices of what `CostNow` tells. */
+export function CostPrices(of: Of) {
+  const { data } = useCost(of);
+  return data === undefined ? null : <Prices cost={data} />;
 }
 
 /** What storing costs a month as it is, and once what expires is freed. Stands in a <dl>. */
@@ -19,17 +42,14 @@ export function CostNow({ project, run, freedByStore }: NowProps) {
   const ofProject = { params: { path: { project } } };
   const ofRun = { params: { path: { project, run: run ?? "" } } };
   const one = run !== undefined;
-  const costs = [
-    useQuery("get", "/v1/projects/{project}/cost", ofProject, { enabled: !one }),
-    useQuery("get", "/v1/projects/{project}/runs/{run}/cost", ofRun, { enabled: one }),
-  ];
+  const found = useCost({ project, run });
   const usages = [
     useQuery("get", "/v1/projects/{project}/usage", ofProject, { enabled: !one }),
     useQuery("get", "/v1/projects/{project}/runs/{run}/usage", ofRun, { enabled: one }),
   ];
-  const cost = costs[one ? 1 : 0]?.data;
+  const cost = found.data;
   const usage = usages[one ? 1 : 0]?.data;
-  const failed = [...costs, ...usages].find((each) => each.error);
+  const failed = [found, ...usages].find((each) => each.error);
   if (failed) return <Figure name="Cost a month">{failureOf(failed.error).detail}</Figure>;
   if (cost === undefined || usage === undefined) return <Figure name="Cost a month">…</Figure>;
   return (
@@ -44,7 +64,6 @@ export function CostNow({ project, run, freedByStore }: NowProps) {
         ) : (
           <Money amount={costAfter(cost, usage, freedByStore)} currency={cost.currency} />
         )}
-        <small className="quiet">prices as of {cost.as_of}</small>
       </Figure>
     </>
   );

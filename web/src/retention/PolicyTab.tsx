@@ -10,7 +10,7 @@ import { Bytes, Time } from "@/components/values";
 import { changesOf } from "@/format/changes";
 import { formatBytes, formatCount, plural } from "@/format/numbers";
 import { applyPolicy, deletePolicy, type Level, type Outcome, planOf, type Seen } from "./actions";
-import { CostLater, CostNow } from "./CostChange";
+import { CostLater, CostNow, CostPrices } from "./CostChange";
 import { freedByStore } from "./cost";
 import { Done } from "./Done";
 import { PlansByRun } from "./PlansByRun";
@@ -186,6 +186,7 @@ function OfRun({ run, ...props }: EffectProps & { run: string }) {
           <CostNow project={project} run={run} freedByStore={freedByStore([plan])} />
           <CostLater project={project} run={run} draft={document} edited={edited && !found.error} />
         </Figures>
+        <CostPrices project={project} run={run} />
         <Notes notes={plan.notes} />
       </div>
       <Apply {...props} plans={[plan]} stale={stale} />
@@ -251,6 +252,7 @@ function OfRuns({ runs, ...props }: EffectProps & { runs: string[] }) {
           <Effect plans={governed} />
           <CostNow project={project} run={undefined} freedByStore={freedByStore(governed)} />
         </Figures>
+        <CostPrices project={project} run={undefined} />
       </div>
       <Apply {...props} plans={governed} stale={stale} />
       <div className={stale ? styles.stale : undefined}>

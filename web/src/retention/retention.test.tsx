@@ -465,6 +465,42 @@ it("lists the runs of a project by what they cost", async () => {
   expect(await screen.findByRole("grid", { name: "Projects and their costs" })).toBeVisible();
 });
 
+it("says with which prices a cost is counted, where they are from, and how they are changed", async () => {
+  const cold = { store: "cold", store_kind: "s3", storage_class: "GLACIER", stored_bytes: 1 };
+  serve(
+    answers({
+      "GET /v1/projects/demo/cost": () => ({
+        ...COST,
+        lines: [...COST.lines, { ...cold, per_gib_month: null, per_month: 0 }],
+      }),
+      "GET /v1/prices": () => ({
+        prices: { currency: "USD", as_of: "2026-01-01", source: "The contract of 2026.", prices: [] },
+        ...{ is_default: false, updated_by: "ana", updated_at: "2026-02-01T00:00:00Z", etag: '"1"' },
+      }),
+      "GET /v1/usage": () => page(USAGE),
+    }),
+  );
+  open("?view=usage");
+  await userEvent.click(await screen.findByText("Prices as of 2026-01-01"));
+  const prices = await screen.findByRole("list", { name: "Prices of a GiB and month" });
+  expect(
+    within(prices)
+      .getAllByRole("listitem")
+      .map((each) => each.textContent),
+  ).toEqual([
+    "The primary store (posix, the default class): 1 USD a GiB and month",
+    "The cold store (s3, GLACIER): no price, so it is not in the cost",
+  ]);
+  expect(await screen.findByText(/^The contract of 2026\. ana put them/)).toBeVisible();
+  expect(screen.getByText("holdfast prices put --file prices.json")).toBeVisible();
+});
+
+it.each([undefined, "llama"])("names the prices beside what a policy would save (run: %s)", async (run) => {
+  serve(answers());
+  open(run === undefined ? "" : `?run=${run}`);
+  expect(await screen.findByText("Prices as of 2026-01-01")).toBeVisible();
+});
+
 const FILTERED = `allOfRun=true&filter=${encodeURIComponent('{"attempt":2}')}`;
 
 it.each([

@@ -1,14 +1,15 @@
-import { keepPreviousData } from "@tanstack/react-query";
+import { keepPreviousData, useQueries } from "@tanstack/react-query";
 import { useNavigate, useSearch } from "@tanstack/react-router";
-import { useEffect, useMemo } from "react";
+import { useCallback, useEffect, useMemo } from "react";
 import type uPlot from "uplot";
-import { type Pages, type Schemas, useQuery } from "@/api/client";
+import { type Pages, queryOptions, type Schemas, useQuery } from "@/api/client";
 import { Plot } from "@/components/plot/Plot";
 import { ErrorState, Loading } from "@/components/states";
-import { curveOf, metricNames } from "./metrics";
+import { type Branch, branchesOf, curveOf, metricNames } from "./metrics";
 import { findLineage, type Lineage, type Point } from "./timeline/lanes";
 import type { Inset } from "./timeline/Timeline";
 
+const HISTORY = "/v1/projects/{project}/runs/{run}/metrics-history";
 /** About one for each pixel. The service thins what is more, and keeps the extremes. */
 const MOST_POINTS = 1000;
 /** Asked for before the run's metrics are known: mostly it is the one. */
@@ -27,7 +28,8 @@ interface MetricCurveProps {
   onInset: (inset: Inset | null) => void;
 }
 
-/** A metric over steps: what the run's jobs measured after each, and the values that its checkpoints carry. */
+/** A metric over steps: what the run's jobs measured after each, also on branches that the run has left, and the values
+ * that its checkpoints carry. */
 export function MetricCurve(props: MetricCurveProps) {
   const { checkpoints, attempts, resumedFrom, steps, onInset } = props;
   const { metric } = useSearch({ from: "/runs/$run" });
@@ -37,14 +39,15 @@ export function MetricCurve(props: MetricCurveProps) {
   const names = useMemo(() => metricNames(checkpoints.items, measured), [checkpoints.items, measured]);
   const chosen = metric !== undefined && names.includes(metric) ? metric : names[0];
   const history = useMeasured(props, chosen ?? metric ?? LIKELY);
+  const hasPoints = chosen !== undefined && measured?.includes(chosen) === true;
+  const left = useLeft(props, history.data?.segments, hasPoints ? chosen : undefined);
   // By its content: each heartbeat gives new attempts, and another curve would take the cursor and a drag out of the plot.
   const lineage = JSON.stringify([...findLineage(attempts, resumedFrom)]);
   const curve = useMemo(() => {
     if (chosen === undefined) return undefined;
-    const hasPoints = measured?.includes(chosen);
-    const points = hasPoints ? (history.data?.metrics.find(({ name }) => name === chosen)?.points ?? []) : undefined;
-    return curveOf(checkpoints.items, chosen, new Map(JSON.parse(lineage)) as Lineage, points);
-  }, [checkpoints.items, chosen, measured, history.data, lineage]);
+    const points = hasPoints ? pointsOf(history.data, chosen) : undefined;
+    return curveOf(checkpoints.items, chosen, new Map(JSON.parse(lineage)) as Lineage, points, left);
+  }, [checkpoints.items, chosen, hasPoints, history.data, left, lineage]);
   const isShown = curve !== undefined && curve.x.length > 0;
 
   useEffect(() => {
@@ -123,8 +126,40 @@ function useMeasured({ project, run, askedAgainAfter }: MetricCurveProps, name: 
   const query = { name: [name], from_step: from ?? null, to_step: to ?? null, points: MOST_POINTS };
   return useQuery(
     "get",
-    "/v1/projects/{project}/runs/{run}/metrics-history",
+    HISTORY,
     { params: { path: { project, run }, query } },
     { placeholderData: keepPreviousData, refetchInterval: askedAgainAfter },
   );
+}
+
+/** By attempt, what it measured on the branch that the run has left. `name`: undefined if the metric has no points. */
+function useLeft(
+  { project, run, attempts }: MetricCurveProps,
+  segments: readonly Schemas["CurveSegment"][] | undefined,
+  name: string | undefined,
+) {
+  const { from, to } = useSearch({ from: "/runs/$run" });
+  // By its content, as the lineage.
+  const wanted = JSON.stringify(name === undefined || segments === undefined ? [] : branchesOf(attempts, segments));
+  const branches = useMemo(() => JSON.parse(wanted) as Branch[], [wanted]);
+  const combine = useCallback(
+    (replies: { data?: Schemas["MetricsHistory"] | undefined }[]) =>
+      new Map(branches.map(({ attempt }, at) => [attempt, pointsOf(replies[at]?.data, name)])),
+    [branches, name],
+  );
+  return useQueries({
+    queries: branches.map((branch) => {
+      const steps = { from_step: Math.max(branch.from, from ?? 0), to_step: to ?? null };
+      const query = { name: name === undefined ? [] : [name], attempt: branch.attempt, ...steps, points: MOST_POINTS };
+      return {
+        ...queryOptions("get", HISTORY, { params: { path: { project, run }, query } }),
+        staleTime: Number.POSITIVE_INFINITY, // nothing is measured any more where the run has left
+      };
+    }),
+    combine,
+  });
+}
+
+function pointsOf(history: Schemas["MetricsHistory"] | undefined, metric: string | undefined) {
+  return history?.metrics.find(({ name }) => name === metric)?.points ?? [];
 }

@@ -45,7 +45,10 @@ const ATTEMPTS = [
 /** What the service says of these metrics: values by step. */
 const measured = (curves: Record<string, Record<number, number | "nan">>) => ({
   attempt: null,
-  segments: [{ attempt: 2, max_step: null }],
+  segments: [
+    { attempt: 2, max_step: null },
+    { attempt: 1, max_step: 100 },
+  ],
   names: Object.keys(curves),
   metrics: Object.entries(curves).map(([name, values]) => ({
     name,
@@ -56,6 +59,12 @@ const measured = (curves: Record<string, Record<number, number | "nan">>) => ({
     })),
   })),
 });
+type Curves = Parameters<typeof measured>[0];
+/** An answer: these along the lineage, and what the attempt that it is asked for has left behind. */
+const history =
+  (curves: Curves, left: Curves = {}) =>
+  (request: Request) =>
+    measured(new URL(request.url).searchParams.has("attempt") ? left : curves);
 const SPENT = {
   wall_seconds: 100,
   productive_seconds: 80,
@@ -113,6 +122,7 @@ const ANSWERS = {
     ever_committed: true,
     note: "",
   }),
+  [`GET ${RUN}/samples`]: () => page(),
   [`GET ${RUN}/advice`]: () => ({
     interval_seconds: 600,
     steps: 120,
@@ -266,7 +276,7 @@ it("puts new points and steps into the plot that is there", async () => {
   serve({
     ...ANSWERS,
     [`GET ${RUN}/attempts`]: () => page({ ...ATTEMPTS[0], last_step }, ATTEMPTS[1]),
-    [`GET ${RUN}/metrics-history`]: () => measured({ loss: { 200: 1.5, [last_step]: 1.25 } }),
+    [`GET ${RUN}/metrics-history`]: (request) => history({ loss: { 200: 1.5, [last_step]: 1.25 } })(request),
   });
   open("/ui/runs/llama?project=demo");
   const curve = await screen.findByRole("figure", { name: "loss over steps" });
@@ -288,7 +298,7 @@ it("gives the values of the metric as a table", async () => {
 
 it("draws what the jobs measured at each step, with the checkpoints on it", async () => {
   const curves = { loss: { 199: 1.6, 200: 1.5, 201: 9, 202: "nan" as const } };
-  const asked = serve({ ...ANSWERS, [`GET ${RUN}/metrics-history`]: () => measured(curves) });
+  const asked = serve({ ...ANSWERS, [`GET ${RUN}/metrics-history`]: history(curves) });
   open("/ui/runs/llama?project=demo&from=150&to=300");
   const curve = await screen.findByRole("figure", { name: "loss over steps" });
   await userEvent.click(within(curve).getByText("loss over steps as a table"));
@@ -298,8 +308,28 @@ it("draws what the jobs measured at each step, with the checkpoints on it", asyn
   expect(screen.getByText("Least 1.5 at step 200, greatest 9 at step 201. Not finite: nan at step 202.")).toBeVisible();
   const queries = asked.map((each) => new URL(each.url)).filter((each) => each.pathname.endsWith("metrics-history"));
   expect(new Set(queries.map((each) => each.search))).toEqual(
-    new Set(["?name=loss&from_step=150&to_step=300&points=1000"]),
+    new Set([
+      "?name=loss&from_step=150&to_step=300&points=1000",
+      "?name=loss&attempt=1&from_step=150&to_step=300&points=1000",
+    ]),
   );
+});
+
+it("keeps the branch drawn that the run has left, from where it was left", async () => {
+  const asked = serve({
+    ...ANSWERS,
+    [`GET ${RUN}/metrics-history`]: history({ loss: { 100: 2.5, 101: 2.4 } }, { loss: { 101: 7, 150: "nan" } }),
+  });
+  open("/ui/runs/llama?project=demo");
+  const curve = await screen.findByRole("figure", { name: "loss over steps" });
+  await userEvent.click(within(curve).getByText("loss over steps as a table"));
+  const branch = "loss, attempt 1, not on the lineage";
+  expect(await within(curve).findByRole("columnheader", { name: branch })).toBeVisible();
+  expect(within(curve).getByRole("row", { name: "101 2.4 – 7" })).toBeInTheDocument();
+  const left = asked.map(({ url }) => new URL(url).searchParams).find((each) => each.has("attempt"));
+  expect([left?.get("attempt"), left?.get("from_step")]).toEqual(["1", "101"]);
+  // The extremes are those of what the run has.
+  expect(screen.getByText(/^Least 2.4 at step 101, greatest 2.5 at step 100/)).toBeVisible();
 });
 
 it("shows another metric by the address, and asks for that one alone", async () => {
@@ -308,7 +338,7 @@ it("shows another metric by the address, and asks for that one alone", async () 
   const asked = serve({
     ...ANSWERS,
     [`GET ${RUN}/metrics-history`]: (request) => {
-      const whole = measured(curves);
+      const whole = history(curves)(request);
       return { ...whole, metrics: whole.metrics.filter(({ name }) => named(request).includes(name)) };
     },
   });
@@ -405,6 +435,47 @@ it("says where the time went and how often to save, and keeps the rest when one 
   const section = await screen.findByRole("region", { name: "Goodput and what was lost" });
   expect(await within(section).findByRole("row", { name: /in steps that were lost 10 s 10.0 %/ })).toBeInTheDocument();
   expect(await within(section).findByRole("alert")).toHaveTextContent("The catalog did not answer.");
+});
+
+it("draws what the run was hour by hour, with gaps where it was not live", async () => {
+  const sample = (since: string, more: object) => ({
+    ...{ since, missed_hours: 0, productive_seconds: 1800, wall_seconds: 3600, goodput: 0.5, ...more },
+  });
+  const asked = serve({
+    ...ANSWERS,
+    [`GET ${RUN}/samples`]: () =>
+      page(
+        sample("2026-01-01T05:00:00Z", { logical_bytes: 4096, restore_point_age_seconds: 600, missed_hours: 1 }),
+        sample("2026-01-01T02:00:00Z", { logical_bytes: 2048, restore_point_age_seconds: 7200, goodput: null }),
+        sample("2026-01-01T01:00:00Z", { logical_bytes: 1024, restore_point_age_seconds: null }),
+      ),
+  });
+  open("/ui/runs/llama?project=demo");
+  const section = within(await screen.findByRole("region", { name: "Hour by hour" }));
+  expect(await section.findByText("50.0 % of the time")).toBeVisible();
+  expect(section.getByText("4.0 KiB, +3.0 KiB")).toBeVisible();
+  expect(section.getByText("2 h at most")).toBeVisible();
+  expect(section.getByText(/no samples in 1 hour of/)).toBeVisible();
+  const drawn = (title: string) =>
+    within(section.getByRole("table", { name: title, hidden: true }))
+      .getAllByRole("cell", { hidden: true })
+      .map((each) => each.textContent);
+  expect(drawn("Goodput by the hour")).toEqual(["50.0 %", "–", "–", "50.0 %"]);
+  expect(drawn("Bytes by the hour")).toEqual(["1.0 KiB", "2.0 KiB", "–", "4.0 KiB"]);
+  expect(drawn("Age of the restore point")).toEqual(["–", "2 h", "–", "10 min"]);
+  const list = asked.find(({ url }) => url.includes("/samples"));
+  expect(new URL(list?.url ?? "").searchParams.get("limit")).toBe("168");
+});
+
+it("says that the run has no sample yet, and where its cost is", async () => {
+  serve(ANSWERS);
+  open("/ui/runs/llama?project=demo");
+  const section = within(await screen.findByRole("region", { name: "Hour by hour" }));
+  expect(await section.findByText("There is no sample yet")).toBeVisible();
+  expect(section.getByRole("link", { name: "what it costs now" })).toHaveAttribute(
+    "href",
+    expect.stringMatching(/^\/ui\/retention\?.*run=llama/),
+  );
 });
 
 it("filters the checkpoints by the address", async () => {

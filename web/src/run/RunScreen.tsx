@@ -12,6 +12,7 @@ import { CheckpointsList } from "./CheckpointsList";
 import { CompareAttempts } from "./CompareAttempts";
 import { GoodputSection } from "./GoodputSection";
 import { History } from "./History";
+import { HourlySection } from "./HourlySection";
 import { RestorePointSection } from "./RestorePointSection";
 import styles from "./RunScreen.module.css";
 import { useRun } from "./replies";
@@ -59,6 +60,7 @@ function OfRun({ project, run }: { project: string; run: string }) {
       <RestorePointSection project={project} run={run} />
       <History project={project} run={run} />
       <GoodputSection project={project} run={run} />
+      <HourlySection project={project} run={run} />
       {found.data && <CompareAttempts project={project} run={run} latest={found.data.latest_attempt} />}
       <CheckpointsList project={project} run={run} />
     </>

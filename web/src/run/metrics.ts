@@ -5,7 +5,7 @@ import { byAttempt, isOnLineage, type Lineage } from "./timeline/lanes";
 
 type CheckpointView = Schemas["CheckpointView"];
 
-/** So many abandoned branches have a line of their own, the newest ones. */
+/** So many branches that the run has left have a line of their own, the newest ones. */
 const MOST_BRANCHES = 4;
 const BRANCH_COLORS = ["#c2410c", "#7c3aed", "#0f766e", "#a16207"];
 
@@ -15,6 +15,28 @@ export function metricNames(checkpoints: readonly CheckpointView[], measured: re
   const names = new Set([...measured, ...checkpoints.flatMap((each) => Object.keys(each.metrics))]);
   const isLoss = (name: string) => (name.toLowerCase().includes("loss") ? 0 : 1);
   return [...names].sort((a, b) => isLoss(a) - isLoss(b) || a.localeCompare(b));
+}
+
+/** The steps of an attempt that are not on the run's lineage: from this one on. */
+export interface Branch {
+  attempt: number;
+  from: number;
+}
+
+/** The newest attempts that ran steps which the run has left. `segments`: its lineage, as the service tells it. */
+export function branchesOf(
+  attempts: readonly Pick<Schemas["AttemptView"], "number" | "last_step">[],
+  segments: readonly Schemas["CurveSegment"][],
+): Branch[] {
+  const lineage = new Map(segments.map((each) => [each.attempt, each.max_step]));
+  return attempts
+    .flatMap(({ number, last_step: last }): Branch[] => {
+      const limit = lineage.get(number);
+      if (last === null || limit === null || (limit !== undefined && last <= limit)) return [];
+      return [{ attempt: number, from: limit === undefined ? 0 : limit + 1 }];
+    })
+    .sort((a, b) => b.attempt - a.attempt)
+    .slice(0, MOST_BRANCHES);
 }
 
 export interface Curve {
@@ -27,29 +49,32 @@ export interface Curve {
 /** A metric after a step; null: it was not finite. */
 type Value = Pick<Schemas["MetricPoint"], "step" | "value" | "nonfinite">;
 
-/** The values of a metric over steps. `points`: what the run's jobs have measured along its lineage, a line, on which
- * the checkpoints are dots. Undefined: only checkpoints carry it. Then theirs are a line for the lineage, and one for
- * what each of the newest attempts lost. A value that is not finite is a gap. */
+/** The values of a metric over steps: a line for the lineage, and one for what each of the newest attempts lost.
+ * `points`: what the run's jobs have measured along its lineage; the checkpoints are dots on it. Undefined: only
+ * checkpoints carry the metric, and the line is theirs. `left`: what attempts have measured on branches that the run has
+ * left; of one that is not in it the checkpoints are the line. A value that is not finite is a gap. */
 export function curveOf(
   checkpoints: readonly CheckpointView[],
   metric: string,
   lineage: Lineage,
   points?: readonly Value[],
+  left: ReadonlyMap<number, readonly Value[]> = new Map(),
 ): Curve {
   const carrying = checkpoints.filter((each) => each.committed_at !== null && each.metrics[metric] !== undefined);
   const carried = ({ step, metrics }: CheckpointView): Value => ({ step, value: null, ...metrics[metric] });
   const kept = carrying.filter((each) => isOnLineage(lineage, each)).map(carried);
   const drawn: (Omit<PlotSeries, "values"> & { of: readonly Value[] })[] = [];
-  if (points === undefined) {
-    drawn.push({ label: metric, of: kept });
-    const lost = byAttempt(carrying.filter((each) => !isOnLineage(lineage, each)));
-    const branches = [...lost.keys()].sort((a, b) => b - a).slice(0, MOST_BRANCHES);
-    for (const [index, attempt] of branches.entries()) {
-      const label = `${metric}, attempt ${attempt}, not on the lineage`;
-      drawn.push({ label, of: (lost.get(attempt) ?? []).map(carried), color: BRANCH_COLORS[index] as string });
-    }
-  } else {
-    drawn.push({ label: metric, of: points }, { label: `${metric} of checkpoints`, of: kept, dots: true });
+  drawn.push({ label: metric, of: points ?? kept });
+  if (points !== undefined) drawn.push({ label: `${metric} of checkpoints`, of: kept, dots: true });
+  const lost = new Map<number, readonly Value[]>();
+  for (const [attempt, of] of byAttempt(carrying.filter((each) => !isOnLineage(lineage, each)))) {
+    lost.set(attempt, of.map(carried));
+  }
+  for (const [attempt, of] of left) if (of.length > 0) lost.set(attempt, of);
+  const branches = [...lost].sort(([a], [b]) => b - a).slice(0, MOST_BRANCHES);
+  for (const [index, [attempt, of]] of branches.entries()) {
+    const label = `${metric}, attempt ${attempt}, not on the lineage`;
+    drawn.push({ label, of, color: BRANCH_COLORS[index] as string });
   }
   const x = [...new Set(drawn.flatMap(({ of }) => of.map(({ step }) => step)))].sort((a, b) => a - b);
   const at = new Map(x.map((step, index) => [step, index]));

@@ -5,6 +5,7 @@ import { EmptyState } from "@/components/states";
 import { Age, Bytes, Nothing } from "@/components/values";
 import { formatSeconds } from "@/format/moments";
 import { formatCount } from "@/format/numbers";
+import { isLate } from "./objectives";
 
 const bad = createColumnHelper<Schemas["BadCopy"]>();
 const BAD: Columns<Schemas["BadCopy"]> = [
@@ -63,8 +64,7 @@ export function BadCopies({ project }: { project: string }) {
 
 /** How a run's copies are, compared with its objective (RPO) if it has one. */
 export function stateOf(of: Schemas["RunCopies"]): { state: string; tone: "good" | "warn" | "bad" | "calm" } {
-  if (of.rpo_objective_seconds != null && (of.rpo_seconds ?? 0) > of.rpo_objective_seconds)
-    return { state: "late", tone: "bad" };
+  if (isLate(of)) return { state: "late", tone: "bad" };
   if (!of.policy) return { state: "no policy", tone: "calm" };
   return of.waiting > 0 ? { state: "behind", tone: "warn" } : { state: "whole", tone: "good" };
 }

@@ -10,6 +10,7 @@ import { Nothing, Time } from "@/components/values";
 import { formatSeconds } from "@/format/moments";
 import { formatBytes, formatCount } from "@/format/numbers";
 import { followed, isOver, refresh } from "@/live/refresh";
+import { MEASURED } from "./objectives";
 import styles from "./Storage.module.css";
 
 const LIST = "/v1/operations";
@@ -95,13 +96,7 @@ const OPERATIONS: Columns<Operation> = [
   }),
 ];
 
-const MEASURED = [
-  { id: "seconds", objective: "rto_objective_seconds", header: "Restored in (RTO)" },
-  { id: "rpo_seconds", objective: "rpo_objective_seconds", header: "Behind by (RPO)" },
-];
-
-/** Of a drill: the time that the restore took, and how far its state was behind the newest commit; each with the
- * objective of its day, if there was one. */
+/** Of a drill: what it measured, each with the objective of its day. */
 const DRILLS: Columns<Operation> = [
   ...OPERATIONS.slice(0, 3),
   ...MEASURED.map(({ id, objective, header }) =>

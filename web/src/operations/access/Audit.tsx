@@ -8,12 +8,11 @@ import { Fact, Facts } from "@/components/facts/Facts";
 import { EmptyState } from "@/components/states";
 import { Age, Nothing, Time } from "@/components/values";
 import { changesOf } from "@/format/changes";
-import { readMoment } from "@/format/moments";
 import { formatCount } from "@/format/numbers";
 import { RunName } from "@/runs/RunName";
 import { formatValue, sameOf, summaryOf } from "../changes";
 import styles from "../Operations.module.css";
-import { Details, Everywhere, TextFilter } from "../parts";
+import { Details, Everywhere, Period, TextFilter } from "../parts";
 import type { ActorKind, AuditSearch } from "../route";
 
 type AuditEventView = Schemas["AuditEventView"];
@@ -146,8 +145,7 @@ function AuditList() {
         </label>
         {!everywhere && <TextFilter label="Run" value={run} onChange={(value) => set({ run: value })} />}
         <TextFilter label="Checkpoint, by its id" value={checkpoint} onChange={(value) => set({ checkpoint: value })} />
-        <Moment label="From" value={since} onChange={(value) => set({ since: value })} />
-        <Moment label="Before" value={until} onChange={(value) => set({ until: value })} />
+        <Period since={since} until={until} onChange={set} />
       </div>
       <DataTable
         label="Audit events"
@@ -231,28 +229,4 @@ function OneEvent({ of }: { of: AuditEventView }) {
       )}
     </>
   );
-}
-
-interface MomentProps {
-  label: string;
-  value: string | undefined;
-  onChange: (value: string | undefined) => void;
-}
-
-/** Chosen in the reader's time zone; the address has UTC. */
-function Moment({ label, value, onChange }: MomentProps) {
-  return (
-    <TextFilter
-      label={label}
-      type="datetime-local"
-      value={value && localInput(value)}
-      onChange={(typed) => onChange(typed && readMoment(typed))}
-    />
-  );
-}
-
-/** As an input of the type datetime-local has it. */
-function localInput(moment: string): string {
-  const at = new Date(moment);
-  return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }

@@ -10,7 +10,7 @@ import { EVENT_TYPES } from "@/live/touches";
 import { useLive } from "@/live/useLive";
 import { RunName } from "@/runs/RunName";
 import styles from "../Operations.module.css";
-import { Everywhere, TextFilter } from "../parts";
+import { Everywhere, Period, TextFilter } from "../parts";
 import { EventTypes } from "./EventTypes";
 
 type EventView = Schemas["EventView"];
@@ -80,10 +80,10 @@ function EventList() {
   const search = useSearch({ from: "/operations/events" });
   const navigate = useNavigate({ from: "/operations/events" });
   const project = useProject();
-  const { type, run, everywhere } = search;
+  const { type, run, since, until, everywhere } = search;
   const set = (changed: Partial<typeof search>) => void navigate({ search: (old) => ({ ...old, ...changed }) });
   const pages = usePages("/v1/events", {
-    query: { ...(everywhere ? {} : { project, run }), type, limit: 100 },
+    query: { ...(everywhere ? {} : { project, run }), type, since, until, limit: 100 },
   });
   return (
     <>
@@ -94,6 +94,7 @@ function EventList() {
           onChange={(value) => set({ everywhere: value, run: undefined })}
         />
         {!everywhere && <TextFilter label="Run" value={run} onChange={(value) => set({ run: value })} />}
+        <Period since={since} until={until} onChange={set} />
       </div>
       <details className={styles.types} open={type !== undefined}>
         <summary>{type === undefined ? "Every type" : `Types: ${type.join(", ")}`}</summary>
@@ -113,7 +114,7 @@ function EventList() {
         empty={
           <EmptyState title="No event is here">
             <p>
-              {type || run
+              {type || run || since || until
                 ? "None fits the filters: widen them."
                 : "A commit, a restore, a failure and a drill make one. It appears here by itself."}
             </p>

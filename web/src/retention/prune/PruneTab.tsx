@@ -10,7 +10,7 @@ import { EmptyState, Reply } from "@/components/states";
 import { Bytes, Time } from "@/components/values";
 import { formatBytes, formatCount, plural } from "@/format/numbers";
 import { type Outcome, type Prune, pruneShown } from "../actions";
-import { CostNow } from "../CostChange";
+import { CostNow, CostPrices } from "../CostChange";
 import { Done } from "../Done";
 import { Reasons } from "../PlanTable";
 import styles from "../Retention.module.css";
@@ -236,6 +236,7 @@ function Found({ prune, pruned, onDone }: FoundProps) {
             freedByStore={freed === undefined ? undefined : (freed.by_store ?? {})}
           />
         </Figures>
+        <CostPrices project={prune.project} run={prune.run} />
         <div className={styles.bar}>
           <Can scope="operate" reason={ids.length === 0 ? "Nothing is chosen." : undefined}>
             <button type="button" className="primary" onClick={() => setAsked(ids)}>

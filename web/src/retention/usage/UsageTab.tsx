@@ -5,6 +5,7 @@ import { api, type Schemas, useQuery } from "@/api/client";
 import { useSession } from "@/api/session";
 import { allRows, type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
 import { Figure, Figures } from "@/components/facts/Figures";
+import { Prices } from "@/components/facts/Prices";
 import { Reply } from "@/components/states";
 import { Bytes, Money, Nothing, Time } from "@/components/values";
 import { eachOf } from "../actions";
@@ -59,7 +60,6 @@ function Usage({ project, run }: { project: string; run: string | undefined }) {
           <Figures>
             <Figure name="Cost a month, as stored now">
               <Money amount={cost.per_month} currency={cost.currency} />
-              <small className="quiet">prices as of {cost.as_of}</small>
             </Figure>
             <Figure name="Stored, all copies">
               <Bytes count={bytes.stored_bytes} />
@@ -94,6 +94,7 @@ function Usage({ project, run }: { project: string; run: string | undefined }) {
             )}
           </Figures>
           <ByStore lines={cost.lines} currency={cost.currency} />
+          <Prices cost={cost} />
           <p className="quiet">
             {bytes.counted_until != null ? (
               <>

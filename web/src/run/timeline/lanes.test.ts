@@ -1,5 +1,5 @@
 import { attempt, checkpoint } from "../examples";
-import { curveOf, metricNames } from "../metrics";
+import { branchesOf, curveOf, metricNames } from "../metrics";
 import { findLineage, isOnLineage, makeLanes, marksOf, stepsOf, ticksOf } from "./lanes";
 
 // 1 ran to 300 and crashed; 2 went on from 200 to 500 and was rolled back; 3 went on from 350 and trains.
@@ -90,7 +90,7 @@ it("draws a metric along the lineage, and what an attempt lost as a line of its 
   ]);
 });
 
-it("draws what was measured as a line, the checkpoints on it as dots, and no abandoned attempt", () => {
+it("draws what was measured as a line, the checkpoints on it as dots, and what an attempt lost", () => {
   expect(metricNames(CHECKPOINTS, ["grad_norm", "train_loss"])).toEqual([
     "loss",
     "train_loss",
@@ -105,13 +105,49 @@ it("draws what was measured as a line, the checkpoints on it as dots, and no aba
     { step: 1400, value: 1 },
   ];
   const { x, series, words } = curveOf(CHECKPOINTS, "loss", LINEAGE, points);
-  expect(x).toEqual([200, 300, 350, 351, 352, 400, 1400]);
+  const none = undefined;
+  expect(x).toEqual([200, 300, 350, 351, 352, 400, 500, 1400]);
   expect(series.map(({ label, values, dots }) => [label, values, dots])).toEqual([
-    ["loss", [undefined, 3.5, 3, null, null, undefined, 1], undefined],
-    ["loss of checkpoints", [4, undefined, 3, undefined, undefined, 1, undefined], true],
+    ["loss", [none, 3.5, 3, null, null, none, none, 1], none],
+    ["loss of checkpoints", [4, none, 3, none, none, 1, none, none], true],
+    ["loss, attempt 2, not on the lineage", [none, none, none, none, none, 2, null, none], none],
   ]);
   expect(words).toBe("Least 1 at step 1,400, greatest 3.5 at step 300. Not finite: inf at step 351, nan at step 352.");
   expect(curveOf([], "loss", LINEAGE, [])).toEqual({ x: [], series: [], words: "" });
+});
+
+it("draws what was measured on a branch that the run has left, and its checkpoints if nothing was", () => {
+  const left = new Map([
+    [2, [{ step: 351, value: 2.9 }]],
+    [1, [{ step: 201, value: 3.9 }]],
+  ]);
+  const drawn = (measured: typeof left) =>
+    curveOf(CHECKPOINTS, "loss", LINEAGE, [{ step: 350, value: 3 }], measured).series.map(({ label }) => label);
+  const { x, series } = curveOf(CHECKPOINTS, "loss", LINEAGE, [{ step: 350, value: 3 }], left);
+  expect(x).toEqual([200, 201, 350, 351, 400]);
+  expect(series.slice(2).map(({ label, values }) => [label, values.map((each) => each ?? 0)])).toEqual([
+    ["loss, attempt 2, not on the lineage", [0, 0, 0, 2.9, 0]],
+    ["loss, attempt 1, not on the lineage", [0, 3.9, 0, 0, 0]],
+  ]);
+  expect(new Set(series.map(({ color }) => color)).size).toBe(3);
+  expect(drawn(new Map([[2, []]]))).toContain("loss, attempt 2, not on the lineage");
+});
+
+it("finds the newest attempts with steps that the run has left, and where each was left", () => {
+  const lineage = [
+    { attempt: 3, max_step: null },
+    { attempt: 2, max_step: 350 },
+    { attempt: 1, max_step: 300 },
+  ];
+  // 1 was left at its last step, and 4 has not run yet.
+  expect(branchesOf([attempt(4, { last_step: null }), ...ATTEMPTS], lineage)).toEqual([{ attempt: 2, from: 351 }]);
+  const off = Array.from({ length: 6 }, (_, at) => attempt(at + 1, { last_step: 9 }));
+  expect(branchesOf(off, []).map((each) => [each.attempt, each.from])).toEqual([
+    [6, 0],
+    [5, 0],
+    [4, 0],
+    [3, 0],
+  ]);
 });
 
 it("counts the values that are not finite, if they are many", () => {
