@@ -17,6 +17,7 @@ Run          lanes: saves, kill, lost steps, lineage; the same as a    test_run:
              attempts compared: configuration, environment             test_run: two_attempts
              goodput and advice; filters of checkpoints and of runs    test_run: goodput, the_filters, the_list
              tags and note edited; the runs that have a tag            test_run: tags
+             deleted by its name after a dry run, and back             test_run: a_run_is_deleted
 Checkpoint   components, sizes, metrics, lineage                       test_checkpoint: components
              tensors: names, shapes, dtypes, shard map                 test_checkpoint: tensors
              copies by store with their proof; bad ones; scrub; drill  test_checkpoint: copies, a_bad_copy;

@@ -224,6 +224,7 @@ def test_a_checkpoint_goes_to_the_trash_by_its_count_and_comes_back(
     [
         ("checkpoints/{deletable}", "See what would go"),
         ("checkpoints/{deletable}", "Pin"),
+        ("runs/bert", "Delete run"),
         ("retention?view=trash&run=gpt", "Take step 400 of attempt 1 of gpt back"),
         ("retention?view=trash", "Take step 400 of attempt 1 of gpt back"),
         ("storage", "Look for orphans"),

@@ -267,9 +267,10 @@ export async function takeBack(ids: readonly string[]): Promise<TakenBack> {
   return { taken: ids.length - failures.length, failures };
 }
 
-export async function takeRunBack(project: string, run: string): Promise<void> {
-  await api.POST("/v1/projects/{project}/runs/{run}/undelete", { params: { path: { project, run } } });
+export async function takeRunBack(project: string, run: string): Promise<Schemas["TakenBack"]> {
+  const { data } = await api.POST("/v1/projects/{project}/runs/{run}/undelete", { params: { path: { project, run } } });
   refresh();
+  return data as Schemas["TakenBack"];
 }
 
 export async function takeProjectBack(project: string): Promise<void> {
