@@ -32,7 +32,9 @@ Retention    effect of an edit: what goes, why, bytes, cost before     test_rete
              apply by the count, undo                                  test_retention: a_policy_is_applied
              a project's policy run by run; another person was faster  test_retention: a_projects_policy,
                                                                        another_persons_policy
-             filter, dry run, selection, trash in bulk and back        test_retention: a_filter_prunes
+             filter, dry run, selection, trash in bulk and back        test_retention: a_filter_prunes_what
+             the same over several runs; one that fails                test_retention: a_filter_prunes_several,
+                                                                       a_run_without
              trash of one checkpoint, by its count, and back           test_screens: a_checkpoint_goes;
                                                                        test_checkpoint: what_is_in_the_trash
              which run costs most                                      test_retention: the_dearest

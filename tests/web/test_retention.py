@@ -16,6 +16,7 @@ from tests.web.screens import audited, figure, part, row, settled, state_of
 from tests.web.seeded_catalog import SeededCatalog
 
 STEPS = range(1, 9)
+SWEEPS = ("sweep-1", "sweep-2")
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,13 @@ def seed(catalog: SeededCatalog, many: dict[int, str]) -> Callable[[RunningServi
         many.update({step: str(job.save(step, metrics={"loss": {"value": 1 / step}})["id"]) for step in STEPS})
         job.end("finished")
         put_policy(service, 8)
+        for run in SWEEPS:
+            job = Job(service.http(), f"demo/{run}")
+            # All of them begin with the same weights, which are stored once.
+            job.save(1, content=b"the weights that both begin with")
+            for step in (2, 3, 4):
+                job.save(step)
+            job.end("finished")
 
     return fill
 
@@ -195,6 +203,54 @@ def test_a_filter_prunes_what_is_chosen_of_its_dry_run(
     page.get_by_role("button", name=re.compile("^Take [1-9].* chosen checkpoints? back$")).click()
     expect(page.get_by_text("committed again")).to_be_visible()
     assert set(committed(service)) == set(many)
+
+
+def test_a_filter_prunes_several_runs_after_one_dry_run(screen: Callable[..., Page], service: RunningService) -> None:
+    page = screen("retention?view=prune")
+    rule(page, "Runs whose name has").fill("SWEEP")
+    rule(page, "Before step").fill("4")
+    page.get_by_role("button", name="Show what matches").click()
+    found = part(page, "What would expire")
+    expect(figure(found, "Runs chosen")).to_have_text("2 of 2")
+    expect(figure(found, "Checkpoints")).to_have_text("4")
+    body = {"filter": {"before_step": 4}, "dry_run": True}
+    dry = [answer(service.http().post(f"/v1/projects/demo/runs/{run}/retention/prune", json=body)) for run in SWEEPS]
+    least = sum(each["freed"]["bytes"] for each in dry)
+    expect(figure(found, "Bytes freed, at least")).to_contain_text(f"{least} B")
+    for run in SWEEPS:
+        expect(row(found, "Checkpoints that would expire", run, "before step 4")).to_have_count(2)
+        kept = row(part(page, "What matches and is kept"), "Checkpoints that are kept", run)
+        expect(kept.get_by_role("gridcell", name="3", exact=True)).to_have_count(1)
+    # The dry run is a link.
+    page.reload()
+    expect(figure(found, "Checkpoints")).to_have_text("4")
+    found.get_by_role("button", name="Move 4 to the trash").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("4 checkpoints of 2 runs go to the trash")
+    dialog.get_by_label("to go on").fill("4")
+    dialog.get_by_label("Why").fill("the sweep is over")
+    dialog.get_by_role("button", name="Move 4 to the trash").click()
+    done = page.get_by_role("status").filter(has_text="4 checkpoints went to the trash.")
+    expect(done).to_be_visible()
+    ids = [each["checkpoint_id"] for of_run in dry for each in of_run["trashed"]]
+    assert {state_of(service, each) for each in ids} == {"trashed"}
+    assert {each["reason"] for each in audited(service, "checkpoint.trash")[:4]} == {"the sweep is over"}
+    done.get_by_role("button", name="Undo: take all 4 back").click()
+    expect(done).to_contain_text("4 checkpoints are committed again")
+    assert {state_of(service, each) for each in ids} == {"committed"}
+
+
+def test_a_run_without_a_dry_run_is_named_and_takes_nothing_from_the_others(
+    screen: Callable[..., Page], service: RunningService, refused: list[str]
+) -> None:
+    page = screen("retention?view=prune&allOfRun=true&filter=%7B%22before_step%22%3A2%7D")
+    told = page.get_by_role("alert").filter(has_text="made no dry run")
+    gpt = told.get_by_role("listitem").filter(has_text="gpt: An attempt of this run is active")
+    expect(gpt).to_have_count(1)
+    found = part(page, "What would expire")
+    expect(row(found, "Runs that have what would expire", "sweep-1")).to_have_count(1)
+    assert {each.split()[0] for each in refused} == {"409"}
+    refused.clear()
 
 
 def test_the_dearest_run_comes_first_and_leads_to_its_policy(

@@ -41,6 +41,7 @@ SCREENS = [
     ("retention", "Retention and cost", "What is kept and what expires"),
     ("retention?run=gpt", "Retention and cost", "What is kept and what expires"),
     ("retention?view=prune&run=gpt&filter=%7B%22health%22%3A%5B%22diverged%22%5D%7D", "Retention and cost", "350"),
+    ("retention?view=prune&filter=%7B%22health%22%3A%5B%22diverged%22%5D%7D", "Retention and cost", "350"),
     ("retention?view=trash", "Retention and cost", "gpt"),
     ("retention?view=trash&run=gpt", "Retention and cost", "of a branch that was left"),
     ("retention?view=usage", "Retention and cost", "By run, the dearest first"),

@@ -467,13 +467,10 @@ it("lists the runs of a project by what they cost", async () => {
 
 const FILTERED = `allOfRun=true&filter=${encodeURIComponent('{"attempt":2}')}`;
 
-it.each([
-  ["usage", "link", "Prune llama"],
-  ["prune", "button", "llama"],
-] as const)("prunes the run that is chosen in %s by no filter of another one", async (view, role, name) => {
+it("prunes the run that is chosen in the list of costs by no filter of another one", async () => {
   serve(answers({ "GET /v1/usage": () => page(USAGE) }));
-  const router = open(`?view=${view}&${FILTERED}`);
-  await userEvent.click(await screen.findByRole(role, { name }));
+  const router = open(`?view=usage&${FILTERED}`);
+  await userEvent.click(await screen.findByRole("link", { name: "Prune llama" }));
   await waitFor(() => expect(router.state.location.search).toEqual({ view: "prune", run: "llama" }));
 });
 

@@ -1,6 +1,7 @@
 import { createRoute, lazyRouteComponent } from "@tanstack/react-router";
 import type { Schemas } from "@/api/client";
 import { frameRoute } from "@/app/frame_route";
+import { type RunFilter, readRunFilter } from "./prune/runFilter";
 import type { PolicyDocument } from "./rules";
 
 export const VIEWS = ["policy", "prune", "trash", "usage"] as const;
@@ -24,10 +25,18 @@ export interface RetentionSearch {
   filter?: Schemas["PruneFilter"] | undefined;
   /** Prune the last healthy points, too. */
   allOfRun?: true | undefined;
+  /** In which runs of the project. Without one: in all. */
+  runs?: RunFilter | undefined;
 }
 
 /** What was said of one run: another one begins without it. */
-export const OF_THE_RUN = { draft: undefined, listed: undefined, filter: undefined, allOfRun: undefined };
+export const OF_THE_RUN = {
+  draft: undefined,
+  listed: undefined,
+  filter: undefined,
+  allOfRun: undefined,
+  runs: undefined,
+};
 
 function text(value: unknown): string | undefined {
   // The router reads a name of digits as a number.
@@ -49,6 +58,7 @@ export const retentionRoute = createRoute({
     listed: text(search.listed),
     filter: object(search.filter),
     allOfRun: search.allOfRun === true || undefined,
+    runs: readRunFilter(search.runs),
   }),
   component: lazyRouteComponent(() => import("./RetentionScreen"), "RetentionScreen"),
 });
