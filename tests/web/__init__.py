@@ -32,6 +32,7 @@ Retention    effect of an edit: what goes, why, bytes, cost before     test_rete
              apply by the count, undo                                  test_retention: a_policy_is_applied
              a project's policy run by run; another person was faster  test_retention: a_projects_policy,
                                                                        another_persons_policy
+             policies of copies, tiers and objectives                  test_retention: the_other_policies, what_a_store
              filter, dry run, selection, trash in bulk and back        test_retention: a_filter_prunes_what
              the same over several runs; one that fails                test_retention: a_filter_prunes_several,
                                                                        a_run_without

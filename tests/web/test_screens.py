@@ -40,6 +40,7 @@ SCREENS = [
     ("checkpoints/{whole}/compare?with={whole_before}", "Compare demo/doctor@2#2", "Tensors by digest"),
     ("retention", "Retention and cost", "What is kept and what expires"),
     ("retention?run=gpt", "Retention and cost", "What is kept and what expires"),
+    ("retention?kind=objectives", "Retention and cost", "RPO 1 h, RTO 15 min"),
     ("retention?view=prune&run=gpt&filter=%7B%22health%22%3A%5B%22diverged%22%5D%7D", "Retention and cost", "350"),
     ("retention?view=prune&filter=%7B%22health%22%3A%5B%22diverged%22%5D%7D", "Retention and cost", "350"),
     ("retention?view=trash", "Retention and cost", "gpt"),

@@ -145,6 +145,7 @@ export async function planOf(
 
 /** Where a policy is put. `own`: the policy that this level has now; null: none. */
 export interface Level {
+  kind: Schemas["PolicyKind"];
   project: string;
   /** null: the project's. */
   run: string | null;
@@ -201,32 +202,38 @@ function digestOfPut(project: string, put: Schemas["PolicyView"]): (run: string)
   };
 }
 
-async function putPolicy({ project, run, own }: Level, document: PolicyDocument): Promise<Schemas["PolicyView"]> {
+async function putPolicy({ kind, project, run, own }: Level, document: PolicyDocument): Promise<Schemas["PolicyView"]> {
   const header = own === null ? {} : { "if-match": own.etag };
   const body = { document };
   const { data } =
     run === null
       ? await api.PUT("/v1/projects/{project}/policies/{kind}", {
-          params: { path: { project, kind: "retention" }, header },
+          params: { path: { project, kind }, header },
           body,
         })
       : await api.PUT("/v1/projects/{project}/runs/{run}/policies/{kind}", {
-          params: { path: { project, run, kind: "retention" }, header },
+          params: { path: { project, run, kind }, header },
           body,
         });
   return data as Schemas["PolicyView"];
 }
 
-export async function deletePolicy({ project, run, own }: Level): Promise<void> {
+/** Puts a policy by which nothing is expired. */
+export async function savePolicy(level: Level, document: PolicyDocument): Promise<void> {
+  await putPolicy(level, document);
+  refresh();
+}
+
+export async function deletePolicy({ kind, project, run, own }: Level): Promise<void> {
   if (own === null) return;
   const header = { "if-match": own.etag };
   if (run === null) {
     await api.DELETE("/v1/projects/{project}/policies/{kind}", {
-      params: { path: { project, kind: "retention" }, header },
+      params: { path: { project, kind }, header },
     });
   } else {
     await api.DELETE("/v1/projects/{project}/runs/{run}/policies/{kind}", {
-      params: { path: { project, run, kind: "retention" }, header },
+      params: { path: { project, run, kind }, header },
     });
   }
   refresh();

@@ -7,6 +7,13 @@ import type { PolicyDocument } from "./rules";
 export const VIEWS = ["policy", "prune", "trash", "usage"] as const;
 export type View = (typeof VIEWS)[number];
 
+/** Policies beside that of retention. */
+export type OtherKind = Exclude<Schemas["PolicyKind"], "retention">;
+
+/** Each once; one that is missing is an error of the compiler. */
+const EACH_KIND: Record<OtherKind, true> = { copies: true, tiers: true, objectives: true };
+export const OTHER_KINDS = Object.keys(EACH_KIND) as OtherKind[];
+
 /** Which checkpoints of a plan are listed. */
 export const SHOWN = ["all", "expire", "keep"] as const;
 export type Shown = (typeof SHOWN)[number];
@@ -16,6 +23,8 @@ export interface RetentionSearch {
   view?: View | undefined;
   /** Without one: the whole project. */
   run?: string | undefined;
+  /** Of the policy that is shown. Without one: retention. */
+  kind?: OtherKind | undefined;
   /** An edited policy that is not saved. */
   draft?: PolicyDocument | undefined;
   show?: Shown | undefined;
@@ -53,6 +62,7 @@ export const retentionRoute = createRoute({
   validateSearch: (search: Record<string, unknown>): RetentionSearch => ({
     view: VIEWS.find((each) => each === search.view),
     run: text(search.run),
+    kind: OTHER_KINDS.find((each) => each === search.kind),
     draft: object(search.draft),
     show: SHOWN.find((each) => each === search.show),
     listed: text(search.listed),
