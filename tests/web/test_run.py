@@ -215,7 +215,7 @@ def test_a_run_is_deleted_by_its_name_after_a_dry_run_and_taken_back(
     expect(page.get_by_role("status").filter(has_text="deleted this run: a failed idea")).to_be_visible()
     assert {state_of(service, each) for each in ids} == {"trashed"}
     assert [each["reason"] for each in audited(service, "run.delete")] == ["a failed idea"]
-    page.get_by_role("link", name="Runs of demo").click()
+    page.get_by_role("link", name="Runs of demo", exact=True).click()
     expect(row(page, "Runs", "over")).to_have_count(0)
     page.get_by_role("link", name="Deleted runs").click()
     expect(row(page, "Deleted runs", "over")).to_contain_text("a failed idea")
