@@ -222,7 +222,11 @@ function Effect({ plans }: { plans: readonly Schemas["RetentionPlan"][] }) {
       <Figure name="Expire">{formatCount(total(plans, (plan) => plan.expired))}</Figure>
       <Figure name="Bytes freed">
         <Bytes count={total(plans, (plan) => plan.freed.bytes)} />
-        <small className="quiet">of all stores, without what other checkpoints need</small>
+        <small className="quiet">
+          of all stores, without what other checkpoints need
+          {/* Each plan takes what the other runs need as staying. */}
+          {plans.length > 1 && "; what only these runs share is freed, too, and not counted"}
+        </small>
       </Figure>
     </>
   );
@@ -292,6 +296,7 @@ function Apply({ project, level, document, edited, plans, stale, onApplied }: Ap
             <p>
               {plural(expiring, "checkpoint")} of {plural(asked.plans.filter((plan) => plan.expired > 0).length, "run")}{" "}
               {expiring === 1 ? "goes" : "go"} to the trash now. They can be taken back until they are purged; then{" "}
+              {asked.plans.length > 1 && "at least "}
               {formatBytes(total(asked.plans, (plan) => plan.freed.bytes))} are freed.
             </p>
           )}

@@ -286,6 +286,8 @@ it("counts what expires in every run of the project, the oldest as well", async 
   open("");
   await userEvent.click(await screen.findByRole("button", { name: "Expire 2 now" }));
   expect(screen.getByRole("dialog")).toHaveTextContent("2 checkpoints of 2 runs go to the trash now.");
+  // Each plan takes what the other run needs as staying.
+  expect(screen.getByRole("dialog")).toHaveTextContent("then at least 2.0 GiB are freed");
   expect(screen.getByLabelText("Type 2 to go on")).toBeVisible();
 });
 
