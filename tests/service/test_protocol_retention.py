@@ -346,6 +346,25 @@ def test_policies_are_put_on_what_was_seen_shown_from_where_they_come_and_told(s
     assert told[2].before == {"kind": "retention", "document": {"keep_last": 7}, "version": 1}
 
 
+def test_a_refused_policy_names_its_fields_and_its_kind(service: RunningService) -> None:
+    Job(service.http()).save(1)
+    url = "/v1/projects/demo/policies"
+    rules = [{"after": "soon", "storage_class": "rare"}]
+    with pytest.raises(Refused) as wrong:
+        answer(
+            service.http().put(
+                f"{url}/tiers", json={"document": {"rules": rules, "stay_hot": {"labels": [7]}, "old": 1}}
+            )
+        )
+    told = {".".join(each["where"]): each["message"] for each in wrong.value.context["errors"]}
+    assert set(told) == {f"body.document.{each}" for each in ("rules.0.after", "stay_hot.labels.0", "old")}
+    assert "not a span" in told["body.document.rules.0.after"]
+    for kind, document in (("objectives", {}), ("copies", {})):
+        with pytest.raises(Refused) as unfit:
+            answer(service.http().put(f"{url}/{kind}", json={"document": document}))
+        assert (unfit.value.code, unfit.value.context["kind"]) == ("invalid_request", kind)
+
+
 def test_an_uploading_checkpoint_is_shown_and_never_expires(service: RunningService) -> None:
     job = Job(service.http())
     saved(job, 1, 2, 3)

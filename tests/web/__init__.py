@@ -20,6 +20,7 @@ Run          lanes: saves, kill, lost steps, lineage; the same as a    test_run:
              goodput and advice; filters of checkpoints and of runs    test_run: goodput, the_filters, the_list
              goodput, bytes, age of the restore point hour by hour     test_run: hour_by_hour
              tags and note edited; the runs that have a tag            test_run: tags
+             deleted by its name after a dry run, and back             test_run: a_run_is_deleted
 Checkpoint   components, sizes, metrics, lineage                       test_checkpoint: components
              tensors: names, shapes, dtypes, shard map                 test_checkpoint: tensors
              copies by store with their proof; bad ones; scrub; drill  test_checkpoint: copies, a_bad_copy;
@@ -34,7 +35,10 @@ Retention    effect of an edit: what goes, why, bytes, cost before     test_rete
              apply by the count, undo                                  test_retention: a_policy_is_applied
              a project's policy run by run; another person was faster  test_retention: a_projects_policy,
                                                                        another_persons_policy
-             filter, dry run, selection, trash in bulk and back        test_retention: a_filter_prunes
+             policies of copies, tiers and objectives                  test_retention: the_other_policies, what_a_store
+             filter, dry run, selection, trash in bulk and back        test_retention: a_filter_prunes_what
+             the same over several runs; one that fails                test_retention: a_filter_prunes_several,
+                                                                       a_run_without
              trash of one checkpoint, by its count, and back           test_screens: a_checkpoint_goes;
                                                                        test_checkpoint: what_is_in_the_trash
              which run costs most                                      test_retention: the_dearest

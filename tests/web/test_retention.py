@@ -6,16 +6,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.support.rank import Job, answer
 from tests.support.service import RunningService
+from tests.web.axe import grave_violations
 from tests.web.screens import audited, figure, part, row, settled, state_of
 from tests.web.seeded_catalog import SeededCatalog
 
 STEPS = range(1, 9)
+SWEEPS = ("sweep-1", "sweep-2")
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +35,13 @@ def seed(catalog: SeededCatalog, many: dict[int, str]) -> Callable[[RunningServi
         many.update({step: str(job.save(step, metrics={"loss": {"value": 1 / step}})["id"]) for step in STEPS})
         job.end("finished")
         put_policy(service, 8)
+        for run in SWEEPS:
+            job = Job(service.http(), f"demo/{run}")
+            # All of them begin with the same weights, which are stored once.
+            job.save(1, content=b"the weights that both begin with")
+            for step in (2, 3, 4):
+                job.save(step)
+            job.end("finished")
 
     return fill
 
@@ -196,6 +206,115 @@ def test_a_filter_prunes_what_is_chosen_of_its_dry_run(
     page.get_by_role("button", name=re.compile("^Take [1-9].* chosen checkpoints? back$")).click()
     expect(page.get_by_text("committed again")).to_be_visible()
     assert set(committed(service)) == set(many)
+
+
+def test_a_filter_prunes_several_runs_after_one_dry_run(screen: Callable[..., Page], service: RunningService) -> None:
+    page = screen("retention?view=prune")
+    rule(page, "Runs whose name has").fill("SWEEP")
+    rule(page, "Before step").fill("4")
+    page.get_by_role("button", name="Show what matches").click()
+    found = part(page, "What would expire")
+    expect(figure(found, "Runs chosen")).to_have_text("2 of 2")
+    expect(figure(found, "Checkpoints")).to_have_text("4")
+    body = {"filter": {"before_step": 4}, "dry_run": True}
+    dry = [answer(service.http().post(f"/v1/projects/demo/runs/{run}/retention/prune", json=body)) for run in SWEEPS]
+    least = sum(each["freed"]["bytes"] for each in dry)
+    expect(figure(found, "Bytes freed, at least")).to_contain_text(f"{least} B")
+    for run in SWEEPS:
+        expect(row(found, "Checkpoints that would expire", run, "before step 4")).to_have_count(2)
+        kept = row(part(page, "What matches and is kept"), "Checkpoints that are kept", run)
+        expect(kept.get_by_role("gridcell", name="3", exact=True)).to_have_count(1)
+    # The dry run is a link.
+    page.reload()
+    expect(figure(found, "Checkpoints")).to_have_text("4")
+    found.get_by_role("button", name="Move 4 to the trash").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("4 checkpoints of 2 runs go to the trash")
+    dialog.get_by_label("to go on").fill("4")
+    dialog.get_by_label("Why").fill("the sweep is over")
+    dialog.get_by_role("button", name="Move 4 to the trash").click()
+    done = page.get_by_role("status").filter(has_text="4 checkpoints went to the trash.")
+    expect(done).to_be_visible()
+    ids = [each["checkpoint_id"] for of_run in dry for each in of_run["trashed"]]
+    assert {state_of(service, each) for each in ids} == {"trashed"}
+    assert {each["reason"] for each in audited(service, "checkpoint.trash")[:4]} == {"the sweep is over"}
+    done.get_by_role("button", name="Undo: take all 4 back").click()
+    expect(done).to_contain_text("4 checkpoints are committed again")
+    assert {state_of(service, each) for each in ids} == {"committed"}
+
+
+def test_a_run_without_a_dry_run_is_named_and_takes_nothing_from_the_others(
+    screen: Callable[..., Page], service: RunningService, refused: list[str]
+) -> None:
+    page = screen("retention?view=prune&allOfRun=true&filter=%7B%22before_step%22%3A2%7D")
+    told = page.get_by_role("alert").filter(has_text="made no dry run")
+    gpt = told.get_by_role("listitem").filter(has_text="gpt: An attempt of this run is active")
+    expect(gpt).to_have_count(1)
+    found = part(page, "What would expire")
+    expect(row(found, "Runs that have what would expire", "sweep-1")).to_have_count(1)
+    assert {each.split()[0] for each in refused} == {"409"}
+    refused.clear()
+
+
+def test_the_other_policies_are_edited_with_what_is_wrong_at_each_field(
+    screen: Callable[..., Page], service: RunningService, refused: list[str]
+) -> None:
+    page = screen("retention?kind=objectives&run=gpt")
+    expect(page.get_by_text("The project’s policy holds for this run")).to_be_visible()
+    within = rule(page, "A restore must be done within (RTO)")
+    expect(within).to_have_value("15min")
+    within.fill("soon")
+    save_policy(page, '"rto_seconds":"soon"', "RPO 1 h, RTO soon")
+    expect(page.get_by_role("alert").filter(has_text="The service has not saved it.")).to_be_visible()
+    expect(within).to_have_attribute("aria-invalid", "true")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(within).to_have_accessible_description(re.compile("valid integer"))
+    assert not grave_violations(page)
+    assert [each.split()[:2] for each in refused] == [["422", "PUT"]]
+    refused.clear()
+    within.fill("1h")
+    save_policy(page, '"rto_seconds":3600', "RPO 1 h, RTO 1 h")
+    expect(page.get_by_text("The policy is saved.")).to_be_visible()
+    expect(page.get_by_text("The run’s own policy, version 1")).to_be_visible()
+    url = "/v1/projects/demo/runs/gpt/policies/objectives"
+    assert answer(service.http().get(url))["document"] == {"rpo_seconds": 3600, "rto_seconds": 3600}
+    page.get_by_role("button", name="Delete the policy").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("The project’s policy holds for this run")).to_be_visible()
+    assert answer(service.http().get(url))["level"] == "project"
+
+
+def save_policy(page: Page, edit: str, words: str) -> None:
+    """Once the edit has this in the address. The dialog says what the policy will be."""
+    page.wait_for_url(lambda url: edit in unquote(url))
+    page.get_by_role("button", name="Save the policy").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(words)
+    dialog.get_by_role("button", name="Save").click()
+
+
+def test_what_a_store_cannot_do_is_told_where_its_policy_is_edited(
+    screen: Callable[..., Page], refused: list[str]
+) -> None:
+    page = screen("retention?kind=tiers&run=gpt")
+    expect(page.get_by_text("Neither this run nor its project has a policy of tiers.")).to_be_visible()
+    expect(page.get_by_text("There is no policy of tiers: all stay hot.")).to_be_visible()
+    page.get_by_role("button", name="Add a rule").click()
+    page.get_by_role("combobox", name="Moves to").select_option("rare")
+    rule(page, "Longer ago than").fill("7d")
+    assert not grave_violations(page)
+    save_policy(page, '"after":"7d"', "after 7d: rare")
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("alert")).to_contain_text("has no storage class rare")
+    dialog.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Discard the edit").click()
+    page.get_by_role("navigation", name="Kinds of policies").get_by_role("link", name="Copies").click()
+    page.get_by_role("button", name="Copy every checkpoint").click()
+    dialog.get_by_role("button", name="Save").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("needs a second store")
+    assert not grave_violations(page)
+    assert {each.split()[0] for each in refused} == {"404", "422"}, "there is no policy, and none is put"
+    refused.clear()
 
 
 def test_the_dearest_run_comes_first_and_leads_to_its_policy(

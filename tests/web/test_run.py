@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.support.rank import Job
+from tests.support.rank import Job, answer
 from tests.support.service import RunningService
-from tests.web.screens import command, figure, heading, part, row, settled
+from tests.web.axe import grave_violations
+from tests.web.screens import audited, command, figure, heading, part, row, settled, state_of
 from tests.web.seeded_catalog import SeededCatalog, trains
 
 
@@ -24,6 +25,10 @@ def seed(catalog: SeededCatalog) -> Callable[[RunningService], None]:
         again = Job(service.http(), "demo/back", after=1, rolls_back=1)
         again.resumed_from(kept[0]["id"], rollback=True)
         again.save(15)
+        over = Job(service.http(), "demo/over")
+        for step in (1, 2):
+            over.save(step)
+        over.end("finished")
 
     return fill
 
@@ -197,3 +202,44 @@ def test_the_list_of_runs_is_narrowed_by_status(screen: Callable[..., Page]) -> 
     page.get_by_role("link", name="gpt").click()
     page.get_by_role("link", name="Retention and cost of this run").click()
     expect(page.get_by_role("combobox", name="Run", exact=True)).to_have_value("gpt")
+
+
+def test_a_run_is_deleted_by_its_name_after_a_dry_run_and_taken_back(
+    screen: Callable[..., Page], service: RunningService, refused: list[str]
+) -> None:
+    http = service.http()
+    ids = [each["id"] for each in answer(http.get("/v1/projects/demo/runs/over/checkpoints"))["items"]]
+    pin = f"/v1/checkpoints/{ids[0]}/pin"
+    answer(http.put(pin, json={"reason": "figure 3"}, headers={"If-Match": "*"}))
+    page = screen("runs/over")
+    settled(page)
+    page.get_by_role("button", name="Delete run").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("listitem")).to_contain_text("step 2 of attempt 1: pinned")
+    assert not grave_violations(page)
+    assert [each.split()[:2] for each in refused] == [["409", "DELETE"]]
+    refused.clear()
+    answer(http.delete(pin, headers={"If-Match": "*"}))
+    dialog.get_by_role("button", name="Look again").click()
+    expect(dialog).to_contain_text("2 checkpoints go to the trash with the run")
+    freed = answer(http.request("DELETE", "/v1/projects/demo/runs/over", json={"dry_run": True}))["freed"]["bytes"]
+    expect(dialog).to_contain_text(f"frees {freed} B, net of what other runs share")
+    remove = dialog.get_by_role("button", name="Delete the run")
+    dialog.get_by_label("to go on").fill("ove")
+    expect(remove).to_be_disabled()
+    dialog.get_by_label("to go on").fill("over")
+    dialog.get_by_label("Why").fill("a failed idea")
+    remove.click()
+    expect(page.get_by_role("status").filter(has_text="deleted this run: a failed idea")).to_be_visible()
+    assert {state_of(service, each) for each in ids} == {"trashed"}
+    assert [each["reason"] for each in audited(service, "run.delete")] == ["a failed idea"]
+    page.get_by_role("link", name="Runs of demo", exact=True).click()
+    expect(row(page, "Runs", "over")).to_have_count(0)
+    page.get_by_role("link", name="Deleted runs").click()
+    expect(row(page, "Deleted runs", "over")).to_contain_text("a failed idea")
+    page.goto(f"{service.url}/ui/runs/over?project=demo")
+    page.get_by_role("button", name="Take the run back").click()
+    expect(page.get_by_text("The run is back, and 2 checkpoints are committed again.")).to_be_visible()
+    assert {state_of(service, each) for each in ids} == {"committed"}
+    assert {each.split()[0] for each in refused} == {"404"}, "what was asked about a deleted run"
+    refused.clear()

@@ -40,7 +40,9 @@ SCREENS = [
     ("checkpoints/{whole}/compare?with={whole_before}", "Compare demo/doctor@2#2", "Tensors by digest"),
     ("retention", "Retention and cost", "What is kept and what expires"),
     ("retention?run=gpt", "Retention and cost", "What is kept and what expires"),
+    ("retention?kind=objectives", "Retention and cost", "RPO 1 h, RTO 15 min"),
     ("retention?view=prune&run=gpt&filter=%7B%22health%22%3A%5B%22diverged%22%5D%7D", "Retention and cost", "350"),
+    ("retention?view=prune&filter=%7B%22health%22%3A%5B%22diverged%22%5D%7D", "Retention and cost", "350"),
     ("retention?view=trash", "Retention and cost", "gpt"),
     ("retention?view=trash&run=gpt", "Retention and cost", "of a branch that was left"),
     ("retention?view=usage", "Retention and cost", "By run, the dearest first"),
@@ -224,6 +226,7 @@ def test_a_checkpoint_goes_to_the_trash_by_its_count_and_comes_back(
     [
         ("checkpoints/{deletable}", "See what would go"),
         ("checkpoints/{deletable}", "Pin"),
+        ("runs/bert", "Delete run"),
         ("retention?view=trash&run=gpt", "Take step 400 of attempt 1 of gpt back"),
         ("retention?view=trash", "Take step 400 of attempt 1 of gpt back"),
         ("storage", "Look for orphans"),

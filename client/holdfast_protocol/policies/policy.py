@@ -13,13 +13,14 @@ A run's own policy replaces the project's as a whole. Each kind has a model in P
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
-from pydantic_core import to_json
+from pydantic_core import ErrorDetails, to_json
 
 from holdfast_protocol.base import Reply, Request, example
 from holdfast_protocol.copies import CopyPolicy, ObjectivesPolicy
@@ -42,10 +43,24 @@ POLICY_MODELS: dict[PolicyKind, type[Request]] = {
 }
 
 _SHOWN_ERRORS = 5
+_MOST_FAULTS = 20
+
+
+@dataclass(frozen=True)
+class PolicyFault:
+    """`where`: the way to a field of the document; empty: the document as a whole."""
+
+    where: tuple[str, ...]
+    message: str
 
 
 class PolicyError(ValueError):
-    """The document is not a policy of this kind. The message names each wrong field and says what to do."""
+    """The document is not a policy of this kind. The message names each wrong field and says what to do; `faults` has
+    them one by one, for a form."""
+
+    def __init__(self, message: str, faults: Sequence[PolicyFault] = ()) -> None:
+        super().__init__(message)
+        self.faults = tuple(faults)
 
 
 class PutPolicy(Request):
@@ -75,17 +90,22 @@ def read_policy(kind: PolicyKind, document: Mapping[str, Any]) -> Request:
         return model.model_validate_json(to_json(known), strict=True)
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
-    told = [_sentence(kind, model, each["loc"], each["type"], each["msg"]) for each in found[:_SHOWN_ERRORS]]
+    told = [_told(kind, model, each) for each in found[:_MOST_FAULTS]]
+    sentences = [sentence for _, sentence in told[:_SHOWN_ERRORS]]
     if len(found) > _SHOWN_ERRORS:
-        told.append(f"And {len(found) - _SHOWN_ERRORS} more.")
-    raise PolicyError(" ".join(told))
+        sentences.append(f"And {len(found) - _SHOWN_ERRORS} more.")
+    raise PolicyError(" ".join(sentences), [fault for fault, _ in told])
 
 
-def _sentence(kind: PolicyKind, model: type[Request], loc: tuple[int | str, ...], what: str, message: str) -> str:
-    field = ".".join(str(part) for part in loc)
-    if what == "extra_forbidden" and len(loc) == 1:
+def _told(kind: PolicyKind, model: type[Request], error: ErrorDetails) -> tuple[PolicyFault, str]:
+    """The fault, and the sentence that tells it."""
+    where = tuple(str(part) for part in error["loc"])
+    field = ".".join(where)
+    if error["type"] == "extra_forbidden" and len(where) == 1:
         close = difflib.get_close_matches(field, model.model_fields, n=1, cutoff=0.5)
         meant = f"did you mean {close[0]}?" if close else f"it has {', '.join(model.model_fields)}."
-        return f"A {kind} policy has no {field}; {meant}"
-    message = message.removeprefix("Value error, ").rstrip(".")
-    return f"{field}: {message}." if field else f"{message[:1].upper()}{message[1:]}."
+        sentence = f"A {kind} policy has no {field}; {meant}"
+        return PolicyFault(where, sentence), sentence
+    message = error["msg"].removeprefix("Value error, ").rstrip(".")
+    alone = f"{message[:1].upper()}{message[1:]}."
+    return PolicyFault(where, alone), f"{field}: {message}." if field else alone

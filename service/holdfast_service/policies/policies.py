@@ -94,7 +94,10 @@ def refuse_unfit(context: ServiceContext, policy: Request) -> None:
     """Asks the stores whether this service can do what a policy asks for, before the policy is kept. Raises
     `invalid_request`, and StoreError if the store does not say. Never called inside a transaction."""
     if isinstance(policy, CopyPolicy) and context.attached(StoreRole.SECOND) is None:
-        raise _unfit("A policy of copies needs a second store, and this service has none. Set HOLDFAST_SECOND_STORE.")
+        raise _unfit(
+            "A policy of copies needs a second store, and this service has none. Set HOLDFAST_SECOND_STORE.",
+            PolicyKind.COPIES,
+        )
     if isinstance(policy, TierPolicy):
         for target in policy.targets():
             _refuse_unfit_target(context, target)
@@ -129,8 +132,8 @@ def _refuse_unfit_target(context: ServiceContext, target: str) -> None:
         ) from error
 
 
-def _unfit(detail: str) -> ProblemError:
-    return ProblemError(ProblemCode.INVALID_REQUEST, detail, kind="tiers")
+def _unfit(detail: str, kind: PolicyKind = PolicyKind.TIERS) -> ProblemError:
+    return ProblemError(ProblemCode.INVALID_REQUEST, detail, kind=kind.value)
 
 
 @dataclass(frozen=True)
@@ -211,7 +214,10 @@ def put_policy(
     try:
         policy = read_policy(kind, request.document)
     except PolicyError as error:
-        raise ProblemError(ProblemCode.INVALID_REQUEST, f"{error} Correct the policy.", kind=kind.value) from None
+        errors = [{"where": ["body", "document", *each.where], "message": each.message} for each in error.faults]
+        raise ProblemError(
+            ProblemCode.INVALID_REQUEST, f"{error} Correct the policy.", kind=kind.value, errors=errors
+        ) from None
     document = policy.model_dump(mode="json", exclude_defaults=True)
     refuse_unfit(context, policy)
     with context.database.transaction() as session:

@@ -47,7 +47,8 @@ export function Done({ outcome, onChange }: { outcome: Outcome; onChange: (outco
           <ul>
             {left.slice(0, SHOWN_LEFT).map((each) => (
               <li key={each.checkpoint_id}>
-                step {each.step} of attempt {each.attempt}: {each.reasons.map((reason) => reason.detail).join("; ")}
+                {each.run}, step {each.step} of attempt {each.attempt}:{" "}
+                {each.reasons.map((reason) => reason.detail).join("; ")}
               </li>
             ))}
           </ul>

@@ -2,12 +2,11 @@ import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
 import type { Schemas } from "@/api/client";
 import { Can } from "@/components/Can";
-import { ConfirmDialog, type Conflict } from "@/components/ConfirmDialog";
+import { ConfirmDialog } from "@/components/ConfirmDialog";
 import { useAllRuns } from "@/components/choose/allRuns";
 import { Figure, Figures } from "@/components/facts/Figures";
 import { EmptyState, ErrorState, Loading, Reply } from "@/components/states";
-import { Bytes, Time } from "@/components/values";
-import { changesOf } from "@/format/changes";
+import { Bytes } from "@/components/values";
 import { formatBytes, formatCount, plural } from "@/format/numbers";
 import { applyPolicy, deletePolicy, type Level, type Outcome, planOf, type Seen } from "./actions";
 import { CostLater, CostNow, CostPrices } from "./CostChange";
@@ -16,9 +15,11 @@ import { Done } from "./Done";
 import { PlansByRun } from "./PlansByRun";
 import { PlanTable } from "./PlanTable";
 import { PolicyEditor } from "./PolicyEditor";
+import { ownPolicy, useDraft, usePolicyConflict } from "./policies/editing";
+import { WhereFrom } from "./policies/WhereFrom";
 import styles from "./Retention.module.css";
-import { type PolicyDocument, rulesInWords, sameRules } from "./rules";
-import { policyQuery, useChangeSearch, usePlan, usePlans, useRetentionSearch } from "./useRetention";
+import { type PolicyDocument, rulesInWords } from "./rules";
+import { policyQuery, usePlan, usePlans, useRetentionSearch } from "./useRetention";
 
 /** A policy is edited, and what is kept and expires under it is seen at once; then it is applied. */
 export function PolicyTab({ project, run }: { project: string; run: string | undefined }) {
@@ -43,51 +44,24 @@ interface EditingProps {
 }
 
 function Editing({ project, run, found, onOutcome }: EditingProps) {
-  const { draft } = useRetentionSearch();
-  const change = useChangeSearch();
-  // A new key gives the editor's fields anew: somebody else's edit is shown, unless it would take the reader's away.
-  const [edition, setEdition] = useState(0);
-  const [etag, setEtag] = useState(found?.etag);
-  if (found?.etag !== etag) {
-    setEtag(found?.etag);
-    if (draft === undefined) setEdition(edition + 1);
-  }
-  // The address follows a moment later: fields that were made before it would have the edit again.
-  const [isDiscarded, setDiscarded] = useState(false);
-  if (isDiscarded && draft === undefined) {
-    setDiscarded(false);
-    setEdition(edition + 1);
-  }
-  const inForce: PolicyDocument = found?.document ?? {};
-  const shown = draft ?? inForce;
-  const edited = draft !== undefined && !sameRules(draft, inForce);
-  const own = found !== null && (run === undefined || found.level === "run") ? found : null;
-  const level: Level = { project, run: run ?? null, own };
+  const draft = useDraft(found);
+  const { document: shown, edited } = draft;
+  const own = ownPolicy(found, run);
+  const level: Level = { kind: "retention", project, run: run ?? null, own };
   const shared = { project, level, inForce: found, document: shown, edited, onApplied: applied };
-
-  function reset() {
-    change({ draft: undefined });
-    setDiscarded(true);
-  }
 
   return (
     <>
       <p>
-        <WhereFrom run={run} found={found} />
+        <WhereFrom what="retention policy" run={run} found={found} words={rulesInWords} />
       </p>
-      <PolicyEditor
-        key={edition}
-        initial={shown}
-        onChange={(document) =>
-          change({ draft: sameRules(document, inForce) ? undefined : document }, { replace: true })
-        }
-      />
+      <PolicyEditor key={draft.edition} initial={shown} onChange={draft.edit} />
       <div className={styles.bar}>
         <span role="status">
           {edited ? "Edited, and not saved." : found === null ? "Nothing is edited yet." : "As it is in force."}
         </span>
         {edited && (
-          <button type="button" onClick={reset}>
+          <button type="button" onClick={draft.discard}>
             Discard the edit
           </button>
         )}
@@ -110,41 +84,8 @@ function Editing({ project, run, found, onOutcome }: EditingProps) {
 
   function applied(what: Outcome) {
     onOutcome(what);
-    if (what.isSaved) change({ draft: undefined });
+    if (what.isSaved) draft.saved();
   }
-}
-
-function WhereFrom({ run, found }: { run: string | undefined; found: Schemas["PolicyView"] | null }) {
-  if (found === null)
-    return (
-      <>
-        {run === undefined
-          ? "The project has no retention policy."
-          : "Neither this run nor its project has a retention policy."}
-      </>
-    );
-  const words = rulesInWords(found.document);
-  const version = (
-    <>
-      version {found.version} by {found.updated_by}, <Time at={found.updated_at} />
-    </>
-  );
-  if (run === undefined)
-    return (
-      <>
-        The project’s policy, {version}: <code>{words}</code>. It holds for each run without a policy of its own.
-      </>
-    );
-  return found.level === "run" ? (
-    <>
-      The run’s own policy, {version}: <code>{words}</code>.
-    </>
-  ) : (
-    <>
-      The project’s policy holds for this run, {version}: <code>{words}</code>. What you save here becomes the run’s
-      own.
-    </>
-  );
 }
 
 interface EffectProps {
@@ -283,7 +224,11 @@ function Effect({ plans }: { plans: readonly Schemas["RetentionPlan"][] }) {
       <Figure name="Expire">{formatCount(total(plans, (plan) => plan.expired))}</Figure>
       <Figure name="Bytes freed">
         <Bytes count={total(plans, (plan) => plan.freed.bytes)} />
-        <small className="quiet">of all stores, without what other checkpoints need</small>
+        <small className="quiet">
+          of all stores, without what other checkpoints need
+          {/* Each plan takes what the other runs need as staying. */}
+          {plans.length > 1 && "; what only these runs share is freed, too, and not counted"}
+        </small>
       </Figure>
     </>
   );
@@ -353,6 +298,7 @@ function Apply({ project, level, document, edited, plans, stale, onApplied }: Ap
             <p>
               {plural(expiring, "checkpoint")} of {plural(asked.plans.filter((plan) => plan.expired > 0).length, "run")}{" "}
               {expiring === 1 ? "goes" : "go"} to the trash now. They can be taken back until they are purged; then{" "}
+              {asked.plans.length > 1 && "at least "}
               {formatBytes(total(asked.plans, (plan) => plan.freed.bytes))} are freed.
             </p>
           )}
@@ -360,16 +306,6 @@ function Apply({ project, level, document, edited, plans, stale, onApplied }: Ap
       )}
     </div>
   );
-}
-
-/** What another person has changed of a policy that was seen. Then its new plan must be seen, before anything is done. */
-function usePolicyConflict({ project, run, own }: Level, onReload: () => void): () => Promise<Conflict> {
-  const queries = useQueryClient();
-  return async () => {
-    const now = await queries.fetchQuery({ ...policyQuery(project, run ?? undefined), staleTime: 0 });
-    const isOwn = now !== null && (run === null || now.level === "run");
-    return { changes: changesOf(own?.document ?? {}, isOwn ? now.document : {}), reload: onReload };
-  };
 }
 
 /** Without its own policy a run falls back to the project's, under which something may expire. */

@@ -4,7 +4,7 @@ import { Screen } from "@/app/Screen";
 import { CopyCommand } from "@/components/CopyCommand";
 import { RunPicker } from "@/components/choose/RunPicker";
 import { EmptyState } from "@/components/states";
-import { PolicyTab } from "./PolicyTab";
+import { KindOfPolicy } from "./policies/KindOfPolicy";
 import { PruneTab } from "./prune/PruneTab";
 import styles from "./Retention.module.css";
 import { OF_THE_RUN, VIEWS, type View } from "./route";
@@ -64,5 +64,5 @@ function Tab({ view, project, run }: { view: View; project: string; run: string 
   if (view === "prune") return <PruneTab project={project} run={run} />;
   if (view === "trash") return <TrashTab project={project} run={run} />;
   if (view === "usage") return <UsageTab project={project} run={run} />;
-  return <PolicyTab project={project} run={run} />;
+  return <KindOfPolicy project={project} run={run} />;
 }

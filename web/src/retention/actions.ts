@@ -10,10 +10,13 @@ const AT_A_TIME = 4;
 type Plan = Schemas["RetentionPlan"];
 
 /** What one call moves to the trash: checkpoints of one run. */
-interface Part {
+export interface Part {
   run: string;
   ids: readonly string[];
 }
+
+/** Hears of each part that is over. `error`: why the service did not do it. */
+export type OnPart = (part: Part, error?: unknown) => void;
 
 /** A part that the service did not do, and why. */
 export interface Failure extends Part {
@@ -23,7 +26,7 @@ export interface Failure extends Part {
 /** What became of an action: the same for a policy that was applied and for a prune. */
 export interface Outcome {
   trashed: Schemas["PrunedCheckpoint"][];
-  left: Schemas["LeftCheckpoint"][];
+  left: (Schemas["LeftCheckpoint"] & { run: string })[];
   freedBytes: number;
   /** The earliest purge; null: nothing is in the trash. */
   purgeAt: string | null;
@@ -61,6 +64,7 @@ async function doParts(
   parts: readonly Part[],
   task: (part: Part) => Promise<Schemas["Pruned"]>,
   before: Outcome,
+  onPart?: OnPart,
 ): Promise<Outcome> {
   const outcome = { ...before, trashed: [...before.trashed], left: [...before.left] };
   const failures: Failure[] = [];
@@ -70,11 +74,13 @@ async function doParts(
       if (ended !== null) throw ended.error;
       const done = await task(part);
       outcome.trashed.push(...done.trashed);
-      outcome.left.push(...done.left);
+      outcome.left.push(...done.left.map((each) => ({ ...each, run: part.run })));
       outcome.freedBytes += done.freed.bytes;
       outcome.purgeAt = [outcome.purgeAt, done.purge_at].filter((at) => at !== null).sort()[0] ?? null;
+      onPart?.(part);
     } catch (error) {
       failures.push({ ...part, error });
+      onPart?.(part, error);
       if (!isOfOnePart(error)) ended = { error };
     }
   }
@@ -104,9 +110,14 @@ const NOTHING_DONE: Outcome = {
 
 const OF_ALL = new Set([401, 403, 429]);
 
+/** Whether the same call for another run would meet it too: no connection, a token that is over. */
+export function isOfAll(error: unknown): boolean {
+  return !(error instanceof ProblemError) || OF_ALL.has(error.problem.status);
+}
+
 function isOfOnePart(error: unknown): boolean {
   if (error instanceof PolicyChanged) return true;
-  return error instanceof ProblemError && error.problem.status < 500 && !OF_ALL.has(error.problem.status);
+  return error instanceof ProblemError && error.problem.status < 500 && !isOfAll(error);
 }
 
 /** The policy that was put is not the one that holds any more. */
@@ -134,6 +145,7 @@ export async function planOf(
 
 /** Where a policy is put. `own`: the policy that this level has now; null: none. */
 export interface Level {
+  kind: Schemas["PolicyKind"];
   project: string;
   /** null: the project's. */
   run: string | null;
@@ -190,57 +202,68 @@ function digestOfPut(project: string, put: Schemas["PolicyView"]): (run: string)
   };
 }
 
-async function putPolicy({ project, run, own }: Level, document: PolicyDocument): Promise<Schemas["PolicyView"]> {
+async function putPolicy({ kind, project, run, own }: Level, document: PolicyDocument): Promise<Schemas["PolicyView"]> {
   const header = own === null ? {} : { "if-match": own.etag };
   const body = { document };
   const { data } =
     run === null
       ? await api.PUT("/v1/projects/{project}/policies/{kind}", {
-          params: { path: { project, kind: "retention" }, header },
+          params: { path: { project, kind }, header },
           body,
         })
       : await api.PUT("/v1/projects/{project}/runs/{run}/policies/{kind}", {
-          params: { path: { project, run, kind: "retention" }, header },
+          params: { path: { project, run, kind }, header },
           body,
         });
   return data as Schemas["PolicyView"];
 }
 
-export async function deletePolicy({ project, run, own }: Level): Promise<void> {
+/** Puts a policy by which nothing is expired. */
+export async function savePolicy(level: Level, document: PolicyDocument): Promise<void> {
+  await putPolicy(level, document);
+  refresh();
+}
+
+export async function deletePolicy({ kind, project, run, own }: Level): Promise<void> {
   if (own === null) return;
   const header = { "if-match": own.etag };
   if (run === null) {
     await api.DELETE("/v1/projects/{project}/policies/{kind}", {
-      params: { path: { project, kind: "retention" }, header },
+      params: { path: { project, kind }, header },
     });
   } else {
     await api.DELETE("/v1/projects/{project}/runs/{run}/policies/{kind}", {
-      params: { path: { project, run, kind: "retention" }, header },
+      params: { path: { project, run, kind }, header },
     });
   }
   refresh();
 }
 
-export interface Prune {
+/** What is asked of a run, or of several. */
+export interface Wanted {
   project: string;
-  run: string;
   filter: Schemas["PruneFilter"];
   allOfRun: boolean;
 }
 
-/** Moves to the trash what was shown and still matches. */
-export async function pruneShown(prune: Prune, ids: readonly string[], reason: string): Promise<Outcome> {
-  const { project, run, filter, allOfRun } = prune;
+/** Moves to the trash what was shown of each run and still matches. */
+export async function pruneShown(
+  { project, filter, allOfRun }: Wanted,
+  shown: readonly Part[],
+  reason: string,
+  onPart?: OnPart,
+): Promise<Outcome> {
   return doParts(
-    portions(ids).map((each) => ({ run, ids: each })),
-    async (part) => {
+    shown.flatMap(({ run, ids }) => portions(ids).map((each) => ({ run, ids: each }))),
+    async ({ run, ids }) => {
       const { data } = await api.POST("/v1/projects/{project}/runs/{run}/retention/prune", {
         params: { path: { project, run } },
-        body: { filter, all_of_run: allOfRun, dry_run: false, checkpoint_ids: [...part.ids], reason },
+        body: { filter, all_of_run: allOfRun, dry_run: false, checkpoint_ids: [...ids], reason },
       });
       return data as Schemas["Pruned"];
     },
     NOTHING_DONE,
+    onPart,
   );
 }
 
@@ -267,9 +290,10 @@ export async function takeBack(ids: readonly string[]): Promise<TakenBack> {
   return { taken: ids.length - failures.length, failures };
 }
 
-export async function takeRunBack(project: string, run: string): Promise<void> {
-  await api.POST("/v1/projects/{project}/runs/{run}/undelete", { params: { path: { project, run } } });
+export async function takeRunBack(project: string, run: string): Promise<Schemas["TakenBack"]> {
+  const { data } = await api.POST("/v1/projects/{project}/runs/{run}/undelete", { params: { path: { project, run } } });
   refresh();
+  return data as Schemas["TakenBack"];
 }
 
 export async function takeProjectBack(project: string): Promise<void> {

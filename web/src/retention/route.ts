@@ -1,10 +1,18 @@
 import { createRoute, lazyRouteComponent } from "@tanstack/react-router";
 import type { Schemas } from "@/api/client";
 import { frameRoute } from "@/app/frame_route";
+import { type RunFilter, readRunFilter } from "./prune/runFilter";
 import type { PolicyDocument } from "./rules";
 
 export const VIEWS = ["policy", "prune", "trash", "usage"] as const;
 export type View = (typeof VIEWS)[number];
+
+/** Policies beside that of retention. */
+export type OtherKind = Exclude<Schemas["PolicyKind"], "retention">;
+
+/** Each once; one that is missing is an error of the compiler. */
+const EACH_KIND: Record<OtherKind, true> = { copies: true, tiers: true, objectives: true };
+export const OTHER_KINDS = Object.keys(EACH_KIND) as OtherKind[];
 
 /** Which checkpoints of a plan are listed. */
 export const SHOWN = ["all", "expire", "keep"] as const;
@@ -15,6 +23,8 @@ export interface RetentionSearch {
   view?: View | undefined;
   /** Without one: the whole project. */
   run?: string | undefined;
+  /** Of the policy that is shown. Without one: retention. */
+  kind?: OtherKind | undefined;
   /** An edited policy that is not saved. */
   draft?: PolicyDocument | undefined;
   show?: Shown | undefined;
@@ -24,10 +34,18 @@ export interface RetentionSearch {
   filter?: Schemas["PruneFilter"] | undefined;
   /** Prune the last healthy points, too. */
   allOfRun?: true | undefined;
+  /** In which runs of the project. Without one: in all. */
+  runs?: RunFilter | undefined;
 }
 
 /** What was said of one run: another one begins without it. */
-export const OF_THE_RUN = { draft: undefined, listed: undefined, filter: undefined, allOfRun: undefined };
+export const OF_THE_RUN = {
+  draft: undefined,
+  listed: undefined,
+  filter: undefined,
+  allOfRun: undefined,
+  runs: undefined,
+};
 
 function text(value: unknown): string | undefined {
   // The router reads a name of digits as a number.
@@ -44,11 +62,13 @@ export const retentionRoute = createRoute({
   validateSearch: (search: Record<string, unknown>): RetentionSearch => ({
     view: VIEWS.find((each) => each === search.view),
     run: text(search.run),
+    kind: OTHER_KINDS.find((each) => each === search.kind),
     draft: object(search.draft),
     show: SHOWN.find((each) => each === search.show),
     listed: text(search.listed),
     filter: object(search.filter),
     allOfRun: search.allOfRun === true || undefined,
+    runs: readRunFilter(search.runs),
   }),
   component: lazyRouteComponent(() => import("./RetentionScreen"), "RetentionScreen"),
 });

@@ -89,7 +89,7 @@ export function documentOf(fields: RuleFields, base: PolicyDocument): PolicyDocu
 }
 
 /** What is no number goes to the service as it is written: it says what a number may be. */
-function numberOr(text: string): number | string {
+export function numberOr(text: string): number | string {
   return /^\d{1,15}$/.test(text) ? Number(text) : text;
 }
 

@@ -17,9 +17,9 @@ export function useChangeSearch(): (change: RetentionSearch, how?: { replace?: b
   return (change, how = {}) => void navigate({ search: (old) => ({ ...old, ...change }), resetScroll: false, ...how });
 }
 
-/** The policy that holds for a run, or the project's. null: there is none. */
-export function policyQuery(project: string, run: string | undefined) {
-  const path = run === undefined ? { project } : { project, run };
+/** The policy of a kind that holds for a run, or the project's. null: there is none. */
+export function policyQuery(project: string, run: string | undefined, kind: Schemas["PolicyKind"] = "retention") {
+  const path = run === undefined ? { project, kind } : { project, run, kind };
   return queryOptions({
     queryKey: ["get", "/v1/projects/{project}/policies", { params: { path } }],
     queryFn: async ({ signal }): Promise<Schemas["PolicyView"] | null> => {
@@ -27,11 +27,11 @@ export function policyQuery(project: string, run: string | undefined) {
         const { data } =
           run === undefined
             ? await api.GET("/v1/projects/{project}/policies/{kind}", {
-                params: { path: { project, kind: "retention" } },
+                params: { path: { project, kind } },
                 signal,
               })
             : await api.GET("/v1/projects/{project}/runs/{run}/policies/{kind}", {
-                params: { path: { project, run, kind: "retention" } },
+                params: { path: { project, run, kind } },
                 signal,
               });
         return data ?? null;

@@ -1,15 +1,18 @@
 import { Link, useParams } from "@tanstack/react-router";
+import { useState } from "react";
 import type { Schemas } from "@/api/client";
-import { ProblemError } from "@/api/problem";
+import { isGone } from "@/api/problem";
 import { useProject } from "@/app/project";
 import { Screen } from "@/app/Screen";
 import { Figure, Figures } from "@/components/facts/Figures";
 import { StateBadge } from "@/components/StateBadge";
 import { ErrorState, Loading } from "@/components/states";
 import { Age, Bytes, Nothing, Time } from "@/components/values";
-import { formatCount } from "@/format/numbers";
+import { formatCount, plural } from "@/format/numbers";
 import { CheckpointsList } from "./CheckpointsList";
 import { CompareAttempts } from "./CompareAttempts";
+import { DeleteRun } from "./delete/DeleteRun";
+import { MissingRun } from "./delete/MissingRun";
 import { GoodputSection } from "./GoodputSection";
 import { History } from "./History";
 import { HourlySection } from "./HourlySection";
@@ -41,21 +44,22 @@ export function RunScreen() {
 
 function OfRun({ project, run }: { project: string; run: string }) {
   const found = useRun(project, run);
-  if (found.error && found.data === undefined) {
-    const isMissing = found.error instanceof ProblemError && found.error.problem.status === 404;
-    return (
-      <>
-        <ErrorState error={found.error} {...(isMissing ? {} : { onRetry: () => void found.refetch() })} />
-        {isMissing && (
-          <p>
-            Choose another project above, or one of the <Link to="/runs">runs of {project}</Link>.
-          </p>
-        )}
-      </>
-    );
+  const [inTrash, setInTrash] = useState<Schemas["InTrash"] | null>(null);
+  const [back, setBack] = useState<Schemas["TakenBack"] | null>(null);
+
+  async function takenBack(taken: Schemas["TakenBack"]) {
+    await found.refetch();
+    setInTrash(null);
+    setBack(taken);
   }
+
+  if (inTrash !== null || isGone(found.error))
+    return <MissingRun project={project} run={run} inTrash={inTrash} error={found.error} onBack={takenBack} />;
+  if (found.error && found.data === undefined)
+    return <ErrorState error={found.error} onRetry={() => void found.refetch()} />;
   return (
     <>
+      {back !== null && <Back taken={back} />}
       {found.data ? <Facts run={found.data} /> : <Loading what="the run" />}
       <RestorePointSection project={project} run={run} />
       <History project={project} run={run} />
@@ -63,7 +67,18 @@ function OfRun({ project, run }: { project: string; run: string }) {
       <HourlySection project={project} run={run} />
       {found.data && <CompareAttempts project={project} run={run} latest={found.data.latest_attempt} />}
       <CheckpointsList project={project} run={run} />
+      {found.data && <DeleteRun project={project} run={run} onDeleted={setInTrash} />}
     </>
+  );
+}
+
+function Back({ taken }: { taken: Schemas["TakenBack"] }) {
+  return (
+    <p role="status">
+      The run is back, and {plural(taken.checkpoints, "checkpoint")} {taken.checkpoints === 1 ? "is" : "are"} committed
+      again.
+      {taken.purged > 0 && ` The purge of ${plural(taken.purged, "other")} had begun: they stay deleted.`}
+    </p>
   );
 }
 

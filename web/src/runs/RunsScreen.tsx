@@ -1,4 +1,4 @@
-import { useNavigate, useSearch } from "@tanstack/react-router";
+import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useProject } from "@/app/project";
 import { Screen } from "@/app/Screen";
 import { Choice } from "@/components/choose/Choice";
@@ -32,9 +32,17 @@ export function RunsScreen() {
       <button type="submit">Filter</button>
     </form>
   );
+  const controls = (
+    <div className="row">
+      {filter}
+      <Link to="/retention" search={{ view: "trash" }}>
+        Deleted runs
+      </Link>
+    </div>
+  );
   const what = [status && `is ${status}`, tag && `has the tag ${tag}`].filter(Boolean).join(" and ");
   return (
-    <Screen title="Runs" controls={filter}>
+    <Screen title="Runs" controls={controls}>
       {project === undefined ? (
         <EmptyState title="No project is here yet" />
       ) : (

@@ -1,3 +1,4 @@
+import { Link } from "@tanstack/react-router";
 import { useState } from "react";
 import { api, type Schemas, useQuery } from "@/api/client";
 import { ProblemError } from "@/api/problem";
@@ -75,8 +76,11 @@ function Objectives({ project, run }: { project: string; run: string | undefined
   if (error instanceof ProblemError && error.problem.code === "policy_not_found")
     return (
       <div className="quiet">
-        There is no objective to compare with. Write <code>{'{"rpo_seconds": 3600, "rto_seconds": 900}'}</code> to a
-        file, and put it as a policy:
+        There is no objective to compare with.{" "}
+        <Link to="/retention" search={{ kind: "objectives", ...(run !== undefined && { run }) }}>
+          Set objectives
+        </Link>
+        , or write <code>{'{"rpo_seconds": 3600, "rto_seconds": 900}'}</code> to a file, and put it as a policy:
         <CopyCommand
           command={`holdfast policies put objectives ${run === undefined ? project : `${project}/${run}`} --file objectives.json`}
           label="the command that sets objectives"

@@ -52,8 +52,17 @@ export function serve(answers: Record<string, Answer>): Request[] {
   return asked;
 }
 
-/** As the service says what went wrong. */
-export function problem(status: number, code: string, detail: string): Response {
-  const body = { type: "about:blank", title: code, status, code, detail, retryable: false, request_id: "req-1" };
+/** As the service says what went wrong. `context`: its facts for programs. */
+export function problem(status: number, code: string, detail: string, context: object = {}): Response {
+  const body = {
+    type: "about:blank",
+    title: code,
+    status,
+    code,
+    detail,
+    context,
+    retryable: false,
+    request_id: "req-1",
+  };
   return Response.json(body, { status, headers: { "Content-Type": "application/problem+json" } });
 }

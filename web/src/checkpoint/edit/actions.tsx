@@ -256,7 +256,7 @@ function InTrash({ checkpoint }: { checkpoint: CheckpointView }) {
       </p>
       <Can
         scope="operate"
-        reason={by === "run" ? "Its whole run was deleted: take the run back with holdfast runs undelete." : undefined}
+        reason={by === "run" ? "Its whole run was deleted: take the run back on the run’s screen." : undefined}
       >
         <button type="button" onClick={() => setAsking(true)}>
           Take it back

@@ -1,129 +1,118 @@
-import { type FormEvent, useMemo, useState } from "react";
+import { type ReactNode, useMemo, useState } from "react";
 import { type Schemas, useQuery } from "@/api/client";
 import { useSession } from "@/api/session";
 import { Can } from "@/components/Can";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
+import { useAllRuns } from "@/components/choose/allRuns";
 import { allRows, type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
 import { Figure, Figures } from "@/components/facts/Figures";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState, Reply } from "@/components/states";
 import { Bytes, Time } from "@/components/values";
 import { formatBytes, formatCount, plural } from "@/format/numbers";
-import { type Outcome, type Prune, pruneShown } from "../actions";
+import { type Outcome, pruneShown, type Wanted } from "../actions";
 import { CostNow, CostPrices } from "../CostChange";
 import { Done } from "../Done";
 import { Reasons } from "../PlanTable";
 import styles from "../Retention.module.css";
-import { useChangeSearch, useRetentionSearch } from "../useRetention";
-import { ChooseRun } from "./ChooseRun";
-import { fieldsOfFilter, filterOf, HEALTHS } from "./pruneFilter";
+import { useRetentionSearch } from "../useRetention";
+import { FilterForm } from "./FilterForm";
+import { PruneRuns } from "./PruneRuns";
+import { matching } from "./runFilter";
 
 const PRUNE = "/v1/projects/{project}/runs/{run}/retention/prune";
 /** The API counts the bytes of so many chosen ones, at most. */
 const MOST_COUNTED = 2000;
 
-/** Checkpoints go to the trash by a filter and by choosing among what it finds. */
+/** Checkpoints of one run, or of several, go to the trash by a filter and by choosing among what it finds. */
 export function PruneTab({ project, run }: { project: string; run: string | undefined }) {
-  const { filter, allOfRun = false } = useRetentionSearch();
-  const { scopes } = useSession();
   const [outcome, setOutcome] = useState<Outcome | null>(null);
-  if (run === undefined) return <ChooseRun project={project} why="Checkpoints are pruned run by run." />;
   return (
     <>
       {outcome !== null && <Done outcome={outcome} onChange={setOutcome} />}
-      <FilterForm key={JSON.stringify(filter)} />
-      {!scopes.includes("operate") ? (
-        <EmptyState title="This token cannot prune">
-          <p>Even the dry run needs the scope “operate”. Sign in with a token that has it.</p>
-        </EmptyState>
-      ) : filter === undefined ? (
-        <EmptyState title="Say what to look for">
-          <p>With no condition every checkpoint of the run matches. Nothing is done before you confirm it.</p>
-        </EmptyState>
+      {run === undefined ? (
+        <OfProject project={project} onDone={setOutcome} />
       ) : (
-        <DryRun
-          key={JSON.stringify([filter, allOfRun])}
-          prune={{ project, run, filter, allOfRun }}
-          onDone={setOutcome}
-        />
+        <OfRun project={project} run={run} onDone={setOutcome} />
       )}
     </>
   );
 }
 
-function FilterForm() {
-  const { filter, allOfRun } = useRetentionSearch();
-  const change = useChangeSearch();
-  const [fields, setFields] = useState(() => fieldsOfFilter(filter ?? {}));
-  const [all, setAll] = useState(allOfRun ?? false);
-  const [wrong, setWrong] = useState("");
-
-  function look(event: FormEvent) {
-    event.preventDefault();
-    const found = filterOf(fields);
-    setWrong(typeof found === "string" ? found : "");
-    if (typeof found !== "string") change({ filter: found, allOfRun: all || undefined });
-  }
-
-  function text(name: "fromStep" | "beforeStep" | "attempt" | "olderThan" | "labels", label: string, example: string) {
-    return (
-      <label className={styles.field}>
-        <span>{label}</span>
-        <input
-          value={fields[name]}
-          placeholder={example && `for example ${example}`}
-          autoComplete="off"
-          onChange={(event) => setFields({ ...fields, [name]: event.target.value })}
-        />
-      </label>
-    );
-  }
-
+function OfProject({ project, onDone }: { project: string; onDone: (outcome: Outcome) => void }) {
+  const { filter, allOfRun = false, runs = {} } = useRetentionSearch();
+  const all = useAllRuns(project);
   return (
-    <form className="panel" onSubmit={look} aria-label="Which checkpoints">
-      <div className={styles.fields}>
-        {text("fromStep", "From step", "0")}
-        {text("beforeStep", "Before step", "5000")}
-        {text("attempt", "Attempt", "2")}
-        {text("olderThan", "Committed longer ago than", "7d")}
-        {text("labels", "With one of these labels", "debug, spike")}
-      </div>
-      <fieldset className={styles.checks}>
-        <legend className="quiet">Health (none chosen: any)</legend>
-        {HEALTHS.map((each) => (
-          <label key={each}>
-            <input
-              type="checkbox"
-              checked={fields.health.includes(each)}
-              onChange={(event) =>
-                setFields({
-                  ...fields,
-                  health: HEALTHS.filter((one) => (one === each ? event.target.checked : fields.health.includes(one))),
-                })
-              }
-            />{" "}
-            {each}
-          </label>
-        ))}
-      </fieldset>
-      <p>
-        <label>
-          <input type="checkbox" checked={all} onChange={(event) => setAll(event.target.checked)} /> Also the last
-          points that the run could be resumed from (only of a run without an active attempt)
-        </label>
-      </p>
-      {wrong !== "" && <p role="alert">{wrong}</p>}
-      <div className="row">
-        <button type="submit">Show what matches</button>
-        {filter !== undefined && (
-          <button type="button" onClick={() => change({ filter: undefined, allOfRun: undefined })}>
-            Clear
-          </button>
-        )}
-      </div>
-    </form>
+    <Reply of={all} what="the runs">
+      {(found) =>
+        found.length === 0 ? (
+          <EmptyState title="No run is here yet">
+            <p>A training script makes its run when it opens the checkpointer for the first time.</p>
+          </EmptyState>
+        ) : (
+          <>
+            <FilterForm key={JSON.stringify([filter, runs])} ofRuns />
+            <WhenAsked filter={filter} every="every checkpoint of every run">
+              {(wanted) => (
+                <PruneRuns
+                  key={JSON.stringify([wanted, allOfRun, runs])}
+                  wanted={{ project, filter: wanted, allOfRun }}
+                  runs={matching(found, runs)}
+                  onDone={onDone}
+                />
+              )}
+            </WhenAsked>
+          </>
+        )
+      }
+    </Reply>
   );
 }
+
+function OfRun({ project, run, onDone }: { project: string; run: string; onDone: (outcome: Outcome) => void }) {
+  const { filter, allOfRun = false } = useRetentionSearch();
+  return (
+    <>
+      <FilterForm key={JSON.stringify(filter)} />
+      <WhenAsked filter={filter} every="every checkpoint of the run">
+        {(wanted) => (
+          <DryRun
+            key={JSON.stringify([wanted, allOfRun])}
+            prune={{ project, run, filter: wanted, allOfRun }}
+            onDone={onDone}
+          />
+        )}
+      </WhenAsked>
+    </>
+  );
+}
+
+interface WhenAskedProps {
+  filter: Schemas["PruneFilter"] | undefined;
+  /** What matches without a condition. */
+  every: string;
+  children: (filter: Schemas["PruneFilter"]) => ReactNode;
+}
+
+/** A dry run is made once a filter was given, and by a token that may prune. */
+function WhenAsked({ filter, every, children }: WhenAskedProps) {
+  const { scopes } = useSession();
+  if (!scopes.includes("operate"))
+    return (
+      <EmptyState title="This token cannot prune">
+        <p>Even the dry run needs the scope “operate”. Sign in with a token that has it.</p>
+      </EmptyState>
+    );
+  if (filter === undefined)
+    return (
+      <EmptyState title="Say what to look for">
+        <p>With no condition {every} matches. Nothing is done before you confirm it.</p>
+      </EmptyState>
+    );
+  return children(filter);
+}
+
+type Prune = Wanted & { run: string };
 
 function DryRun({ prune, onDone }: { prune: Prune; onDone: (outcome: Outcome) => void }) {
   const { project, run, filter, allOfRun } = prune;
@@ -275,7 +264,7 @@ function Found({ prune, pruned, onDone }: FoundProps) {
           title={`Prune ${prune.run}`}
           action={`Move ${formatCount(asked.length)} to the trash`}
           typed={String(asked.length)}
-          onConfirm={async () => onDone(await pruneShown(prune, asked, reason.trim()))}
+          onConfirm={async () => onDone(await pruneShown(prune, [{ run: prune.run, ids: asked }], reason.trim()))}
           onClose={() => setAsked(null)}
         >
           <p>

@@ -1,4 +1,4 @@
-import { fieldsOfFilter, filterOf } from "./pruneFilter";
+import { fieldsOfFilter, filterInWords, filterOf } from "./pruneFilter";
 
 const FILTER = {
   from_step: 0,
@@ -24,4 +24,11 @@ it("reads ages in hours, days and weeks", () => {
   const empty = fieldsOfFilter({});
   expect(filterOf({ ...empty, olderThan: "12h" })).toEqual({ older_than_seconds: 43_200 });
   expect(fieldsOfFilter({ older_than_seconds: 3 * 86_400 }).olderThan).toBe("3d");
+});
+
+it("says in words why a checkpoint matches", () => {
+  expect(filterInWords(FILTER)).toBe(
+    "from step 0; before step 5,000; attempt 2; committed longer ago than 1w; label debug or spike; diverged",
+  );
+  expect(filterInWords({})).toBe("no condition was given");
 });

@@ -1,4 +1,5 @@
 import type { Schemas } from "@/api/client";
+import { formatCount } from "@/format/numbers";
 
 type PruneFilter = Schemas["PruneFilter"];
 
@@ -53,6 +54,20 @@ export function filterOf(fields: FilterFields): PruneFilter | string {
   if (labels.length > 0) filter.labels = labels;
   if (fields.health.length > 0) filter.health = fields.health;
   return filter;
+}
+
+/** For a line: "before step 50; diverged". */
+export function filterInWords(filter: PruneFilter): string {
+  const { from_step, before_step, attempt, older_than_seconds, labels = [], health = [] } = filter;
+  const said = [
+    from_step != null && `from step ${formatCount(from_step)}`,
+    before_step != null && `before step ${formatCount(before_step)}`,
+    attempt != null && `attempt ${attempt}`,
+    older_than_seconds != null && `committed longer ago than ${ageOf(older_than_seconds)}`,
+    labels.length > 0 && `label ${labels.join(" or ")}`,
+    health.length > 0 && health.join(" or "),
+  ].filter(Boolean);
+  return said.length === 0 ? "no condition was given" : said.join("; ");
 }
 
 function textOf(value: number | null | undefined): string {
