@@ -185,16 +185,16 @@ class StoreWatch:
         return self.foreign
 
     def _misplaced(self) -> str | None:
-        """Whether another of the catalog's stores stands there now. A marker that cannot be read tells nothing."""
+        """Whether another of the catalog's stores stands there now. Without its marker what was known counts."""
         with suppress(StoreError, ForeignStoreError, ProblemError):
             marker, identity = read_marker(self._store), self._identity
             if marker.store_id == self._store_id:
                 return None
             with self._database.read() as session:
                 others = set(session.scalars(select(StoreRow.id).where(StoreRow.id != self._store_id)))
-            if marker.is_of(others, identity.catalog_id, identity.epoch, identity.claim):
-                return misplaced(marker)
-        return None
+            found = marker.is_of(others, identity.catalog_id, identity.epoch, identity.claim)
+            return misplaced(marker) if found else None
+        return self.foreign
 
 
 SETTING_OF_ROLE = {
