@@ -4,16 +4,18 @@ record-outbox)."""
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import select
+from sqlalchemy import make_url, select
 
 from holdfast_protocol.stores import FindingKind
-from holdfast_service.attached_stores.epoch import NotCheckedError
+from holdfast_service.attached_stores.epoch import NotCheckedError, raise_epoch
 from holdfast_service.attached_stores.ownership import deletes_are_allowed
+from holdfast_service.audit.record import Actor
 from holdfast_service.collect.controller import reconcile as collect
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import Checkpoint
@@ -23,7 +25,7 @@ from holdfast_service.records.scanning import scan_records
 from holdfast_service.replicate.controller import reconcile as replicate
 from holdfast_service.scrub.repair import reconcile as repair
 from holdfast_service.scrub.verify import reconcile as prove
-from holdfast_service.service import open_service
+from holdfast_service.service import open_database, open_service
 from holdfast_service.settings import ServiceSettings, SettingsError
 from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.service.conftest import Clock
@@ -149,6 +151,45 @@ def test_trash_pins_holds_and_policies_are_back_and_what_was_purged_is_not(
         old = service.context
         assert not deletes_are_allowed(old.store, old.store_id, old.catalog_id, old.epoch, old.claim)
         record_all(again.context)
+
+
+@pytest.mark.rule("record-outbox")
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_what_a_restored_catalog_knows_still_is_not_left_out_as_purged(
+    settings: ServiceSettings, empty_url: str, clock: Clock
+) -> None:
+    """Step 1 was purged after the backup. Step 2 has the very same bytes, so that step 1 is whole after the restore."""
+    backup, data = sqlite3.connect(":memory:"), [b"frozen base", b"index frozen base"]
+    catalog_path = str(make_url(settings.database_url_text).database)
+    with running_service(settings) as service:
+        job = Job(service.http())
+        first = job.save(1, content=data[0])["id"]
+        job.save(2, content=data[0])
+        for step in range(3, 6):
+            job.save(step)
+        record_all(service.context)
+        with sqlite3.connect(catalog_path) as catalog:
+            catalog.backup(backup)
+        assert prune(service, checkpoint_ids=[first])["trashed"]
+        clock.advance(73 * HOUR)
+        assert purge(service).done == 1
+    with sqlite3.connect(catalog_path) as catalog:
+        backup.backup(catalog)
+    database = open_database(settings)
+    raise_epoch(database, Actor.at_the_database())
+    database.dispose()
+    with running_service(settings) as service:
+        told = {each.kind for each in check_all(service.context).stores[0].findings}
+        assert FindingKind.REMOVED_RECORDS in told
+        claim_all(service.context, accept_loss=True)
+        record_all(service.context)
+        assert FindingKind.REMOVED_RECORDS not in {each.kind for each in check_all(service.context).stores[0].findings}
+        answer(service.http().post(f"/v1/checkpoints/{first}/holds", json={"reason": "the paper"}))
+        record_all(service.context)
+    with rebuilt_service(settings, empty_url) as (again, report):
+        assert (report.removed, report.orphans, report.holds) == (0, 0, 1)
+        assert states(again)[1] == "committed"
+        assert read_all(again.http(), first, data)
 
 
 @pytest.mark.rule("record-outbox")

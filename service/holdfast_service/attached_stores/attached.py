@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
+from sqlalchemy import select
 
 from holdfast_protocol.states import StoreRole
 from holdfast_service.attached_stores.ownership import (
@@ -28,6 +29,7 @@ from holdfast_service.attached_stores.ownership import (
 )
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import CatalogIdentity
+from holdfast_service.db.tables.core import Store as StoreRow
 from holdfast_service.errors import ProblemError
 from holdfast_service.records.history import KeptMemory
 from holdfast_service.records.scanning import NewerRecords
@@ -183,12 +185,16 @@ class StoreWatch:
         return self.foreign
 
     def _misplaced(self) -> str | None:
-        """Whether another of the catalog's stores stands there now. A marker that cannot be read tells nothing."""
-        with suppress(StoreError, ForeignStoreError):
+        """Whether another of the catalog's stores stands there now. Without its marker what was known counts."""
+        with suppress(StoreError, ForeignStoreError, ProblemError):
             marker, identity = read_marker(self._store), self._identity
-            if marker.is_of_another(self._store_id, identity.catalog_id, identity.epoch, identity.claim):
-                return misplaced(marker, self._store_id)
-        return None
+            if marker.store_id == self._store_id:
+                return None
+            with self._database.read() as session:
+                others = set(session.scalars(select(StoreRow.id).where(StoreRow.id != self._store_id)))
+            found = marker.is_of(others, identity.catalog_id, identity.epoch, identity.claim)
+            return misplaced(marker) if found else None
+        return self.foreign
 
 
 SETTING_OF_ROLE = {

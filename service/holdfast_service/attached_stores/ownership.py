@@ -13,7 +13,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -51,10 +51,10 @@ class Marker:
     def is_claimed_by(self, catalog_id: str, epoch: int, claim: str) -> bool:
         return (self.catalog_id, self.epoch, self.claim) == (catalog_id, epoch, claim)
 
-    def is_of_another(self, store_id: int, catalog_id: str, epoch: int, claim: str) -> bool:
-        """Whether it is this very database's, and stands for another of its stores: that one was moved, or two have
-        changed places."""
-        return self.is_claimed_by(catalog_id, epoch, claim) and self.store_id != store_id
+    def is_of(self, store_ids: Collection[int], catalog_id: str, epoch: int, claim: str) -> bool:
+        """Whether it is this very database's and stands for one of these stores. If a store says so of another one,
+        that was moved, or two have changed places. A database that went back may not know the one that is named."""
+        return self.is_claimed_by(catalog_id, epoch, claim) and self.store_id in store_ids
 
     def outdoes(self, epoch: int, claim: str) -> bool:
         """Whether another database of this catalog has claimed the store in the same epoch, or any in a later one."""
@@ -85,16 +85,17 @@ def settle(database: Database, store: Store, store_id: int, identity: CatalogIde
     """Asks the store: probes it the first time, and compares its marker. Raises StoreError and ForeignStoreError."""
     with database.read() as session:
         row = session.execute(select(StoreRow).where(StoreRow.id == store_id)).scalar_one()
+        others = set(session.scalars(select(StoreRow.id).where(StoreRow.id != store_id)))
     if row.capabilities is None:
         with suppress(StoreError):
-            _check(read_marker(store), identity, store_id)  # before anything is written
+            _check(read_marker(store), identity, others)  # before anything is written
         capabilities = store.probe()
         try:
             marker = read_marker(store)
         except ObjectMissing:
             marker = Marker(identity.catalog_id, identity.epoch, store_id, identity.claim)
             write_marker(store, marker)
-        _check(marker, identity, store_id)
+        _check(marker, identity, others)
         with database.transaction() as session:
             session.execute(
                 update(StoreRow).where(StoreRow.id == store_id).values(capabilities=capabilities_document(capabilities))
@@ -103,7 +104,7 @@ def settle(database: Database, store: Store, store_id: int, identity: CatalogIde
     store.capabilities = capabilities_of(row.capabilities)
     store.ping()
     try:
-        _check(read_marker(store), identity, store_id)
+        _check(read_marker(store), identity, others)
     except ObjectMissing:
         raise StoreUnavailable(
             f"the store has no {MARKER_NAME}, which this catalog once wrote there: is its disk or bucket mounted?"
@@ -181,16 +182,16 @@ def capabilities_of(document: dict[str, Any]) -> Capabilities:
     return Capabilities(**(document | moments))
 
 
-def misplaced(marker: Marker, store_id: int) -> str:
-    """What people are told of a store that is another of the catalog's (`Marker.is_of_another`)."""
+def misplaced(marker: Marker) -> str:
+    """What people are told of a store that is another of the catalog's (`Marker.is_of`)."""
     return (
         f"The store says that it is number {marker.store_id} of this catalog's stores, and this process has it as "
-        f"number {store_id}: it was moved, or has changed places with another, since this process was started. Nothing "
-        "is written there. Look at what the settings name and what is mounted, and start the service again."
+        "another one: it was moved, or has changed places with another, since this process was started. Nothing is "
+        "written there. Look at what the settings name and what is mounted, and start the service again."
     )
 
 
-def _check(marker: Marker, identity: CatalogIdentity, store_id: int) -> None:
+def _check(marker: Marker, identity: CatalogIdentity, others: Collection[int]) -> None:
     if marker.catalog_id != identity.catalog_id:
         raise ForeignStoreError(
             f"The store belongs to the catalog {marker.catalog_id} and this one is {identity.catalog_id}. Give "
@@ -202,8 +203,8 @@ def _check(marker: Marker, identity: CatalogIdentity, store_id: int) -> None:
             f"this one is at {identity.epoch}: it was restored from an older state, or is a clone. Raise its epoch "
             "with `holdfast admin raise-epoch`."
         )
-    if marker.is_of_another(store_id, identity.catalog_id, identity.epoch, identity.claim):
-        raise ForeignStoreError(misplaced(marker, store_id))
+    if marker.is_of(others, identity.catalog_id, identity.epoch, identity.claim):
+        raise ForeignStoreError(misplaced(marker))
 
 
 def elsewhere(claimed: int, epoch: int) -> str:
@@ -280,7 +281,7 @@ class Ownership:
                 f"{self._epoch}. If the store is to be its own, {first}run `holdfast catalog check`, then `holdfast "
                 "stores claim`"
             )
-        return misplaced(marker, self._store_id) if marker.store_id != self._store_id else None
+        return misplaced(marker) if marker.store_id != self._store_id else None
 
     @contextmanager
     def opened(self) -> Iterator[None]:

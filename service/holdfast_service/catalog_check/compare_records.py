@@ -41,7 +41,7 @@ from holdfast_service.records.documents import (
     RunRecord,
     Subject,
 )
-from holdfast_service.records.scanning import FoundRecord, read_record, scan_records
+from holdfast_service.records.scanning import FoundRecord, is_removed, read_record, scan_records
 from holdfast_service.records.writing import RECORDED_STATES, is_always_recorded, is_subject
 
 _LONGEST_SHOWN = 120
@@ -207,7 +207,7 @@ def compare_records(
         with context.database.read() as session:
             # Made since the catalog was read.
             known_by_now = _known(session, attached.store_id, left.subject) is not None
-        if not left.removed and not known_by_now:
+        if not known_by_now and not is_removed(attached.store, left):
             unknown = _kind_of_unknown(context, attached, left) if left.says_anything else FindingKind.BEGUN_RECORDS
             findings.add(unknown, left.subject.folder)
         on_step(1)
@@ -226,9 +226,9 @@ def _difference(
     """How a subject that the catalog has stands in the store. The next pass writes what is due if the store `is_ours`;
     if not, only the catalog knows it, and it must not be thrown away unawares."""
     if known.state in _GOING:
-        left = record is not None and not record.removed and record.versions
+        left = record is not None and record.versions and not is_removed(attached.store, record)
         return (FindingKind.LEFT_RECORDS, []) if left else _SAME
-    if record is not None and record.removed:
+    if record is not None and is_removed(attached.store, record):
         return FindingKind.REMOVED_RECORDS, []
     newest = None if record is None else record.newest
     if newest is not None and (newest[0] > context.epoch or newest[1] > known.version):

@@ -89,8 +89,8 @@ _TEXTS: dict[FindingKind, tuple[str, str, bool]] = {
     ),
     FindingKind.REMOVED_RECORDS: (
         "checkpoints of the catalog were purged, as the store says",
-        "They were in the catalog's backup and are gone since. Those whose chunks are lost are marked corrupt; put "
-        "them into the trash",
+        "They were in the catalog's backup and were purged since. Those whose chunks are lost are marked corrupt; put "
+        "them into the trash. The others are kept once the store is claimed",
         False,
     ),
     FindingKind.LEFT_RECORDS: (

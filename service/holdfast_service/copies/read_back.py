@@ -205,10 +205,10 @@ def refuse_wrong_store(context: ServiceContext, store: Store) -> None:
 
     Raises StoreUnavailable.
     """
-    (store_id,) = (attached.store_id for attached in context.stores if attached.store is store)
+    others = [attached.store_id for attached in context.stores if attached.store is not store]
     try:
         marker = read_marker(store)
-        another = marker.is_of_another(store_id, context.catalog_id, context.epoch, context.claim)
+        another = marker.is_of(others, context.catalog_id, context.epoch, context.claim)
         ours = marker.catalog_id == context.catalog_id and not another
     except (ObjectMissing, ForeignStoreError):
         ours = False

@@ -48,7 +48,7 @@ from holdfast_service.records.documents import (
     Subject,
     encode,
 )
-from holdfast_service.records.scanning import FoundRecord, FoundRecords, read_record
+from holdfast_service.records.scanning import FoundRecord, FoundRecords, is_removed, read_record
 from holdfast_service.records.writing import RECORDED_STATES
 from holdfast_service.stores.base import ObjectMissing, Store
 
@@ -85,7 +85,7 @@ def with_remembered(older: Database, url: str, store: Store, found: FoundRecords
     for known in _known(older, store_id):
         there = found.by_subject.get(known.subject)
         newest = None if there is None else there.newest
-        if there is not None and there.removed:
+        if there is not None and is_removed(store, there):
             continue
         if newest is None and known.was_written:
             if there is None and known.subject.kind is RecordKind.CHECKPOINT:

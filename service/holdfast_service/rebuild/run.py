@@ -30,7 +30,7 @@ from holdfast_service.rebuild.sources import (
 )
 from holdfast_service.rebuild.subjects import put_project, put_run
 from holdfast_service.records.documents import DamagedRecordError, ProjectRecord, RecordKind, RunRecord
-from holdfast_service.records.scanning import FoundRecord, read_record, scan_records
+from holdfast_service.records.scanning import FoundRecord, is_removed, read_record, scan_records
 from holdfast_service.stores.base import Store
 
 # What is done, and how much of it there is if that is known.
@@ -75,7 +75,7 @@ def rebuild(
             _project(database, source, each, report)
         elif each.subject.kind is RecordKind.RUN:
             _run(database, source, each, report, parents)
-        elif each.removed:
+        elif is_removed(source.store, each):
             report.removed += 1
         elif not each.says_anything:
             report.notes.append(f"{each.subject.folder}: its record was begun and not ended; nothing of it counts")

@@ -5,7 +5,8 @@
     records/<project id>/checkpoints/<id>/manifest.json            what never changes; its lists
     records/<project id>/checkpoints/<id>/lists/<digest>.json
     records/<project id>/checkpoints/<id>/<epoch>.<version>.json   what changes
-    records/<project id>/checkpoints/<id>/removed.json             whatever else is here counts for nothing
+    records/<project id>/checkpoints/<id>/removed.json             what else is here counts for nothing, but in a
+                                                                   version of a later epoch
 
 Each is canonical JSON with a digest over itself, by which a torn or altered one is known. A reader skips a field that a
 later version adds, and refuses an unknown format with its number. The state, the lists and what never changes stand
@@ -314,8 +315,11 @@ class ListRecord(Document):
 
 
 class RemovedRecord(Document):
+    """`epoch`: that of the catalog which purged the checkpoint; None in what was written before that was told."""
+
     kind: Literal["removed"] = "removed"
     catalog_id: str
+    epoch: int | None = None
     checkpoint_id: str
 
 

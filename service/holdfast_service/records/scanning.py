@@ -20,8 +20,10 @@ from holdfast_service.records.documents import (
     MANIFEST,
     REMOVED,
     DamagedRecordError,
+    NewerRecordError,
     Record,
     RecordKind,
+    RemovedRecord,
     Subject,
     decode,
     parse_name,
@@ -109,6 +111,18 @@ def read_record(store: Store, name: str, model: type[Record]) -> Record:
         raise DamagedRecordError("it is not in the store") from None
 
 
+def is_removed(store: Store, found: FoundRecord) -> bool:
+    """Whether a purge is the last word on this checkpoint. A database that was restored from before the purge and then
+    claimed the store knows it still, and its record is of a later epoch. Raises StoreError."""
+    if not found.removed or found.newest is None:
+        return found.removed
+    try:
+        word = read_record(store, found.subject.removed_name, RemovedRecord)
+    except (DamagedRecordError, NewerRecordError):
+        return True  # its name says enough
+    return word.epoch is None or word.epoch >= found.newest[0]
+
+
 # It is a long listing, and not asked for each deletion. What an earlier answer allows is proven each time instead: the
 # database is on the same server as then, and still has the mark that was left when it was asked.
 _FRESH_SECONDS = 24 * 3600.0
@@ -177,8 +191,9 @@ class NewerRecords:
 
     def _newer(self, project_id: str) -> Iterator[FoundRecord]:
         found = scan_records(self._store, f"{FOLDER}/{project_id}/{RecordKind.CHECKPOINT}s")
-        recorded = (each for each in found.by_subject.values() if each.newest is not None and not each.removed)
-        ours = (each for each in recorded if each.versions[0][0] >= self._epoch)
+        recorded = (each for each in found.by_subject.values() if each.newest is not None)
+        of_now = (each for each in recorded if each.versions[0][0] >= self._epoch)
+        ours = (each for each in of_now if not is_removed(self._store, each))
         while batch := list(itertools.islice(ours, _ROWS)):
             with self._database.read() as session:
                 known = session.execute(

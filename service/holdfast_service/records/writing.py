@@ -228,9 +228,10 @@ def remove_record(context: ServiceContext, project_id: str, checkpoint_id: str) 
     checkpoint is `deleting` for good. The primary store is told of a checkpoint that was never recorded as well: an
     older copy of the database may know it. Repeatable.
 
-    The service first writes a document that says `removed`, which outdoes all the others: a slow writer's late document
-    then restores nothing, and a crash between two steps leaves either a checkpoint in the trash with all of its bytes
-    or a checkpoint that is gone. The document itself goes when no earlier write can come any more.
+    The service first writes a document that says `removed`, which outdoes all others of its epoch and before: a slow
+    writer's late document then restores nothing, and a crash between two steps leaves either a checkpoint in the trash
+    with all of its bytes or a checkpoint that is gone. The document itself goes when no earlier write can come any
+    more.
 
     Raises StoreError if the primary store is unavailable: then the checkpoint's chunks must stay. In another
     unavailable store the removal stays due, and `remove_due_records` does it before anything is deleted there.
@@ -305,7 +306,7 @@ def _written_in(attached: AttachedStore) -> Select[str, str]:
 
 def _remove(context: ServiceContext, attached: AttachedStore, subject: Subject) -> None:
     attached.watch.newer_records.refuse()
-    removed = RemovedRecord(catalog_id=context.catalog_id, checkpoint_id=subject.subject_id)
+    removed = RemovedRecord(catalog_id=context.catalog_id, epoch=context.epoch, checkpoint_id=subject.subject_id)
     attached.store.write_named(subject.removed_name, encode(removed))
     for name in list(attached.store.list_named(subject.folder)):
         if name != subject.removed_name:
