@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -355,9 +356,13 @@ def test_what_a_lifecycle_rule_has_archived_is_written_down_as_cold_and_the_othe
 
 @IN_A_BUCKET
 @pytest.mark.rule("late-put-window")
-def test_a_database_from_before_a_move_is_led_to_where_the_chunks_are_now(cold: Cold) -> None:
+def test_a_database_from_before_a_move_is_led_to_where_the_chunks_are_now(
+    cold: Cold, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cold.cooled()
     cold.collect()
+    later = cold.context.store.clock() + timedelta(days=30)
+    monkeypatch.setattr(cold.context.store, "clock", lambda: later)
     with cold.context.database.transaction() as session:
         # As a backup from before the move has it: one hot copy of each chunk, under a key that is gone since.
         for copy in session.scalars(select(Copy).where(Copy.storage_class == "archive")):

@@ -1,8 +1,10 @@
 import { QueryClientProvider } from "@tanstack/react-query";
+import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
 import { render } from "@testing-library/react";
 import type { ReactElement } from "react";
 import { queryClient } from "@/api/client";
 import { type Session, SessionContext, sessionQuery } from "@/api/session";
+import { makeRouter } from "@/app/routes";
 import { Hints } from "@/components/Hint";
 
 export const SESSION: Session = {
@@ -29,6 +31,26 @@ export function signedIn(element: ReactElement, session: Partial<Session> = {}) 
       </SessionContext>
     </QueryClientProvider>
   );
+}
+
+class SilentEventSource extends EventTarget {
+  static CLOSED = 2;
+  readyState = 0;
+  close() {}
+}
+
+/** The whole page at an address. No event comes. */
+export function openPage(address: string) {
+  vi.stubGlobal("EventSource", SilentEventSource);
+  queryClient.clear();
+  const router = makeRouter();
+  router.update({ ...router.options, history: createMemoryHistory({ initialEntries: [address] }) } as never);
+  render(
+    <QueryClientProvider client={queryClient}>
+      <RouterProvider router={router} />
+    </QueryClientProvider>,
+  );
+  return router;
 }
 
 type Answer = (request: Request) => unknown | Response;
