@@ -1,10 +1,7 @@
-import { QueryClientProvider } from "@tanstack/react-query";
-import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
-import { render, screen, within } from "@testing-library/react";
+import { screen, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { queryClient } from "@/api/client";
-import { makeRouter } from "@/app/routes";
-import { problem, SESSION, serve } from "@/testing/page";
+import { openPage, problem, SESSION, serve } from "@/testing/page";
 // Loaded here once, so that no test waits for what its route would load.
 import "./CheckpointScreen";
 import "./compare/CompareScreen";
@@ -63,28 +60,9 @@ const ANSWERS = {
   "GET /v1/events": () => page(),
 };
 
-class SilentEventSource extends EventTarget {
-  static CLOSED = 2;
-  readyState = 0;
-  close() {}
-}
-
-function open(address: string) {
-  vi.stubGlobal("EventSource", SilentEventSource);
-  queryClient.clear();
-  const router = makeRouter();
-  router.update({ ...router.options, history: createMemoryHistory({ initialEntries: [address] }) } as never);
-  render(
-    <QueryClientProvider client={queryClient}>
-      <RouterProvider router={router} />
-    </QueryClientProvider>,
-  );
-  return router;
-}
-
 it("tells what the checkpoint is, whether the run would resume from it, and its lineage", async () => {
   serve(ANSWERS);
-  open(`/ui/checkpoints/${ID}`);
+  openPage(`/ui/checkpoints/${ID}`);
   expect(await screen.findByRole("heading", { name: "demo/gpt@1200#2" })).toBeVisible();
   const remarks = await screen.findByRole("list", { name: "Remarks" });
   expect(await within(remarks).findByText("The run would resume from it now.")).toBeVisible();
@@ -111,7 +89,7 @@ it("writes a metric onto the version that was there when it was opened, and says
       return seen.at(-1) === now.etag ? now : problem(412, "edit_conflict", "Somebody was faster. Look again.");
     },
   });
-  open(`/ui/checkpoints/${ID}`);
+  openPage(`/ui/checkpoints/${ID}`);
   await userEvent.click(await screen.findByRole("button", { name: "Add a metric" }));
   await userEvent.type(screen.getByLabelText("Name"), "accuracy");
   // A poll brings somebody else's edit while this person types.
@@ -156,7 +134,7 @@ it("drills this very checkpoint, makes one drill however often it is tried, and 
       return started.length === 1 ? problem(503, "busy", "Try again.") : DRILL;
     },
   });
-  open(`/ui/checkpoints/${ID}?part=copies`);
+  openPage(`/ui/checkpoints/${ID}?part=copies`);
   expect(await screen.findByText(/No drill has restored it yet/)).toBeVisible();
   await userEvent.click(screen.getByRole("button", { name: "Start a drill" }));
   const dialog = within(screen.getByRole("dialog"));
@@ -187,7 +165,7 @@ it("starts a drill from the head of its screen, and shows it among the others", 
     "GET /v1/operations": () => page(DRILL),
     [`POST ${RUN}/drills`]: () => DRILL,
   });
-  const router = open(`/ui/checkpoints/${ID}`);
+  const router = openPage(`/ui/checkpoints/${ID}`);
   expect(await screen.findByText("holdfast drills start demo/gpt@1200#2")).toBeVisible();
   await userEvent.click(screen.getByRole("button", { name: "Drill" }));
   await userEvent.click(within(screen.getByRole("dialog")).getByRole("button", { name: "Start the drill" }));
@@ -206,7 +184,7 @@ it("deletes after the dry run, by typing the count", async () => {
       return { ...PRUNED, trashed: [{ checkpoint_id: ID, step: 1200, attempt: 2, health: "ok", logical_bytes: 2048 }] };
     },
   });
-  open(`/ui/checkpoints/${ID}`);
+  openPage(`/ui/checkpoints/${ID}`);
   await userEvent.click(await screen.findByRole("button", { name: "See what would go" }));
   await userEvent.click(await screen.findByRole("button", { name: "Move to the trash" }));
   const dialog = within(screen.getByRole("dialog"));
@@ -220,7 +198,7 @@ it("deletes after the dry run, by typing the count", async () => {
 
 it("says why a token cannot change it", async () => {
   serve({ ...ANSWERS, "GET /v1/sessions/current": () => ({ ...SESSION, scopes: ["read"] }) });
-  open(`/ui/checkpoints/${ID}`);
+  openPage(`/ui/checkpoints/${ID}`);
   const button = await screen.findByRole("button", { name: "Quarantine" });
   expect(button).toHaveAttribute("aria-disabled", "true");
   await userEvent.click(button);
@@ -229,7 +207,7 @@ it("says why a token cannot change it", async () => {
 
 it("opens the checkpoint that a selector means, and says what to type otherwise", async () => {
   serve(ANSWERS);
-  const router = open("/ui/checkpoints");
+  const router = openPage("/ui/checkpoints");
   await userEvent.type(await screen.findByLabelText("Find a checkpoint"), "nonsense{Enter}");
   expect(await screen.findByRole("alert")).toHaveTextContent("project/run@selector");
   await userEvent.clear(screen.getByLabelText("Find a checkpoint"));
@@ -258,7 +236,7 @@ it("asks no object store for the tensors, says so, and shows what each rank stor
     [`POST /v1/checkpoints/${ID}/reads`]: reads("https://bucket.s3.example/chunk?signature=1"),
     "DELETE /v1/read-leases/rl_1": () => new Response(null, { status: 204 }),
   });
-  open(`/ui/checkpoints/${ID}?part=tensors`);
+  openPage(`/ui/checkpoints/${ID}?part=tensors`);
   expect(await screen.findByText("The tensors cannot be shown here")).toBeVisible();
   expect(await screen.findByRole("grid", { name: "Shards" })).toHaveTextContent("sealed");
   expect(asked.filter((request) => request.url.includes("s3.example"))).toEqual([]);
@@ -279,7 +257,7 @@ it("compares with another: what differs, in numbers, and which shards are the sa
     [`POST /v1/checkpoints/${OTHER}/reads`]: () => gone,
     "DELETE /v1/read-leases/rl_1": () => new Response(null, { status: 204 }),
   });
-  open(`/ui/checkpoints/${ID}/compare?with=${OTHER}`);
+  openPage(`/ui/checkpoints/${ID}/compare?with=${OTHER}`);
   const metrics = await screen.findByRole("table", { name: "Metrics" });
   expect(within(metrics).getByText("+0.25")).toBeVisible();
   expect(within(metrics).getByText("differs")).toBeInTheDocument();

@@ -1,11 +1,7 @@
-import { QueryClientProvider } from "@tanstack/react-query";
-import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
-import { fireEvent, render, screen, waitFor, within } from "@testing-library/react";
+import { fireEvent, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
-import { queryClient } from "@/api/client";
 import type { Session } from "@/api/session";
-import { makeRouter } from "@/app/routes";
-import { problem, SESSION, serve } from "@/testing/page";
+import { openPage, problem, SESSION, serve } from "@/testing/page";
 
 const AT = "2026-01-02T03:04:05Z";
 const PROJECT = {
@@ -65,14 +61,7 @@ function open(address: string, answers: Parameters<typeof serve>[0], session: Pa
     "GET /v1/projects": () => page(PROJECT),
     ...answers,
   });
-  queryClient.clear();
-  const router = makeRouter();
-  router.update({ ...router.options, history: createMemoryHistory({ initialEntries: [address] }) } as never);
-  render(
-    <QueryClientProvider client={queryClient}>
-      <RouterProvider router={router} />
-    </QueryClientProvider>,
-  );
+  const router = openPage(address);
   const queries = (path: string) =>
     asked.filter((each) => new URL(each.url).pathname === path).map((each) => new URL(each.url).searchParams);
   const sent = async (call: string) => {

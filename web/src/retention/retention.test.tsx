@@ -1,10 +1,6 @@
-import { QueryClientProvider } from "@tanstack/react-query";
-import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
-import { configure, render, screen, waitFor, within } from "@testing-library/react";
+import { configure, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
-import { queryClient } from "@/api/client";
-import { makeRouter } from "@/app/routes";
-import { problem, SESSION, serve } from "@/testing/page";
+import { openPage, problem, SESSION, serve } from "@/testing/page";
 
 // What is waited for comes at once; how long a busy machine takes says nothing about the page.
 configure({ asyncUtilTimeout: 10_000 });
@@ -135,25 +131,7 @@ function answers(more: Parameters<typeof serve>[0] = {}): Parameters<typeof serv
   };
 }
 
-class SilentEventSource extends EventTarget {
-  static CLOSED = 2;
-  readyState = 0;
-  close() {}
-}
-
-function open(search: string) {
-  vi.stubGlobal("EventSource", SilentEventSource);
-  queryClient.clear();
-  const router = makeRouter();
-  const history = createMemoryHistory({ initialEntries: [`/ui/retention${search}`] });
-  router.update({ ...router.options, history } as never);
-  render(
-    <QueryClientProvider client={queryClient}>
-      <RouterProvider router={router} />
-    </QueryClientProvider>,
-  );
-  return router;
-}
+const open = (search: string) => openPage(`/ui/retention${search}`);
 
 const figure = (name: string) => screen.getByText(name).parentElement as HTMLElement;
 

@@ -1,11 +1,8 @@
-import { QueryClientProvider } from "@tanstack/react-query";
-import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
-import { render, screen, waitFor, within } from "@testing-library/react";
+import { screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { queryClient } from "@/api/client";
 import type { Session } from "@/api/session";
-import { makeRouter } from "@/app/routes";
-import { problem, SESSION, serve } from "@/testing/page";
+import { openPage, problem, SESSION, serve } from "@/testing/page";
 
 const page = (...items: unknown[]) => ({ items, next_cursor: null });
 const STORE = {
@@ -62,14 +59,7 @@ function open(search: string, answers: Answers = {}, session: Partial<Session> =
     "GET /v1/collections/plan": () => ({ at: "2026-01-01T00:00:00Z", stores: [] }),
     ...answers,
   });
-  const router = makeRouter();
-  const history = createMemoryHistory({ initialEntries: [`/ui/storage${search}`] });
-  router.update({ ...router.options, history } as never);
-  render(
-    <QueryClientProvider client={queryClient}>
-      <RouterProvider router={router} />
-    </QueryClientProvider>,
-  );
+  openPage(`/ui/storage${search}`);
   return asked;
 }
 

@@ -1,10 +1,7 @@
-import { QueryClientProvider } from "@tanstack/react-query";
-import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
-import { render, screen, waitFor, within } from "@testing-library/react";
+import { screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
-import { queryClient } from "@/api/client";
-import { makeRouter } from "@/app/routes";
-import { problem, SESSION, serve } from "@/testing/page";
+import type { makeRouter } from "@/app/routes";
+import { openPage, problem, SESSION, serve } from "@/testing/page";
 
 type Answers = Parameters<typeof serve>[0];
 
@@ -25,15 +22,7 @@ function open(search: string, answers: Answers) {
     "GET /v1/projects/demo/runs": () => page({ id: "r1", project: "demo", name: "llama" }),
     ...answers,
   });
-  queryClient.clear();
-  const router = makeRouter();
-  const history = createMemoryHistory({ initialEntries: [`/ui/retention${search}`] });
-  router.update({ ...router.options, history } as never);
-  render(
-    <QueryClientProvider client={queryClient}>
-      <RouterProvider router={router} />
-    </QueryClientProvider>,
-  );
+  const router = openPage(`/ui/retention${search}`);
   const put = () => asked.filter((each) => each.method === "PUT");
   return { asked, put, router };
 }

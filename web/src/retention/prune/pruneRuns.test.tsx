@@ -1,10 +1,6 @@
-import { QueryClientProvider } from "@tanstack/react-query";
-import { createMemoryHistory, RouterProvider } from "@tanstack/react-router";
-import { render, screen, waitFor, within } from "@testing-library/react";
+import { screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
-import { queryClient } from "@/api/client";
-import { makeRouter } from "@/app/routes";
-import { problem, SESSION, serve } from "@/testing/page";
+import { openPage, problem, SESSION, serve } from "@/testing/page";
 
 type Answers = Parameters<typeof serve>[0];
 
@@ -39,15 +35,7 @@ function open(search: string, vit: (request: Request) => unknown = (request) => 
     "GET /v1/projects/demo/usage": () => problem(403, "forbidden", "No usage."),
   };
   const asked = serve(answers);
-  queryClient.clear();
-  const router = makeRouter();
-  const history = createMemoryHistory({ initialEntries: [`/ui/retention?view=prune${search}`] });
-  router.update({ ...router.options, history } as never);
-  render(
-    <QueryClientProvider client={queryClient}>
-      <RouterProvider router={router} />
-    </QueryClientProvider>,
-  );
+  const router = openPage(`/ui/retention?view=prune${search}`);
   return { asked, router };
 }
 
