@@ -310,9 +310,9 @@ def test_the_curve_stands_over_the_attempts_on_the_same_steps_and_is_a_link(scre
     page = screen("runs/gpt?from=100&to=400")
     settled(page)
     expect(page.get_by_text("Not finite: nan at step 350.")).to_be_visible()
-    expect(page.locator(".u-over")).to_be_visible()
-    assert edges(page.locator(".u-over")) == pytest.approx(edges_of_ticks(page), abs=1)
     curve = page.get_by_role("figure", name="loss over steps")
+    expect(curve.locator(".u-over")).to_be_visible()
+    assert edges(curve.locator(".u-over")) == pytest.approx(edges_of_ticks(page), abs=1)
     curve.get_by_text("loss over steps as a table").click()
     for row in ("200 0.5 0.5", "210 0.28571 –", "300 0.2 0.25", "350 – –"):
         expect(curve.get_by_role("row", name=row, exact=True)).to_be_visible()
