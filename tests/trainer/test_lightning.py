@@ -399,9 +399,14 @@ def test_a_save_that_failed_on_one_rank_alone_does_not_make_it_save_again(
     """The other ranks have not heard of it yet, and save() is for all of them."""
     handle, again = SaveHandle(4), list[int]()
     handle.fail(failure)
+
+    def save(step: int, *_: object) -> SaveHandle:
+        again.append(step)
+        return SaveHandle(step)
+
     checkpointer: Any = SimpleNamespace(
         step=lambda *_: handle,
-        save=lambda step, *_: again.append(step),
+        save=save,
         parts=SimpleNamespace(session=SimpleNamespace(ranks=SimpleNamespace(is_first=False))),
     )
     run = NamedRun("demo/gpt", {})
