@@ -18,7 +18,7 @@ import holdfast_service.collect.controller
 import holdfast_service.scrub.verify
 from holdfast_protocol.states import CopyState, StoreRole
 from holdfast_service.attached_stores.epoch import NotCheckedError, raise_epoch
-from holdfast_service.attached_stores.ownership import MARKER_NAME
+from holdfast_service.attached_stores.ownership import MARKER_NAME, read_marker, write_marker
 from holdfast_service.audit.record import Actor
 from holdfast_service.copies.copy_chunk import move_bytes
 from holdfast_service.db.engine import Database, DatabaseConfigurationError, filesystem_kind
@@ -241,6 +241,45 @@ def test_two_stores_that_have_changed_places_are_not_taken_for_each_other(
         changed_places(first, second)
         assert readiness(service) == (200, {})
         assert save.seal(0, [b"weights", b"index"])["state"] == "committed"
+
+
+@pytest.mark.rule("fencing-token")
+def test_a_store_in_anothers_place_is_neither_claimed_nor_forgotten_while_its_marker_cannot_be_read(
+    settings: ServiceSettings, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "store", tmp_path / "second"
+    two_stores = settings.model_copy(update={"second_store": f"posix://{second}"})
+    with running_service(two_stores) as service:
+        check_all(service.context)
+        changed_places(first, second)
+        assert readiness(service)[0] == 503
+        with pytest.raises(NotCheckedError, match="changed places"):
+            claim_all(service.context, accept_loss=True)
+        aside = (first / MARKER_NAME).rename(tmp_path / MARKER_NAME)
+        assert readiness(service)[0] == 503
+        with pytest.raises(Refused, match="store_unavailable"):
+            Job(service.http()).save(100)
+        aside.rename(first / MARKER_NAME)
+        changed_places(first, second)
+        assert readiness(service) == (200, {})
+
+
+@pytest.mark.rule("fencing-token")
+def test_a_store_whose_number_the_database_does_not_know_is_found_by_its_address_and_can_be_claimed(
+    settings: ServiceSettings,
+) -> None:
+    """The database went back to before the store was attached, and has given its row another number since."""
+    with running_service(settings) as service:
+        watch, store = service.context.store_watch, service.context.store
+        with watch.ownership.opened():
+            write_marker(store, replace(read_marker(store), store_id=99))
+    with running_service(settings) as service:
+        ownership = service.context.store_watch.ownership
+        assert readiness(service) == (200, {})
+        assert "stores claim" in str(ownership.problem())
+        check_all(service.context)
+        claim_all(service.context, accept_loss=True)
+        assert ownership.problem() is None
 
 
 def changed_places(first: Path, second: Path) -> None:

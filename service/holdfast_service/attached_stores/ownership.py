@@ -20,6 +20,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import select, update
+from sqlalchemy.orm import Session
 
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.db.dialect import database_now, insert_absent
@@ -85,7 +86,7 @@ def settle(database: Database, store: Store, store_id: int, identity: CatalogIde
     """Asks the store: probes it the first time, and compares its marker. Raises StoreError and ForeignStoreError."""
     with database.read() as session:
         row = session.execute(select(StoreRow).where(StoreRow.id == store_id)).scalar_one()
-        others = set(session.scalars(select(StoreRow.id).where(StoreRow.id != store_id)))
+        others = other_stores(session, store_id)
     if row.capabilities is None:
         with suppress(StoreError):
             _check(read_marker(store), identity, others)  # before anything is written
@@ -180,6 +181,11 @@ def capabilities_document(capabilities: Capabilities) -> dict[str, Any]:
 def capabilities_of(document: dict[str, Any]) -> Capabilities:
     moments = {name: datetime.fromisoformat(document[name]) for name in _MOMENTS if document.get(name)}
     return Capabilities(**(document | moments))
+
+
+def other_stores(session: Session, store_id: int) -> set[int]:
+    """The rows of the catalog's other stores."""
+    return set(session.scalars(select(StoreRow.id).where(StoreRow.id != store_id)))
 
 
 def misplaced(marker: Marker) -> str:
@@ -281,7 +287,15 @@ class Ownership:
                 f"{self._epoch}. If the store is to be its own, {first}run `holdfast catalog check`, then `holdfast "
                 "stores claim`"
             )
-        return misplaced(marker) if marker.store_id != self._store_id else None
+        if marker.store_id == self._store_id:
+            return None
+        with self._database.read() as session:
+            if marker.store_id in other_stores(session, self._store_id):
+                return misplaced(marker)
+        return (
+            f"the store says that it is number {marker.store_id} of this catalog's stores, and this database has no "
+            "such number: it went back to an older state. Run `holdfast catalog check`, then `holdfast stores claim`"
+        )
 
     @contextmanager
     def opened(self) -> Iterator[None]:
