@@ -207,14 +207,11 @@ def test_two_stores_that_have_changed_places_are_not_taken_for_each_other(
     with running_service(two_stores) as service:
         saved = Job(service.http()).save(100)
     changed_places(first, second)
-    aside = [folder.rename(tmp_path / f"{folder.name} is not mounted yet") for folder in (first, second)]
-    for folder in (first, second):
-        folder.mkdir()
+    aside = [unmounted(folder) for folder in (first, second)]
     with running_service(two_stores) as service:
         assert readiness(service)[0] == 503
-        for folder, mounted in zip((first, second), aside, strict=True):
-            folder.rmdir()
-            mounted.rename(folder)
+        for folder, away in zip((first, second), aside, strict=True):
+            mounted(away, folder)
         status, failed = readiness(service)
         assert (status, list(failed)) == (503, ["store"])
         assert "start the service again" in failed["store"]
@@ -241,6 +238,27 @@ def test_two_stores_that_have_changed_places_are_not_taken_for_each_other(
         changed_places(first, second)
         assert readiness(service) == (200, {})
         assert save.seal(0, [b"weights", b"index"])["state"] == "committed"
+
+
+@pytest.mark.rule("store-outage-degrades")
+def test_stores_that_have_changed_places_are_known_there_from_the_next_start_on(
+    settings: ServiceSettings, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "store", tmp_path / "second"
+    two_stores = settings.model_copy(update={"second_store": f"posix://{second}"})
+    with running_service(two_stores):
+        pass
+    changed_places(first, second)
+    with running_service(two_stores) as service:
+        assert readiness(service) == (200, {})
+        row_ids = [each.store_id for each in service.context.stores]
+    for away in ((first,), (second,), (first, second)):
+        aside = [unmounted(folder) for folder in away]
+        with running_service(two_stores) as service:
+            assert [each.store_id for each in service.context.stores] == row_ids
+            for folder, one in zip(away, aside, strict=True):
+                mounted(one, folder)
+            assert readiness(service) == (200, {}), "nobody has to start it again"
 
 
 @pytest.mark.rule("fencing-token")
@@ -280,6 +298,18 @@ def test_a_store_whose_number_the_database_does_not_know_is_found_by_its_address
         check_all(service.context)
         claim_all(service.context, accept_loss=True)
         assert ownership.problem() is None
+
+
+def unmounted(folder: Path) -> Path:
+    """What is left is the empty folder. Where the store is now."""
+    away = folder.rename(folder.with_name(f"{folder.name} is not mounted"))
+    folder.mkdir()
+    return away
+
+
+def mounted(away: Path, folder: Path) -> None:
+    folder.rmdir()
+    away.rename(folder)
 
 
 def changed_places(first: Path, second: Path) -> None:
