@@ -215,6 +215,14 @@ GUARDS = (
     ),
     Guard(
         "fencing-token",
+        "a claim writes the number of one store into another",
+        "service/holdfast_service/attached_stores/epoch.py",
+        "        if marker.is_of(others, context.catalog_id, context.epoch, context.claim):",
+        "        if False:",
+        ("tests/service/test_start.py",),
+    ),
+    Guard(
+        "fencing-token",
         "a clone that holds production's epoch is taken for production",
         "service/holdfast_service/attached_stores/ownership.py",
         "        return (self.catalog_id, self.epoch, self.claim) == (catalog_id, epoch, claim)",

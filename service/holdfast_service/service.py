@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError
 
 from holdfast_protocol.states import StoreRole
 from holdfast_service.attached_stores.attached import SETTING_OF_ROLE, AttachedStore, StoreWatch
-from holdfast_service.attached_stores.ownership import ForeignStoreError, Marker, find_row, read_marker
+from holdfast_service.attached_stores.ownership import ForeignStoreError, Marker, find_row, keep_address, read_marker
 from holdfast_service.auth.bootstrap import ensure_bootstrap_token, ensure_identity, ensure_token_file
 from holdfast_service.auth.principal import check_entropy
 from holdfast_service.context import ServiceContext
@@ -56,6 +56,8 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
         for role, url in settings.store_urls.items():
             stores.append(_attach(database, identity, role, url, settings))
         _refuse_one_store_twice(stores)
+        for attached in stores:
+            keep_address(database, attached.store_id, settings.store_urls[attached.role])
         _ensure_first_token(settings, database)
     except BaseException:
         database.dispose()

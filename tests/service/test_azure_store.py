@@ -11,10 +11,12 @@ import holdfast_service.scrub.verify
 import holdfast_service.tiers.controller
 from holdfast_client import Client, ClientSettings
 from holdfast_protocol.states import StoreRole
-from holdfast_service.db.tables.core import Copy
+from holdfast_service.db.tables.core import Chunk, Copy
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.tiers import cool
+from holdfast_service.tiers.movable import place_of
 from tests.support.little_checkpoints import save_little_checkpoint
-from tests.support.rank import Job, answer
+from tests.support.rank import Job, answer, digest_of
 from tests.support.service import RunningService, running_service
 
 
@@ -72,6 +74,20 @@ def test_a_policy_moves_chunks_into_azures_archive(service, clock):
     report = holdfast_service.tiers.controller.reconcile(service.context)
     assert (report.failed, report.done) == (0, 2), report.error
     assert [answer(http.get(f"{job.base}/checkpoints/{step}"))["tier"] for step in (1, 2, 3)] == ["cold", "hot", "hot"]
+
+
+@pytest.mark.rule("row-before-copy")
+def test_what_a_dead_worker_has_archived_in_azure_is_taken_up(service):
+    """It is paid for by the half year, and Azure does not say what it is."""
+    context = service.context
+    Job(service.http()).save(1, content=b"weights")
+    holdfast_service.scrub.verify.reconcile(context)
+    place = place_of(context, "archive")
+    with context.database.transaction() as session:
+        chunk_id = session.scalar(select(Chunk.id).where(Chunk.digest == digest_of(b"weights")))
+        task = cool._begin(session, context, chunk_id, place)
+    made = cool._copy(context, task, place, lambda _: None)
+    assert cool._copy(context, task, place, lambda _: None) == made, "the first one died before it settled this"
 
 
 def test_the_second_stores_own_key_may_be_an_account_and_its_key(azurite):

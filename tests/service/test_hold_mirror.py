@@ -253,21 +253,37 @@ def test_a_hold_is_not_called_mirrored_while_one_of_two_stores_does_not_say(
         monkeypatch.setenv(name, value)
     first, second = (seaweedfs.locking_store_url_for(f"test-{secrets.token_hex(6)}") for _ in range(2))
     with running_service(settings.model_copy(update={"store": first, "second_store": second})) as service:
-        saved = Job(service.http()).save(100)
+        job = Job(service.http())
+        saved = job.save(100)
         assert copy_to_second(service) == 2
         hold = place(service, saved["id"])
+        in_the_first_alone = place(service, job.save(200)["id"])
 
         def unavailable() -> bool:
-            raise StoreUnavailable("the second store is having its lunch")
+            raise StoreUnavailable("the store is having its lunch")
 
         with monkeypatch.context() as patch:
             patch.setattr(attached(service, StoreRole.SECOND).store, "has_object_lock", unavailable)
-            assert mirror.reconcile(service.context).locked == 2
-        told = shown(service, hold)
-        assert (told["mirrored_at"], told["mirror_error"]) == (None, "the second store is having its lunch")
+            assert mirror.reconcile(service.context).locked == 4
+        assert what_is_said(service, hold) == (False, "the store is having its lunch")
+        assert what_is_said(service, in_the_first_alone) == (True, None)
         assert mirror.reconcile(service.context).locked == 2
-        told = shown(service, hold)
-        assert (told["mirrored_at"] is not None, told["mirror_error"]) == (True, None)
+        assert what_is_said(service, hold) == (True, None)
+        with monkeypatch.context() as patch:
+            for each in service.context.stores:
+                patch.setattr(each.store, "has_object_lock", unavailable)
+            mirror.reconcile(service.context)
+        assert what_is_said(service, hold) == (True, "the store is having its lunch"), "it still holds what it held"
+        mirror.reconcile(service.context)
+        with service.context.database.read() as session:
+            told = session.scalars(select(AuditEvent).where(AuditEvent.action == "hold.mirror")).all()
+        assert len(told) == 2, "each once"
+
+
+def what_is_said(service: RunningService, hold: dict[str, Any]) -> tuple[bool, str | None]:
+    """Whether it is mirrored, and why not, or why nothing is known."""
+    told = shown(service, hold)
+    return told["mirrored_at"] is not None, told["mirror_error"]
 
 
 def test_a_bucket_without_object_lock_is_refused_when_the_hold_is_placed(s3_service: RunningService) -> None:

@@ -18,7 +18,7 @@ import holdfast_service.collect.controller
 import holdfast_service.scrub.verify
 from holdfast_protocol.states import CopyState, StoreRole
 from holdfast_service.attached_stores.epoch import NotCheckedError, raise_epoch
-from holdfast_service.attached_stores.ownership import MARKER_NAME
+from holdfast_service.attached_stores.ownership import MARKER_NAME, read_marker, write_marker
 from holdfast_service.audit.record import Actor
 from holdfast_service.copies.copy_chunk import move_bytes
 from holdfast_service.db.engine import Database, DatabaseConfigurationError, filesystem_kind
@@ -207,14 +207,11 @@ def test_two_stores_that_have_changed_places_are_not_taken_for_each_other(
     with running_service(two_stores) as service:
         saved = Job(service.http()).save(100)
     changed_places(first, second)
-    aside = [folder.rename(tmp_path / f"{folder.name} is not mounted yet") for folder in (first, second)]
-    for folder in (first, second):
-        folder.mkdir()
+    aside = [unmounted(folder) for folder in (first, second)]
     with running_service(two_stores) as service:
         assert readiness(service)[0] == 503
-        for folder, mounted in zip((first, second), aside, strict=True):
-            folder.rmdir()
-            mounted.rename(folder)
+        for folder, away in zip((first, second), aside, strict=True):
+            mounted(away, folder)
         status, failed = readiness(service)
         assert (status, list(failed)) == (503, ["store"])
         assert "start the service again" in failed["store"]
@@ -235,12 +232,84 @@ def test_two_stores_that_have_changed_places_are_not_taken_for_each_other(
             save.seal(0, [b"weights", b"index"])
         assert "changed places" in str(service.context.store_watch.ownership.problem())
         report = {"digest": digest_of(data), "problem": "missing"}
-        with pytest.raises(Refused, match="store_unavailable"):
+        with pytest.raises(Refused, match=r"store_unavailable.*changed places"):
             answer(service.http().post(f"/v1/checkpoints/{saved['id']}/chunk-reports", json=report))
         assert answer(service.http().get(f"/v1/checkpoints/{saved['id']}"))["health"] == "ok"
         changed_places(first, second)
         assert readiness(service) == (200, {})
         assert save.seal(0, [b"weights", b"index"])["state"] == "committed"
+
+
+@pytest.mark.rule("store-outage-degrades")
+def test_stores_that_have_changed_places_are_known_there_from_the_next_start_on(
+    settings: ServiceSettings, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "store", tmp_path / "second"
+    two_stores = settings.model_copy(update={"second_store": f"posix://{second}"})
+    with running_service(two_stores):
+        pass
+    changed_places(first, second)
+    with running_service(two_stores) as service:
+        assert readiness(service) == (200, {})
+        row_ids = [each.store_id for each in service.context.stores]
+    for away in ((first,), (second,), (first, second)):
+        aside = [unmounted(folder) for folder in away]
+        with running_service(two_stores) as service:
+            assert [each.store_id for each in service.context.stores] == row_ids
+            for folder, one in zip(away, aside, strict=True):
+                mounted(one, folder)
+            assert readiness(service) == (200, {}), "nobody has to start it again"
+
+
+@pytest.mark.rule("fencing-token")
+def test_a_store_in_anothers_place_is_neither_claimed_nor_forgotten_while_its_marker_cannot_be_read(
+    settings: ServiceSettings, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "store", tmp_path / "second"
+    two_stores = settings.model_copy(update={"second_store": f"posix://{second}"})
+    with running_service(two_stores) as service:
+        check_all(service.context)
+        changed_places(first, second)
+        assert readiness(service)[0] == 503
+        with pytest.raises(NotCheckedError, match="changed places"):
+            claim_all(service.context, accept_loss=True)
+        aside = (first / MARKER_NAME).rename(tmp_path / MARKER_NAME)
+        assert readiness(service)[0] == 503
+        with pytest.raises(Refused, match="store_unavailable"):
+            Job(service.http()).save(100)
+        aside.rename(first / MARKER_NAME)
+        changed_places(first, second)
+        assert readiness(service) == (200, {})
+
+
+@pytest.mark.rule("fencing-token")
+def test_a_store_whose_number_the_database_does_not_know_is_found_by_its_address_and_can_be_claimed(
+    settings: ServiceSettings,
+) -> None:
+    """The database went back to before the store was attached, and has given its row another number since."""
+    with running_service(settings) as service:
+        watch, store = service.context.store_watch, service.context.store
+        with watch.ownership.opened():
+            write_marker(store, replace(read_marker(store), store_id=99))
+    with running_service(settings) as service:
+        ownership = service.context.store_watch.ownership
+        assert readiness(service) == (200, {})
+        assert "stores claim" in str(ownership.problem())
+        check_all(service.context)
+        claim_all(service.context, accept_loss=True)
+        assert ownership.problem() is None
+
+
+def unmounted(folder: Path) -> Path:
+    """What is left is the empty folder. Where the store is now."""
+    away = folder.rename(folder.with_name(f"{folder.name} is not mounted"))
+    folder.mkdir()
+    return away
+
+
+def mounted(away: Path, folder: Path) -> None:
+    folder.rmdir()
+    away.rename(folder)
 
 
 def changed_places(first: Path, second: Path) -> None:

@@ -16,20 +16,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
-from sqlalchemy import select
 
 from holdfast_protocol.states import StoreRole
 from holdfast_service.attached_stores.ownership import (
     ForeignStoreError,
     Ownership,
     misplaced,
+    other_stores,
     probe_again,
     read_marker,
     settle,
 )
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import CatalogIdentity
-from holdfast_service.db.tables.core import Store as StoreRow
 from holdfast_service.errors import ProblemError
 from holdfast_service.records.history import KeptMemory
 from holdfast_service.records.scanning import NewerRecords
@@ -191,7 +190,7 @@ class StoreWatch:
             if marker.store_id == self._store_id:
                 return None
             with self._database.read() as session:
-                others = set(session.scalars(select(StoreRow.id).where(StoreRow.id != self._store_id)))
+                others = other_stores(session, self._store_id)
             found = marker.is_of(others, identity.catalog_id, identity.epoch, identity.claim)
             return misplaced(marker) if found else None
         return self.foreign

@@ -15,7 +15,15 @@ from holdfast_protocol.states import CopyState, Proof, StoreRole
 from holdfast_protocol.stores import ClaimStore, StoreView
 from holdfast_protocol.text import without_secrets
 from holdfast_service.attached_stores.attached import AttachedStore
-from holdfast_service.attached_stores.ownership import ForeignStoreError, Marker, new_claim, read_marker, write_marker
+from holdfast_service.attached_stores.ownership import (
+    ForeignStoreError,
+    Marker,
+    misplaced,
+    new_claim,
+    other_stores,
+    read_marker,
+    write_marker,
+)
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
@@ -82,9 +90,10 @@ def claim_store(context: ServiceContext, attached: AttachedStore, actor: Actor, 
 
     Each claim of another database is in a higher epoch than the one before: by that its records outdo what lies beside
     the data. Repeatable. Raises StoreError, and NotCheckedError without a check in this epoch, for a store that was
-    claimed since by another database, or if the check found what claiming would lose and no operator has accepted that.
+    claimed since by another database or stands in another one's place, or if the check found what claiming would lose
+    and no operator has accepted that.
     """
-    _refuse_if_outdone(context, attached)
+    _refuse_anothers(context, attached)
     with context.database.transaction() as session:
         identity = session.execute(select(CatalogIdentity)).scalar_one()
         went_back = identity.went_back
@@ -118,8 +127,9 @@ def claim_store(context: ServiceContext, attached: AttachedStore, actor: Actor, 
     return marker
 
 
-def _refuse_if_outdone(context: ServiceContext, attached: AttachedStore) -> None:
-    """A marker that is missing, cannot be read or is another catalog's is what a claim may replace."""
+def _refuse_anothers(context: ServiceContext, attached: AttachedStore) -> None:
+    """A marker that is missing, cannot be read or is another catalog's is what a claim may replace. Not that of another
+    database, nor of another store of this one."""
     with suppress(ObjectMissing, ForeignStoreError):
         marker = read_marker(attached.store)
         if marker.catalog_id == context.catalog_id and marker.outdoes(context.epoch, context.claim):
@@ -128,6 +138,11 @@ def _refuse_if_outdone(context: ServiceContext, attached: AttachedStore) -> None
                 f"this one is at {context.epoch}. Stop the service, run `holdfast admin raise-epoch`, start it, and "
                 "check again."
             )
+        with context.database.read() as session:
+            others = other_stores(session, attached.store_id)
+        if marker.is_of(others, context.catalog_id, context.epoch, context.claim):
+            # The check may be from before it came to stand there. Two stores with one number would be one copy.
+            raise NotCheckedError(misplaced(marker))
 
 
 def _refuse_what_was_lost(identity: CatalogIdentity, *, accept_loss: bool) -> None:

@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import or_, select, update
+from sqlalchemy.orm import Session
 
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.db.dialect import database_now, insert_absent
@@ -67,25 +68,48 @@ def new_claim() -> str:
 
 
 def find_row(database: Database, url: str, kind: str, marker: Marker | None, catalog_id: str) -> StoreRow:
-    """The row that the marker names, else the one with this URL, else a new one. A new address is kept."""
+    """The row that the marker names, else the one with this URL, else a new one."""
     by_url = select(StoreRow).where(StoreRow.url == url)
     with database.transaction() as session:
         row = session.get(StoreRow, marker.store_id) if marker and marker.catalog_id == catalog_id else None
-        if row is None:
-            fresh = {"url": url, "kind": kind, "capabilities": None, "created_at": database_now(session)}
-            insert_absent(session, StoreRow, [fresh])
-            # Read afterwards: another service that started at the same moment may have been first.
-            return session.execute(by_url).scalar_one()
-        if session.scalar(by_url) is None:
-            row.url = url
-        return row
+        if row is not None:
+            return row
+        fresh = {"url": url, "kind": kind, "capabilities": None, "created_at": database_now(session)}
+        insert_absent(session, StoreRow, [fresh])
+        # Read afterwards: another service that started at the same moment may have been first.
+        return session.execute(by_url).scalar_one()
+
+
+def keep_address(database: Database, store_id: int, url: str) -> None:
+    """Where the store was found: without its marker, as long as it does not answer, a start takes the row that has the
+    address. A row that had this one gets the old one of the store. The two have changed places; or the store did not
+    answer at its new address, and got a row there that is nobody's now."""
+    with database.transaction() as session:
+        if session.scalar(select(StoreRow.url).where(StoreRow.id == store_id)) == url:
+            return
+        both = session.scalars(
+            select(StoreRow)
+            .where(or_(StoreRow.id == store_id, StoreRow.url == url))
+            .order_by(StoreRow.id)
+            .with_for_update()
+        ).all()
+        row = next(each for each in both if each.id == store_id)
+        before = row.url
+        for other in both:
+            other.url = f"{before} of {other.id}"  # no two rows have one address, not even between two statements
+        session.flush()
+        row.url = url
+        session.flush()
+        for other in both:
+            if other is not row:
+                other.url = before
 
 
 def settle(database: Database, store: Store, store_id: int, identity: CatalogIdentity) -> None:
     """Asks the store: probes it the first time, and compares its marker. Raises StoreError and ForeignStoreError."""
     with database.read() as session:
         row = session.execute(select(StoreRow).where(StoreRow.id == store_id)).scalar_one()
-        others = set(session.scalars(select(StoreRow.id).where(StoreRow.id != store_id)))
+        others = other_stores(session, store_id)
     if row.capabilities is None:
         with suppress(StoreError):
             _check(read_marker(store), identity, others)  # before anything is written
@@ -180,6 +204,11 @@ def capabilities_document(capabilities: Capabilities) -> dict[str, Any]:
 def capabilities_of(document: dict[str, Any]) -> Capabilities:
     moments = {name: datetime.fromisoformat(document[name]) for name in _MOMENTS if document.get(name)}
     return Capabilities(**(document | moments))
+
+
+def other_stores(session: Session, store_id: int) -> set[int]:
+    """The rows of the catalog's other stores."""
+    return set(session.scalars(select(StoreRow.id).where(StoreRow.id != store_id)))
 
 
 def misplaced(marker: Marker) -> str:
@@ -281,7 +310,15 @@ class Ownership:
                 f"{self._epoch}. If the store is to be its own, {first}run `holdfast catalog check`, then `holdfast "
                 "stores claim`"
             )
-        return misplaced(marker) if marker.store_id != self._store_id else None
+        if marker.store_id == self._store_id:
+            return None
+        with self._database.read() as session:
+            if marker.store_id in other_stores(session, self._store_id):
+                return misplaced(marker)
+        return (
+            f"the store says that it is number {marker.store_id} of this catalog's stores, and this database has no "
+            "such number: it went back to an older state. Run `holdfast catalog check`, then `holdfast stores claim`"
+        )
 
     @contextmanager
     def opened(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ The pass of the controller `sweep` is at the end.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import time
 from collections import Counter, defaultdict
@@ -326,9 +327,9 @@ def _look(
         began_at = database_now(session)
         # Later than that moment: what was verified before it is not newer.
         newest = session.scalar(select(func.max(Copy.id)).where(Copy.store_id == attached.store_id)) or 0
-    settings = context.settings
+    settings, now = context.settings, attached.store.clock()
     # What came after this is young for certain.
-    oldest = attached.store.clock() - timedelta(seconds=settings.ticket_seconds + settings.longest_upload_seconds)
+    oldest = now - timedelta(seconds=settings.ticket_seconds + settings.longest_upload_seconds)
     findings, there, stops = _Findings(), Amount(), []
     latest: list[StoredObject] = []
     seen = SeenCopies(newest)
@@ -336,8 +337,9 @@ def _look(
         inventory = take_inventory(context, attached, project_id, seen, on_listed)
         old = [each for each in inventory.orphans if each.modified_at < oldest]
         needed, due = _apart(context, old, on_listed)
-        latest += due + [each for each in inventory.orphans if each.modified_at >= oldest]
-        latest = sorted(latest, key=lambda each: each.modified_at)[-1:]
+        # What is dated later than now a clock has dated that was ahead. It says nothing of when it was written.
+        young = (each for each in inventory.orphans if oldest <= each.modified_at <= now)
+        latest = heapq.nlargest(1, itertools.chain(latest, due, young), key=lambda each: each.modified_at)
         findings.needed += needed
         findings.due += due
         there = Amount(there.objects + inventory.there.objects, there.bytes + inventory.there.bytes)

@@ -33,7 +33,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from holdfast_protocol.codecs import Codec, DecodeError, decode
 from holdfast_protocol.states import CopyState, Proof
 from holdfast_protocol.tiers import ARCHIVED
-from holdfast_service.attached_stores.ownership import ForeignStoreError, read_marker
+from holdfast_service.attached_stores.ownership import ForeignStoreError, misplaced, read_marker
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.corruption import lock_users, mark_cold, mark_readable, mark_users, users_of
@@ -206,13 +206,12 @@ def refuse_wrong_store(context: ServiceContext, store: Store) -> None:
     Raises StoreUnavailable.
     """
     others = [attached.store_id for attached in context.stores if attached.store is not store]
-    try:
+    marker = None
+    with suppress(ObjectMissing, ForeignStoreError):
         marker = read_marker(store)
-        another = marker.is_of(others, context.catalog_id, context.epoch, context.claim)
-        ours = marker.catalog_id == context.catalog_id and not another
-    except (ObjectMissing, ForeignStoreError):
-        ours = False
-    if not ours:
+    if marker is not None and marker.is_of(others, context.catalog_id, context.epoch, context.claim):
+        raise StoreUnavailable(misplaced(marker))
+    if marker is None or marker.catalog_id != context.catalog_id:
         raise StoreUnavailable("the store does not hold this catalog's marker: is its disk or bucket mounted?")
 
 

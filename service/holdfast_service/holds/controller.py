@@ -120,10 +120,10 @@ class _Told:
 
 @dataclass
 class _Pass:
-    """`silent`: a store did not say whether it has Object Lock, or stopped answering in this pass."""
+    """`silent`: stores that did not say whether they have Object Lock, or stopped answering in this pass."""
 
     stores: dict[int, LockingStore] = field(default_factory=dict)
-    silent: bool = False
+    silent: set[int] = field(default_factory=set)
     changed: Counter[bool] = field(default_factory=Counter)
     failures: dict[int, str] = field(default_factory=dict)  # by copy
     error: str | None = None
@@ -140,7 +140,8 @@ def reconcile(context: ServiceContext) -> MirrorReport:
                 if attached.store.has_object_lock():
                     work.stores[attached.store_id] = attached.store
             except StoreError as error:
-                work.silent, work.error = True, str(error)
+                work.silent.add(attached.store_id)
+                work.error = str(error)
     for on in (True, False):
         _tell_all(context, work, on=on)
     _settle_holds(context, work)
@@ -243,7 +244,7 @@ def _settle(
     }:
         # It is unavailable: another hundred time-outs would tell no more.
         del work.stores[store_id]
-        work.silent = True
+        work.silent.add(store_id)
 
 
 def _settle_holds(context: ServiceContext, work: _Pass) -> None:
@@ -261,9 +262,9 @@ def _settle_holds(context: ServiceContext, work: _Pass) -> None:
         for hold, run_id, project_id in rows:
             whole, error = _state_of(session, work, hold.id)
             hold.mirror_error = error
-            if whole and work.silent:  # in the stores that answer: what was said stays, and nothing new is said
-                hold.mirror_error = work.error
-            elif not whole:
+            if whole is None:
+                continue  # what was said stays, and nothing new is said
+            if not whole:
                 hold.mirrored_at = None
             elif hold.mirrored_at is None:
                 hold.mirrored_at = now
@@ -278,21 +279,26 @@ def _settle_holds(context: ServiceContext, work: _Pass) -> None:
                 )
 
 
-def _state_of(session: Session, work: _Pass, hold_id: str) -> tuple[bool, str | None]:
-    if not work.stores:
-        return False, work.error or "no attached store has Object Lock"
+def _state_of(session: Session, work: _Pass, hold_id: str) -> tuple[bool | None, str | None]:
+    """Whether the stores hold each copy, and if not, why. None: those that answer do, and another has copies, too."""
+    failed = session.scalar(
+        select(func.min(Copy.id)).where(Copy.id.in_(tuple(work.failures)), is_chunk_of(hold_id)).limit(1)
+    )
+    if failed is not None:
+        return False, work.failures[failed]
     copies, locked = session.execute(
         select(func.count(), func.count().filter(Copy.lock == CopyLock.LOCKED)).where(
             worth_locking(tuple(work.stores)), is_chunk_of(hold_id)
         )
     ).one()
-    if not copies:
-        return False, "no store with Object Lock has a copy of it"
-    failed = session.scalar(
-        select(func.min(Copy.id)).where(Copy.id.in_(tuple(work.failures)), is_chunk_of(hold_id)).limit(1)
-    )
-    error = work.failures[failed] if failed is not None else work.error if locked < copies else None
-    return locked == copies and error is None, error
+    if locked < copies:
+        return False, work.error
+    unheard = exists().where(worth_locking(tuple(work.silent)), is_chunk_of(hold_id))
+    if work.silent and session.scalar(select(unheard)):
+        return None, work.error
+    if not work.stores:
+        return False, "no attached store has Object Lock"
+    return copies > 0, None if copies else "no store with Object Lock has a copy of it"
 
 
 def loops(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:

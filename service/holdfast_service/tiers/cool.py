@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -35,7 +36,14 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.engine import note_change
 from holdfast_service.db.lease import end_locked, is_free
 from holdfast_service.db.tables.core import TO_COOL, Checkpoint, Chunk, Copy
-from holdfast_service.stores.base import ClassedStore, ObjectArchived, ObjectMismatch, ObjectMissing, StoreError
+from holdfast_service.stores.base import (
+    ClassedStore,
+    ClassFacts,
+    ObjectArchived,
+    ObjectMismatch,
+    ObjectMissing,
+    StoreError,
+)
 from holdfast_service.tiers.movable import (
     Place,
     classed_store,
@@ -169,10 +177,12 @@ def _hashes(context: ServiceContext, place: Place) -> bool:
 def _copy_within(store: ClassedStore, task: CopyTask, place: Place, stored_digest: str) -> Moved:
     assert place.storage_class is not None
     try:
-        try:
+        told: ClassFacts | None = None
+        with suppress(ObjectMissing):
             # A process that died may have done it: a bucket with versions would keep the second copy for ever.
             told = store.class_facts(task.target_key)
-        except ObjectMissing:
+        if told is None or told.facts.sha256 is None:
+            # Azure does not say what is there. Its copy compares the bytes, and leaves them if they are right.
             told = store.copy_object(task.source_key, task.target_key, place.storage_class)
     except ObjectMissing:
         raise SourceBadError(f"the chunk {task.digest} is not where its copy should be") from None

@@ -312,6 +312,18 @@ def test_a_sweep_stops_where_jobs_of_another_database_save_into_the_store(
     assert (sweep(service).stopped, listed(service, project_id) & {old, young}) == (None, {young})
 
 
+@pytest.mark.rule("fencing-token")
+def test_an_object_that_a_clock_has_dated_in_the_future_stops_no_sweep(
+    service: RunningService, project_id: str
+) -> None:
+    """A file has the date that its host gave it, and is too young to be deleted for all that time."""
+    old, ahead = orphan(service, project_id), orphan(service, project_id, old=False)
+    age_it(service, ahead, -365 * 86400)
+    swept = sweep(service)
+    assert (swept.orphans, swept.due_orphans, swept.deleted, swept.stopped) == (2, 1, 1, None)
+    assert listed(service, project_id) & {old, ahead} == {ahead}
+
+
 @pytest.mark.rule("report-is-suspicion")
 def test_what_is_missing_is_handed_over_to_be_read_and_only_then_marked(
     job: Job, service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
