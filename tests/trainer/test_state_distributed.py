@@ -250,7 +250,7 @@ class Averages:
         self.averages = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
     def state_dict(self):
-        return {"averages": self.averages, "decay": 0.9}
+        return {"averages": self.averages, "decay": 0.9, "seen": {"steps": 2}}
 
     def load_state_dict(self, state):
         for name, average in state["averages"].items():
@@ -261,7 +261,11 @@ class MergingAverages(Averages):
     def load_resharded_state_dict(self, states, *, rank, world_size):
         [first, *others] = [state["averages"]["up.weight"] for state in states]
         assert [other is first for other in others] == [True, True], "three ranks saved one tensor"
-        self.load_state_dict(states[0])
+        merged = states[0]
+        for state in states[1:]:
+            merged["seen"]["steps"] += state["seen"]["steps"]
+        assert merged["seen"] == {"steps": 6}, "and a count each"
+        self.load_state_dict(merged)
 
 
 def whole_averages(averages):
