@@ -270,29 +270,36 @@ def test_a_scheduler_that_is_none_of_torchs_goes_on_with_another_number_of_ranks
     assert fresh.state_dict() == stepped.state_dict()
 
 
-def test_what_a_save_replaces_goes_once_that_save_is_committed_and_stays_if_it_fails(
-    run: str, monkeypatch: pytest.MonkeyPatch
+def test_what_a_save_replaces_goes_once_that_save_is_committed_and_if_it_fails_together_with_it(
+    run: str, service: Service
 ) -> None:
     """The best so far must not go for a better one that a failure or the end of the job has taken."""
-    gone: list[int] = []
 
-    def empty(trash: Trash) -> None:
-        gone.extend(sorted(trash._due))
-        trash._due.clear()
+    def kept() -> set[int]:
+        committed = service.client.checkpoints.all(*run.split("/"), state=CheckpointState.COMMITTED)
+        return {each.step for each in committed}
 
-    monkeypatch.setattr(Trash, "_empty", empty)
-    trash = Trash(ClientSettings(), parse_run(run), "the limit")
-    fails, commits, last, never = (SaveHandle(step) for step in (3, 4, 5, 6))
-    trash.drop([1], fails.committed)
-    trash.drop([2], commits.committed)
-    assert not gone
+    with holdfast.Checkpointer(run) as checkpointer:
+        checkpointer.restore({})
+        for step in range(8):
+            checkpointer.save(step, {}).committed.result(timeout=60)
+    fails, commits, last, never = (SaveHandle(step) for step in (8, 9, 10, 11))
+    first = Trash(ClientSettings(), parse_run(run), "the limit")
+    first.drop([0], fails)
+    first.drop([1], commits)
+    assert kept() == {*range(8)}
     fails.fail(SaveFailed("the store was away"))
     commits.committed.set_result(SimpleNamespace())  # type: ignore[arg-type]
-    trash.drop([1, 3], last.committed)
-    trash.drop([4], never.committed)
+    first.drop([0, 2], last)
+    first.drop([3], never)
     last.committed.set_result(SimpleNamespace())  # type: ignore[arg-type]
-    trash.close()
-    assert gone == [2, 3]
+    first.close()
+    assert kept() == {0, 3, 4, 5, 6, 7}
+    second = Trash(ClientSettings(), parse_run(run), "the limit")
+    second.drop([0], fails)
+    second.drop([8], last)
+    second.close()
+    assert kept() == {3, 4, 5, 6, 7}
 
 
 def test_accelerate_says_once_that_gradients_under_way_are_in_no_checkpoint(caplog: pytest.LogCaptureFixture) -> None:

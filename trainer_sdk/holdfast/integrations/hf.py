@@ -217,7 +217,7 @@ class HoldfastTrainerMixin:
             run = parse_run(self.checkpointer.run)
             self._trash = Trash(self.checkpointer.parts.client.settings, run, f"save_total_limit={limit}")
         gone = beyond_limit(self._progress.saved, limit, state.best_global_step)
-        self._trash.drop(gone, handle.committed)
+        self._trash.drop(gone, handle)
 
     @property
     def _limit(self) -> int | None:
