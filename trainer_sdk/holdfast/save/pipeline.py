@@ -39,7 +39,7 @@ from holdfast.session.session import Session
 from holdfast.staging import StagedShard
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
-from holdfast_client.errors import LocalReadFailed, ServiceUnavailable, TransferStopped
+from holdfast_client.errors import CheckpointConflict, LocalReadFailed, ServiceUnavailable, TransferStopped
 from holdfast_client.host_calls import HostCalls
 from holdfast_client.local.push import push_shard
 from holdfast_client.local.tier import LocalTier, NoRoom
@@ -415,6 +415,8 @@ class SavePipeline:
         if dropped:
             self._forget(job)
             return self._reports.failed(job, failure), SaveState.LOST
+        if isinstance(failure, CheckpointConflict):  # what is committed of this step is corrupt: no launch replaces it
+            return self._reports.failed(job, failure), safe
         self._left.append(job)
         return self._reports.left_in_spool(job, failure), safe
 
