@@ -7,12 +7,14 @@ import os
 import re
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate.scheduler import AcceleratedScheduler
 from tests.support.damage import chunks_of, files_of, flip
 from tests.support.serve import HOLDFAST
 from tests.trainer.conftest import Service
@@ -259,12 +261,21 @@ def test_the_limit_is_that_of_the_trainer() -> None:
     assert beyond_limit([4, 8, 12, 16], 1, best=8) == [4, 12], "the best and the last"
 
 
-def test_a_scheduler_that_is_none_of_torchs_goes_on_with_another_number_of_ranks() -> None:
-    def scheduler() -> Any:
-        return get_scheduler("greedy", torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
+def greedy() -> Any:
+    return get_scheduler("greedy", torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
 
+
+def accelerated() -> Any:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    return AcceleratedScheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1), optimizer, step_with_optimizer=False)
+
+
+@pytest.mark.parametrize(("scheduler", "arguments"), [(greedy, [1.0]), (accelerated, [])])
+def test_a_scheduler_that_is_none_of_torchs_goes_on_with_another_number_of_ranks(
+    scheduler: Callable[[], Any], arguments: list[float]
+) -> None:
     stepped, fresh = scheduler(), scheduler()
-    stepped.step(1.0)
+    stepped.step(*arguments)
     assert fresh.state_dict() != stepped.state_dict()
     load({"lr_scheduler": fresh}, [save({"lr_scheduler": stepped}, rank, 2) for rank in range(2)])
     assert fresh.state_dict() == stepped.state_dict()
