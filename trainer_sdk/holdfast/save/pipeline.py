@@ -510,6 +510,7 @@ class SaveReports:
 
     def left_in_spool(self, job: SaveJob, failure: BaseException) -> SaveSpooled:
         """This job will not commit the save, but its bytes are safe."""
+        self._tries_since = None
         self._session.note(failure)
         left = SaveSpooled(f"The checkpoint of step {job.step} is on this node's disk and not committed. {failure}")
         left.__cause__ = failure
