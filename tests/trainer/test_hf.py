@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -281,36 +282,53 @@ def test_a_scheduler_that_is_none_of_torchs_goes_on_with_another_number_of_ranks
     assert fresh.state_dict() == stepped.state_dict()
 
 
+def save_steps(run: str, count: int) -> None:
+    with holdfast.Checkpointer(run) as checkpointer:
+        checkpointer.restore({})
+        for step in range(count):
+            checkpointer.save(step, {}).committed.result(timeout=60)
+
+
+def kept(service: Service, run: str) -> set[int]:
+    committed = service.client.checkpoints.all(*run.split("/"), state=CheckpointState.COMMITTED)
+    return {each.step for each in committed}
+
+
 def test_what_a_save_replaces_goes_once_that_save_is_committed_and_if_it_fails_together_with_it(
     run: str, service: Service
 ) -> None:
     """The best so far must not go for a better one that a failure or the end of the job has taken."""
-
-    def kept() -> set[int]:
-        committed = service.client.checkpoints.all(*run.split("/"), state=CheckpointState.COMMITTED)
-        return {each.step for each in committed}
-
-    with holdfast.Checkpointer(run) as checkpointer:
-        checkpointer.restore({})
-        for step in range(8):
-            checkpointer.save(step, {}).committed.result(timeout=60)
+    save_steps(run, 8)
     fails, commits, last, never = (SaveHandle(step) for step in (8, 9, 10, 11))
     first = Trash(ClientSettings(), parse_run(run), "the limit")
     first.drop([0], fails)
     first.drop([1], commits)
-    assert kept() == {*range(8)}
+    assert kept(service, run) == {*range(8)}
     fails.fail(SaveFailed("the store was away"))
     commits.committed.set_result(SimpleNamespace())  # type: ignore[arg-type]
     first.drop([0, 2], last)
     first.drop([3], never)
     last.committed.set_result(SimpleNamespace())  # type: ignore[arg-type]
     first.close()
-    assert kept() == {0, 3, 4, 5, 6, 7}
+    assert kept(service, run) == {0, 3, 4, 5, 6, 7}
     second = Trash(ClientSettings(), parse_run(run), "the limit")
     second.drop([0], fails)
     second.drop([8], last)
     second.close()
-    assert kept() == {3, 4, 5, 6, 7}
+    assert kept(service, run) == {3, 4, 5, 6, 7}
+
+
+def test_what_a_person_takes_back_from_the_trash_is_not_put_there_again(run: str, service: Service) -> None:
+    """Trainer names every step beyond its limit at each save."""
+    save_steps(run, 4)
+    trash = Trash(ClientSettings(), parse_run(run), "the limit")
+    trash.drop([0])
+    while 0 in kept(service, run):
+        time.sleep(0.05)
+    service.client.checkpoints.undelete(service.client.checkpoints.select(*run.split("/"), "0").id)
+    trash.drop([0, 1])
+    trash.close()
+    assert kept(service, run) == {0, 2, 3}
 
 
 def test_accelerate_says_once_that_gradients_under_way_are_in_no_checkpoint(caplog: pytest.LogCaptureFixture) -> None:

@@ -28,8 +28,7 @@ _BRIEF_SECONDS = 5.0
 _CLOSE_SECONDS = 10.0
 _SETTLE_SECONDS = 0.5
 """A save may be over a moment before its handle hears of it."""
-_OVER = frozenset(CheckpointState) - {CheckpointState.COMMITTED, CheckpointState.UPLOADING}
-"""No committed checkpoint to delete. An uploading one is asked for again."""
+_GONE = frozenset({CheckpointState.TRASHED, CheckpointState.DELETING, CheckpointState.DELETED})
 
 
 class Trash:
@@ -45,6 +44,8 @@ class Trash:
         """Steps, and the save that takes their place."""
         self._spared: dict[int, set[int]] = {}
         """The step of a save that was not committed -> the steps whose place it should have taken."""
+        self._gone: set[int] = set()
+        """Steps that were in the trash once. A person may have taken one back since."""
         self._refused = False
         self._worker: threading.Thread | None = None
 
@@ -67,6 +68,7 @@ class Trash:
         """The step was saved again, so it is wanted again."""
         with self._lock:
             self._due.discard(step)
+            self._gone.discard(step)
             for steps in [*(steps for steps, _ in self._waiting), *self._spared.values()]:
                 steps.discard(step)
 
@@ -93,7 +95,7 @@ class Trash:
             else:
                 self._spared.setdefault(save.step, set()).update(steps - self._due)
         # A framework may name all steps beyond its limit at each save, what a failed save has spared among them.
-        self._due.difference_update(*self._spared.values())
+        self._due.difference_update(self._gone, *self._spared.values())
 
     def _give_up(self, steps: Iterable[int]) -> None:
         """With a save that was not committed goes what it should have replaced."""
@@ -106,7 +108,8 @@ class Trash:
             due = sorted(self._due)
         try:
             found = {step: self._found(step) for step in due}
-            gone = {step for step, view in found.items() if view is None or view.state in _OVER}
+            gone = {step for step, view in found.items() if view and view.state in _GONE}
+            missing = {step for step, view in found.items() if not view or view.state is CheckpointState.ABORTED}
             named = [view.id for view in found.values() if view and view.state is CheckpointState.COMMITTED]
             if named:
                 # With a filter, protected checkpoints are left out and reported; without one a single such checkpoint
@@ -115,7 +118,8 @@ class Trash:
                 pruned = self._client.retention.prune(self._run.project, self._run.run, request)
                 gone |= {each.step for each in pruned.trashed}
             with self._lock:
-                self._due -= gone
+                self._gone |= gone
+                self._due -= gone | missing
         except Forbidden:
             self._refused = True
             log.warning(
