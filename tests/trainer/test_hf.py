@@ -282,7 +282,9 @@ def test_a_scheduler_that_is_none_of_torchs_goes_on_with_another_number_of_ranks
     assert fresh.state_dict() == stepped.state_dict()
 
 
-def save_steps(run: str, count: int) -> None:
+def save_steps(run: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the service, which hashes what it writes: only then may an older one go at once."""
+    monkeypatch.setenv("HOLDFAST_DIRECT_FILES", "false")
     with holdfast.Checkpointer(run) as checkpointer:
         checkpointer.restore({})
         for step in range(count):
@@ -295,10 +297,10 @@ def kept(service: Service, run: str) -> set[int]:
 
 
 def test_what_a_save_replaces_goes_once_that_save_is_committed_and_if_it_fails_together_with_it(
-    run: str, service: Service
+    run: str, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The best so far must not go for a better one that a failure or the end of the job has taken."""
-    save_steps(run, 8)
+    save_steps(run, 8, monkeypatch)
     fails, commits, last, never = (SaveHandle(step) for step in (8, 9, 10, 11))
     first = Trash(ClientSettings(), parse_run(run), "the limit")
     first.drop([0], fails)
@@ -318,9 +320,11 @@ def test_what_a_save_replaces_goes_once_that_save_is_committed_and_if_it_fails_t
     assert kept(service, run) == {3, 4, 5, 6, 7}
 
 
-def test_what_a_person_takes_back_from_the_trash_is_not_put_there_again(run: str, service: Service) -> None:
+def test_what_a_person_takes_back_from_the_trash_is_not_put_there_again(
+    run: str, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Trainer names every step beyond its limit at each save."""
-    save_steps(run, 4)
+    save_steps(run, 4, monkeypatch)
     trash = Trash(ClientSettings(), parse_run(run), "the limit")
     trash.drop([0])
     while 0 in kept(service, run):
