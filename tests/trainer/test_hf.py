@@ -345,5 +345,6 @@ def test_accelerate_says_once_that_gradients_under_way_are_in_no_checkpoint(capl
     assert place.state_dict() == {"step": 2}
     assert not caplog.text
     accelerator.sync_gradients, accelerator.step = False, 3
-    assert [place.state_dict() for _ in range(2)] == [{"step": 3}] * 2
+    again = training_state(accelerator)["accelerator"]
+    assert [each.state_dict() for each in (place, again)] == [{"step": 3}] * 2
     assert caplog.text.count("sync_gradients is true") == 1
