@@ -100,7 +100,8 @@ class SavePipeline:
         tier: LocalTier | None = None,
     ) -> None:
         """Closes `host_calls` at its end. `retry_seconds`: how long a staged save is retried while service or store are
-        unavailable. With a local tier it is retried until the job ends."""
+        unavailable. With a local tier it is retried until the job ends, or until the disk fails to give it back
+        SPOOL_READS times in a row."""
         self._session = session
         self._rank = session.ranks.rank
         self.host_calls = host_calls
