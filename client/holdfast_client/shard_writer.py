@@ -170,7 +170,8 @@ class ShardWriter:
             raise CheckpointConflict(
                 f"The checkpoint of step {begun.step} was committed and is corrupt "
                 f"({begun.health_reason or 'its bytes are lost'}), and nothing can be sent to it any more; save under "
-                "another step"
+                "another step",
+                context={"health": begun.health},
             )
         if self.on_begun is not None:
             self.on_begun()

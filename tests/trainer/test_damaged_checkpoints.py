@@ -19,6 +19,7 @@ from holdfast.export.pull import Format, pull
 from holdfast.restore.checkpoint_reader import CheckpointSource
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.local.tier import LocalTier
 from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import Component, IndexOrdinals, ShardSummary
 from holdfast_protocol.digests import chunk_digest
@@ -146,6 +147,27 @@ def test_a_step_whose_checkpoint_is_corrupt_is_not_called_committed_when_trainin
         assert "was committed and is corrupt" in str(failed)
         assert "save under another step" in str(failed)
         assert distinct_save(ckpt, state, 2).result(timeout=60).step == 2
+
+
+def test_what_is_saved_again_of_a_corrupt_step_stays_in_the_spool(service, run, tmp_path):
+    """Its bytes may be the only good ones."""
+    state, folder = {"model": torch.nn.Linear(4, 4), "notes": {"n": 0}}, tmp_path / "nvme"
+    with holdfast.Checkpointer(run, create=True, local=folder) as ckpt:
+        ckpt.restore(state)
+        for step in range(2):
+            distinct_save(ckpt, state, step).result(timeout=60)
+        (_, its_chunks), (_, older_chunks) = chunk_lists(service, run)
+        for digest in its_chunks - older_chunks:
+            (folder / digest[:2] / digest).unlink()
+            for path in files_of(service.store, digest):
+                flip(path)
+        assert ckpt.restore(state) == 1
+        failed = distinct_save(ckpt, state, 1).exception(timeout=60)
+        assert "was committed and is corrupt" in str(failed)
+        assert distinct_save(ckpt, state, 2).result(timeout=60).step == 2
+    tier = LocalTier(folder, None)
+    assert [record.step for record in tier.spool.read().records] == [1]
+    tier.close()
 
 
 def malformed(document, change):

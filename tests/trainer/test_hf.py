@@ -7,12 +7,15 @@ import os
 import re
 import signal
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate.scheduler import AcceleratedScheduler
 from tests.support.damage import chunks_of, files_of, flip
 from tests.support.serve import HOLDFAST
 from tests.trainer.conftest import Service
@@ -259,40 +262,77 @@ def test_the_limit_is_that_of_the_trainer() -> None:
     assert beyond_limit([4, 8, 12, 16], 1, best=8) == [4, 12], "the best and the last"
 
 
-def test_a_scheduler_that_is_none_of_torchs_goes_on_with_another_number_of_ranks() -> None:
-    def scheduler() -> Any:
-        return get_scheduler("greedy", torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
+def greedy() -> Any:
+    return get_scheduler("greedy", torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
 
+
+def accelerated() -> Any:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    return AcceleratedScheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1), optimizer, step_with_optimizer=False)
+
+
+@pytest.mark.parametrize(("scheduler", "arguments"), [(greedy, [1.0]), (accelerated, [])])
+def test_a_scheduler_that_is_none_of_torchs_goes_on_with_another_number_of_ranks(
+    scheduler: Callable[[], Any], arguments: list[float]
+) -> None:
     stepped, fresh = scheduler(), scheduler()
-    stepped.step(1.0)
+    stepped.step(*arguments)
     assert fresh.state_dict() != stepped.state_dict()
     load({"lr_scheduler": fresh}, [save({"lr_scheduler": stepped}, rank, 2) for rank in range(2)])
     assert fresh.state_dict() == stepped.state_dict()
 
 
-def test_what_a_save_replaces_goes_once_that_save_is_committed_and_stays_if_it_fails(
-    run: str, monkeypatch: pytest.MonkeyPatch
+def save_steps(run: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the service, which hashes what it writes: only then may an older one go at once."""
+    monkeypatch.setenv("HOLDFAST_DIRECT_FILES", "false")
+    with holdfast.Checkpointer(run) as checkpointer:
+        checkpointer.restore({})
+        for step in range(count):
+            checkpointer.save(step, {}).committed.result(timeout=60)
+
+
+def kept(service: Service, run: str) -> set[int]:
+    committed = service.client.checkpoints.all(*run.split("/"), state=CheckpointState.COMMITTED)
+    return {each.step for each in committed}
+
+
+def test_what_a_save_replaces_goes_once_that_save_is_committed_and_if_it_fails_together_with_it(
+    run: str, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The best so far must not go for a better one that a failure or the end of the job has taken."""
-    gone: list[int] = []
-
-    def empty(trash: Trash) -> None:
-        gone.extend(sorted(trash._due))
-        trash._due.clear()
-
-    monkeypatch.setattr(Trash, "_empty", empty)
-    trash = Trash(ClientSettings(), parse_run(run), "the limit")
-    fails, commits, last, never = (SaveHandle(step) for step in (3, 4, 5, 6))
-    trash.drop([1], fails.committed)
-    trash.drop([2], commits.committed)
-    assert not gone
+    save_steps(run, 8, monkeypatch)
+    fails, commits, last, never = (SaveHandle(step) for step in (8, 9, 10, 11))
+    first = Trash(ClientSettings(), parse_run(run), "the limit")
+    first.drop([0], fails)
+    first.drop([1], commits)
+    assert kept(service, run) == {*range(8)}
     fails.fail(SaveFailed("the store was away"))
     commits.committed.set_result(SimpleNamespace())  # type: ignore[arg-type]
-    trash.drop([1, 3], last.committed)
-    trash.drop([4], never.committed)
+    first.drop([0, 2], last)
+    first.drop([3], never)
     last.committed.set_result(SimpleNamespace())  # type: ignore[arg-type]
+    first.close()
+    assert kept(service, run) == {0, 3, 4, 5, 6, 7}
+    second = Trash(ClientSettings(), parse_run(run), "the limit")
+    second.drop([0], fails)
+    second.drop([8], last)
+    second.close()
+    assert kept(service, run) == {3, 4, 5, 6, 7}
+
+
+def test_what_a_person_takes_back_from_the_trash_is_not_put_there_again(
+    run: str, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainer names every step beyond its limit at each save."""
+    save_steps(run, 4, monkeypatch)
+    trash = Trash(ClientSettings(), parse_run(run), "the limit")
+    trash.drop([0])
+    while 0 in kept(service, run):
+        time.sleep(0.05)
+    service.client.checkpoints.undelete(service.client.checkpoints.select(*run.split("/"), "0").id)
+    trash.drop([0, 1])
     trash.close()
-    assert gone == [2, 3]
+    assert kept(service, run) == {0, 2, 3}
 
 
 def test_accelerate_says_once_that_gradients_under_way_are_in_no_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
@@ -305,5 +345,6 @@ def test_accelerate_says_once_that_gradients_under_way_are_in_no_checkpoint(capl
     assert place.state_dict() == {"step": 2}
     assert not caplog.text
     accelerator.sync_gradients, accelerator.step = False, 3
-    assert [place.state_dict() for _ in range(2)] == [{"step": 3}] * 2
+    again = training_state(accelerator)["accelerator"]
+    assert [each.state_dict() for each in (place, again)] == [{"step": 3}] * 2
     assert caplog.text.count("sync_gradients is true") == 1

@@ -133,6 +133,7 @@ def test_a_disk_that_gives_a_save_back_no_more_keeps_no_later_save_from_the_stor
         assert isinstance(first.committed.exception(timeout=60), errors.SaveSpooled)
         assert first.state is SaveState.SPOOLED
         assert "The saves after it go on" in caplog.text
+        assert ckpt.stats.committed_late == 0, "the second was tried once"
     assert spooled(folder)[0] == [0], "for the next launch, or a person"
 
 

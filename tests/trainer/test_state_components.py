@@ -420,6 +420,15 @@ def test_what_is_no_place_in_the_data_goes_on_if_all_ranks_saved_the_same():
     assert fresh.state_dict() == scaler.state_dict()
 
 
+def test_a_scheduler_of_a_package_that_is_not_here_goes_on_too():
+    base = type("Scheduler", (Place,), {"__module__": "timm.scheduler.scheduler"})
+    scheduler = type("CosineLRScheduler", (base,), {})
+    parts = [save({"lr_scheduler": scheduler(3)}, rank, 2) for rank in range(2)]
+    fresh = scheduler()
+    load({"lr_scheduler": fresh}, parts)
+    assert fresh.position == 3
+
+
 def test_a_module_of_each_rank_loses_none_on_fewer_ranks():
     parts = [save({"stage": nn.Linear(1, 1)}, rank, 2, per_rank=["stage"]) for rank in range(2)]
     stage = nn.Linear(1, 1)

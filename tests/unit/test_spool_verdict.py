@@ -15,7 +15,7 @@ from holdfast_client.errors import (
     TransferStopped,
     UnexpectedReply,
 )
-from holdfast_protocol.states import AbortCause
+from holdfast_protocol.states import AbortCause, Health
 
 
 @pytest.mark.rule("late-save-adoption")
@@ -64,6 +64,7 @@ def test_what_can_never_be_committed_makes_room(error):
         errors.CheckpointAborted("fenced by attempt 2", context={"cause": AbortCause.FENCED}),
         errors.CheckpointAborted("its attempt has ended", context={"cause": "attempt_ended"}),
         errors.CheckpointAborted("by a service that tells no cause"),
+        CheckpointConflict("committed, and found corrupt since", context={"health": Health.CORRUPT}),
     ],
     ids=lambda error: f"{type(error).__name__} {getattr(error, 'context', {}).get('cause', '')}".strip(),
 )

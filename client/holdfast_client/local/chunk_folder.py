@@ -69,11 +69,13 @@ class ChunkFolder:
         with self._opened(digest) as descriptor:
             if descriptor is None:
                 return False
-            if _read(descriptor, buffer, stop) != digest:
-                if self._is_wrong(digest, descriptor) or os.fstat(descriptor).st_size != buffer.nbytes:
+            try:
+                if not self._proves(digest, descriptor, buffer, stop):
                     return False
-                if _read(descriptor, buffer, stop) != digest:
-                    raise OSError(errno.EIO, "its bytes are not read alike each time")
+            except OSError:
+                with self._lock:
+                    self._proven.pop(digest, None)  # the next durable add must not rely on it
+                raise
             self._note_proven(digest, os.fstat(descriptor).st_ino)
             _note_use(descriptor)
             return True
@@ -83,7 +85,8 @@ class ChunkFolder:
 
         False, with nothing left behind, if neither limit nor disk has room after eviction. A chunk that is there
         already is only marked as used. A durable one is read first, unless this process has done so, because a file of
-        the right size may be damaged by a loss of power. Raises OSError for any other refusal of the disk.
+        the right size may be damaged by a loss of power. What cannot be read is written anew. Raises OSError for any
+        other refusal of the disk.
         """
         view = memoryview(body)
         if self._is_there(digest, view.nbytes, durable=durable):
@@ -140,7 +143,7 @@ class ChunkFolder:
                 return False
             if durable:
                 inode = os.fstat(descriptor).st_ino
-                if self._proven.get(digest) != inode and _digest_of(descriptor) != digest:
+                if self._proven.get(digest) != inode and not _is_whole(descriptor, digest):
                     return False
                 self._note_proven(digest, inode)
                 os.fsync(descriptor)
@@ -166,6 +169,16 @@ class ChunkFolder:
         self._note_proven(digest, inode)
         if durable:
             self._sync_names(digest)
+        return True
+
+    def _proves(self, digest: str, descriptor: int, buffer: memoryview, stop: threading.Event | None) -> bool:
+        """Fills the buffer. False if the file has other bytes, or another size than the buffer."""
+        if _read(descriptor, buffer, stop) == digest:
+            return True
+        if self._is_wrong(digest, descriptor) or os.fstat(descriptor).st_size != buffer.nbytes:
+            return False
+        if _read(descriptor, buffer, stop) != digest:
+            raise OSError(errno.EIO, "its bytes are not read alike each time")
         return True
 
     def _is_wrong(self, digest: str, descriptor: int) -> bool:
@@ -222,6 +235,14 @@ def _digest_of(descriptor: int) -> str:
     os.lseek(descriptor, 0, os.SEEK_SET)
     with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_whole(descriptor: int, digest: str) -> bool:
+    """False also if the disk does not give the file back."""
+    try:
+        return _digest_of(descriptor) == digest
+    except OSError:
+        return False
 
 
 def _note_use(descriptor: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from accelerate import Accelerator
@@ -63,22 +64,24 @@ def _loader(loader: Any) -> Any:
     return loader if getattr(loader, "use_stateful_dataloader", False) else _Epoch(loader)
 
 
+@cache
+def _warn_of_gradients() -> None:
+    log.warning(
+        "a checkpoint is saved while gradients are accumulated, and they are not in it: a resume takes its next "
+        "optimizer step without those of the batches so far. Call step() where accelerator.sync_gradients is true"
+    )
+
+
 class _Counter(FitsAnyWorld):
     """The accelerator's position within gradient accumulation."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._has_warned = False
 
     def state_dict(self) -> dict[str, int]:
         """Warns once if gradients are under way: a resume takes its next optimizer step without them."""
-        if not (self._accelerator.sync_gradients or self._has_warned) and self._accelerator.is_main_process:
-            self._has_warned = True
-            log.warning(
-                "a checkpoint is saved while gradients are accumulated, and they are not in it: a resume takes its "
-                "next optimizer step without those of the batches so far. Call step() where "
-                "accelerator.sync_gradients is true"
-            )
+        if not self._accelerator.sync_gradients and self._accelerator.is_main_process:
+            _warn_of_gradients()
         return {"step": self._accelerator.step}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

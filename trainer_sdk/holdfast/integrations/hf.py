@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
-from transformers import Trainer, TrainerCallback, optimization
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_utils import HubStrategy, get_last_checkpoint
 
@@ -28,16 +28,12 @@ from holdfast.errors import ConfigurationError, IntegrityError, NotFound, Preemp
 from holdfast.integrations.trash import Trash
 from holdfast.restore.partial import load_weights
 from holdfast.save.job import SaveHandle
-from holdfast.state.components import FitsAnyWorld, capture_rng, restore_rng
+from holdfast.state.components import capture_rng, restore_rng
 from holdfast_protocol.runs import parse_run
 
 log = logging.getLogger("holdfast")
 
 _TRAINER_STATE = "trainer_state.json"
-
-# A scheduler that is none of torch's. Older versions of transformers lack it.
-if (_greedy := getattr(optimization, "GreedyLR", None)) is not None:
-    FitsAnyWorld.register(_greedy)
 
 
 class HoldfastTrainerMixin:
@@ -217,7 +213,7 @@ class HoldfastTrainerMixin:
             run = parse_run(self.checkpointer.run)
             self._trash = Trash(self.checkpointer.parts.client.settings, run, f"save_total_limit={limit}")
         gone = beyond_limit(self._progress.saved, limit, state.best_global_step)
-        self._trash.drop(gone, handle.committed)
+        self._trash.drop(gone, handle)
 
     @property
     def _limit(self) -> int | None:

@@ -29,6 +29,7 @@ from holdfast.errors import ConfigurationError, NoRestorePoint
 from holdfast.health.diverged import losses_are_finite
 from holdfast.integrations.trash import Trash
 from holdfast.restore.partial import load_weights
+from holdfast.save.job import SaveHandle
 from holdfast.schedule.save_policy import OnPreemption
 from holdfast.settings import TrainerSettings
 from holdfast.state.components import FitsAnyWorld
@@ -169,7 +170,7 @@ class HoldfastCheckpointManager(CheckpointManager):
         self._about.saved.append(curr_step)
         if last_step:
             self.maybe_wait_for_saving()
-        self._drop_old(handle.committed)
+        self._drop_old(handle)
         return True
 
     def _maybe_wait_for_staging(self) -> None:
@@ -240,14 +241,14 @@ class HoldfastCheckpointManager(CheckpointManager):
             return self._initial_load()
         return True
 
-    def _drop_old(self, committed: Future[CheckpointView]) -> None:
+    def _drop_old(self, save: SaveHandle) -> None:
         checkpointer = self._checkpointer
         if checkpointer is None or self.keep_latest_k == 0 or dist.get_rank() != 0:
             return
         if self._trash is None:
             reason = f"keep_latest_k={self.keep_latest_k}"
             self._trash = Trash(checkpointer.parts.client.settings, parse_run(checkpointer.run), reason)
-        self._trash.drop(sorted(set(self._about.saved))[: -self.keep_latest_k], committed)
+        self._trash.drop(sorted(set(self._about.saved))[: -self.keep_latest_k], save)
 
 
 class _About:

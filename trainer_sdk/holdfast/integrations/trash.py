@@ -1,9 +1,9 @@
 """Moves checkpoints beyond a framework's own limit to the run's trash. Below hf/ and lightning/.
 
 A framework deletes the old one when it has written the new one. Here the new one may still be uploading, so the old one
-goes after its commit, and stays if there is none. The service decides in the end: the two newest healthy points, and
-held, pinned or read checkpoints, stay and are asked for again later. Best effort, on a thread of its own: training
-never waits for it, and never fails by it.
+goes after its commit. If there is none, the old one stays until the framework gives up the step of the new one too. The
+service decides in the end: the two newest healthy points, and held, pinned or read checkpoints, stay and are asked for
+again later. Best effort, on a thread of its own: training never waits for it, and never fails by it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable
-from concurrent.futures import Future, wait
-from typing import Any
+from concurrent.futures import wait
 
 from holdfast.errors import Forbidden, HoldfastError, NotFound
+from holdfast.save.job import SaveHandle
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.base import RunName
@@ -28,8 +28,7 @@ _BRIEF_SECONDS = 5.0
 _CLOSE_SECONDS = 10.0
 _SETTLE_SECONDS = 0.5
 """A save may be over a moment before its handle hears of it."""
-_OVER = frozenset(CheckpointState) - {CheckpointState.COMMITTED, CheckpointState.UPLOADING}
-"""No committed checkpoint to delete. An uploading one is asked for again."""
+_GONE = frozenset({CheckpointState.TRASHED, CheckpointState.DELETING, CheckpointState.DELETED})
 
 
 class Trash:
@@ -41,19 +40,22 @@ class Trash:
         self._reason = reason
         self._lock = threading.Lock()
         self._due: set[int] = set()
-        self._waiting: list[tuple[set[int], Future[Any]]] = []
-        """Steps, and the commit of the save that takes their place."""
-        self._spared: set[int] = set()
-        """What should have taken their place was not committed."""
+        self._waiting: list[tuple[set[int], SaveHandle]] = []
+        """Steps, and the save that takes their place."""
+        self._spared: dict[int, set[int]] = {}
+        """The step of a save that was not committed -> the steps whose place it should have taken."""
+        self._gone: set[int] = set()
+        """Steps that were in the trash once. A person may have taken one back since."""
         self._refused = False
         self._worker: threading.Thread | None = None
 
-    def drop(self, steps: Iterable[int], after: Future[Any] | None = None) -> None:
-        """These steps are no longer wanted, once `after` is there: the commit of the save that takes their place. If
-        that fails they stay. Returns at once; what waits, or was refused, is looked at again at the next call."""
+    def drop(self, steps: Iterable[int], after: SaveHandle | None = None) -> None:
+        """These steps are no longer wanted, once `after` is committed: the save that takes their place. If that fails
+        they stay until its own step is no longer wanted. Returns at once; what waits, or was refused, is looked at
+        again at the next call."""
         with self._lock:
             if after is None:
-                self._due.update(steps)
+                self._give_up(steps)
             else:
                 self._waiting.append((set(steps), after))
             self._settle()
@@ -66,13 +68,14 @@ class Trash:
         """The step was saved again, so it is wanted again."""
         with self._lock:
             self._due.discard(step)
-            for steps, _ in self._waiting:
+            self._gone.discard(step)
+            for steps in [*(steps for steps, _ in self._waiting), *self._spared.values()]:
                 steps.discard(step)
 
     def close(self) -> None:
         """Tries a last time, because the saves are over now."""
         with self._lock:
-            commits = [after for _, after in self._waiting]
+            commits = [save.committed for _, save in self._waiting]
         wait(commits, _SETTLE_SECONDS)
         if self._worker is not None:
             self._worker.join(_CLOSE_SECONDS)
@@ -84,21 +87,29 @@ class Trash:
     def _settle(self) -> None:
         """The caller holds the lock."""
         waiting, self._waiting = self._waiting, []
-        for steps, after in waiting:
-            if not after.done():
-                self._waiting.append((steps, after))
-            elif after.exception() is None:
-                self._due |= steps
+        for steps, save in waiting:
+            if not save.committed.done():
+                self._waiting.append((steps, save))
+            elif save.committed.exception() is None:
+                self._give_up(steps)
             else:
-                self._spared |= steps
-        self._due -= self._spared
+                self._spared.setdefault(save.step, set()).update(steps - self._due)
+        # A framework may name all steps beyond its limit at each save, what a failed save has spared among them.
+        self._due.difference_update(self._gone, *self._spared.values())
+
+    def _give_up(self, steps: Iterable[int]) -> None:
+        """With a save that was not committed goes what it should have replaced."""
+        for step in steps:
+            self._due.add(step)
+            self._give_up(self._spared.pop(step, ()))
 
     def _empty(self) -> None:
         with self._lock:
             due = sorted(self._due)
         try:
             found = {step: self._found(step) for step in due}
-            gone = {step for step, view in found.items() if view is None or view.state in _OVER}
+            gone = {step for step, view in found.items() if view and view.state in _GONE}
+            missing = {step for step, view in found.items() if not view or view.state is CheckpointState.ABORTED}
             named = [view.id for view in found.values() if view and view.state is CheckpointState.COMMITTED]
             if named:
                 # With a filter, protected checkpoints are left out and reported; without one a single such checkpoint
@@ -107,7 +118,8 @@ class Trash:
                 pruned = self._client.retention.prune(self._run.project, self._run.run, request)
                 gone |= {each.step for each in pruned.trashed}
             with self._lock:
-                self._due -= gone
+                self._gone |= gone
+                self._due -= gone | missing
         except Forbidden:
             self._refused = True
             log.warning(

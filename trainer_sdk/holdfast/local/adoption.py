@@ -38,7 +38,7 @@ from holdfast_client.local.push import belongs_here, is_committed, push_late
 from holdfast_client.local.spool import SaveKey, SpoolRecord, pushers
 from holdfast_client.local.tier import LocalTier
 from holdfast_protocol.base import Fence, RunName
-from holdfast_protocol.states import AbortCause, CheckpointState
+from holdfast_protocol.states import AbortCause, CheckpointState, Health
 
 NOBODY_WANTS_IT = frozenset({AbortCause.JOB, AbortCause.RANK_FAILED})
 """After these the save can never be completed. After any other cause, its bytes are worth their place."""
@@ -59,6 +59,8 @@ def verdict_of(error: BaseException) -> Verdict:
             return Verdict.AGAIN
         # Fenced, or its attempt is over: the next attempt may adopt it (rule late-save-adoption).
         return Verdict.DROP if error.context.get("cause") in NOBODY_WANTS_IT else Verdict.LEAVE
+    if isinstance(error, CheckpointConflict) and error.context.get("health") == Health.CORRUPT:
+        return Verdict.LEAVE  # what was committed is lost, and these bytes may be the only good ones
     if isinstance(error, CheckpointConflict | ManifestConflict | InvalidRequest | ChunkCorrupt):
         return Verdict.DROP
     if isinstance(error, HoldfastError) and not isinstance(error, (TransferStopped, *ENDS_THE_JOB)):

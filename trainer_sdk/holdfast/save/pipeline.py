@@ -39,7 +39,7 @@ from holdfast.session.session import Session
 from holdfast.staging import StagedShard
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
-from holdfast_client.errors import LocalReadFailed, ServiceUnavailable, TransferStopped
+from holdfast_client.errors import CheckpointConflict, LocalReadFailed, ServiceUnavailable, TransferStopped
 from holdfast_client.host_calls import HostCalls
 from holdfast_client.local.push import push_shard
 from holdfast_client.local.tier import LocalTier, NoRoom
@@ -100,7 +100,8 @@ class SavePipeline:
         tier: LocalTier | None = None,
     ) -> None:
         """Closes `host_calls` at its end. `retry_seconds`: how long a staged save is retried while service or store are
-        unavailable. With a local tier it is retried until the job ends."""
+        unavailable. With a local tier it is retried until the job ends, or until the disk fails to give it back
+        SPOOL_READS times in a row."""
         self._session = session
         self._rank = session.ranks.rank
         self.host_calls = host_calls
@@ -415,6 +416,8 @@ class SavePipeline:
         if dropped:
             self._forget(job)
             return self._reports.failed(job, failure), SaveState.LOST
+        if isinstance(failure, CheckpointConflict):  # what is committed of this step is corrupt: no launch replaces it
+            return self._reports.failed(job, failure), safe
         self._left.append(job)
         return self._reports.left_in_spool(job, failure), safe
 
@@ -508,6 +511,7 @@ class SaveReports:
 
     def left_in_spool(self, job: SaveJob, failure: BaseException) -> SaveSpooled:
         """This job will not commit the save, but its bytes are safe."""
+        self._tries_since = None
         self._session.note(failure)
         left = SaveSpooled(f"The checkpoint of step {job.step} is on this node's disk and not committed. {failure}")
         left.__cause__ = failure

@@ -115,9 +115,25 @@ def owner_of(name: str, component: str) -> int | None:
     return int(owner[0][1:]) if owner else None
 
 
-class FitsAnyWorld(ABC):  # noqa: B024 - others are registered, as they are not ours
+_SCHEDULERS = frozenset(
+    {
+        ("accelerate.scheduler", "AcceleratedScheduler"),
+        ("timm.scheduler.scheduler", "Scheduler"),
+        ("transformers.optimization", "GreedyLR"),
+    }
+)
+"""Schedulers that are none of torch's, by Python module and class, because their packages may not be there."""
+
+
+class FitsAnyWorld(ABC):  # noqa: B024 - others are registered or named, as they are not ours
     """A stateful object without a rank's place in the data: what all ranks saved alike, any number of ranks can load.
     A data loader is none: how far equal places are in the whole data depends on the number of ranks."""
+
+    @classmethod
+    def __subclasshook__(cls, kind: type) -> bool:
+        if cls is FitsAnyWorld and any((each.__module__, each.__qualname__) in _SCHEDULERS for each in kind.__mro__):
+            return True
+        return NotImplemented
 
 
 FitsAnyWorld.register(LRScheduler)

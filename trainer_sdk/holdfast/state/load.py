@@ -463,17 +463,16 @@ def _plan_stateful(component: Component, chosen: ChosenTree, wants: Wants, rank:
     if chosen.merge:
         states: list[Any] = []
         # Equal trees with tensors have those of all ranks: DTensors, which come back once for all the states, sharded
-        # as they are here.
+        # as they are here. All else each state has for itself, because a merge may add one to another.
         shared = _are_alike(chosen.encoded) and tensor_refs(chosen.encoded[0])
         live = _live_tensors(component) if shared else {}
-        trees = chosen.encoded[:1] if shared else chosen.encoded
-        merging = [_plan_tree(tree, live, wants, states.append, in_place=False) for tree in trees]
+        trees, times = (chosen.encoded[:1], len(chosen.encoded)) if shared else (chosen.encoded, 1)
+        merging = [_plan_tree(tree, live, wants, states.append, in_place=False, times=times) for tree in trees]
 
         def merge(arrivals: Arrivals) -> None:
             for step in merging:
                 step(arrivals)
-            given = states * len(chosen.encoded) if shared else states
-            component.target.load_resharded_state_dict(given, rank=rank, world_size=world_size)
+            component.target.load_resharded_state_dict(states, rank=rank, world_size=world_size)
 
         return merge
     [encoded] = chosen.encoded
@@ -503,7 +502,9 @@ def _plan_tree(
     give: Callable[[Any], None],
     *,
     in_place: bool = True,
+    times: int = 1,
 ) -> Step:
+    """`times`: so often the value is given, each a tree of its own with the same tensors."""
     fillers: dict[str, Filler] = {}
     for ref in tensor_refs(encoded):
         entry = wants.entry(ref.name)
@@ -521,7 +522,8 @@ def _plan_tree(
                 done[ref.name] = fillers[ref.name](arrivals)
             return done[ref.name]
 
-        give(decode_tree(encoded, resolve_tensor=resolve))
+        for _ in range(times):
+            give(decode_tree(encoded, resolve_tensor=resolve))
 
     return load
 

@@ -257,12 +257,13 @@ class TieBook:
 
     def tied_to(self, name: str, spec: PieceSpec, local: torch.Tensor, tensor: torch.Tensor) -> str | None:
         """The earlier name of exactly this view of this storage, or None (and the view is remembered). `tensor`: all of
-        it. A rank whose part is empty has no storage to compare, and must find the same ties as the other ranks."""
+        it. A rank whose part is empty has no address to compare, and must find the same ties as the other ranks, also
+        between a parameter and what was detached from it: fully_shard pads the storage behind an empty part."""
         if 0 in spec.global_shape:
             return None
         view = (
             local.device,
-            local.data_ptr() if local.numel() else id(tensor),
+            local.data_ptr() if local.numel() else local.untyped_storage().data_ptr() or id(tensor),
             local.stride(),
             local.is_conj(),
             local.is_neg(),

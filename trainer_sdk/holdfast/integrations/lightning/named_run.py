@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Set
-from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from holdfast.checkpointer import Checkpointer
@@ -23,7 +22,6 @@ from holdfast.state.components import capture_rng, restore_rng
 from holdfast.state.load import LoadOptions
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
-from holdfast_protocol.checkpoints import CheckpointView
 
 log = logging.getLogger("holdfast")
 
@@ -82,8 +80,7 @@ class NamedRun:
         self._checkpointer: Checkpointer | None = None
         self._names = Names()
         self._saved: int | None = None
-        self._commit: Future[CheckpointView] | None = None
-        """Of the last save."""
+        self._last: SaveHandle | None = None
         self._older: Set[str] = frozenset()
         """What was logged at older steps than the last one, and not at that."""
         self._trash: Trash | None = None
@@ -106,7 +103,7 @@ class NamedRun:
     def begin(self, trainer: Any) -> None:
         """A fit begins; a load from here on is a resume."""
         self._trainer, self._failure, self._has_restored = trainer, None, False
-        self._saved = self._commit = self._ended = None
+        self._saved = self._last = self._ended = None
         self._older = frozenset()
 
     def open(self) -> None:
@@ -191,7 +188,7 @@ class NamedRun:
         handle = None
         if self._saved != step:
             handle = checkpointer.save(step, state | {"names": self._names}, self._metrics())
-            self._saved, self._commit = step, handle.committed
+            self._saved, self._last = step, handle
         if self._is_first:
             write_name(path, self._run_name, step)
             self._trashed.keep(step)
@@ -208,7 +205,7 @@ class NamedRun:
             self._saved = step  # ModelCheckpoint, which saves on exceptions, need not save it again
             raise
         if handle is not None and not handle.declined:
-            self._saved, self._commit = step, handle.committed
+            self._saved, self._last = step, handle
 
     def knows(self, path: str | os.PathLike[str]) -> bool:
         return os.fspath(path) in self._names.steps
@@ -258,7 +255,7 @@ class NamedRun:
 
     def _drop_unless_named(self, step: int | None) -> None:
         nameless = {step} - {None, *self._names.steps.values()}
-        self._trashed.drop((each for each in nameless if each is not None), self._commit)
+        self._trashed.drop((each for each in nameless if each is not None), self._last)
 
     def _write_names_that(self, callbacks: Any) -> None:
         """Writes the names that ModelCheckpoint still counts on, on a node without them. The newest save was made
