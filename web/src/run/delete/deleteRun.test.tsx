@@ -1,5 +1,6 @@
-import { screen, within } from "@testing-library/react";
+import { act, screen, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
+import { queryClient } from "@/api/client";
 import { openPage, problem, SESSION, serve } from "@/testing/page";
 import { ANSWERS, IN_TRASH, page, RUN } from "../examples";
 
@@ -69,6 +70,22 @@ it("deletes a run by its name, as its dry run was seen, and takes it back", asyn
     "The purge of 1 other had begun",
   );
   expect(await screen.findByRole("region", { name: "Restore point" })).toBeVisible();
+});
+
+it("shows what it was opened with, whatever events ask again for", async () => {
+  const state = deletable();
+  openPage("/ui/runs/llama?project=demo");
+  await userEvent.click(await screen.findByRole("button", { name: "Delete run" }));
+  const typed = await screen.findByLabelText("Type llama to go on");
+  const dialog = within(screen.getByRole("dialog", { name: "Delete llama?" }));
+  expect(dialog.getByText(/^3 checkpoints go to the trash/)).toBeVisible();
+  Object.assign(state, { etag: '"run-2"', checkpoints: 4 });
+  await act(() => queryClient.invalidateQueries());
+  expect(dialog.getByText(/^3 checkpoints go to the trash/)).toBeVisible();
+  await userEvent.type(typed, "llama");
+  await userEvent.click(dialog.getByRole("button", { name: "Delete the run" }));
+  expect(await dialog.findByText(/^checkpoints/)).toHaveTextContent("checkpoints: 3 → became 4");
+  expect(state.sent).toEqual([['"run-1"', ""]]);
 });
 
 it("offers to take a deleted run back where a link leads to it", async () => {
