@@ -27,6 +27,9 @@ export interface Failure extends Part {
 export interface Outcome {
   trashed: Schemas["PrunedCheckpoint"][];
   left: (Schemas["LeftCheckpoint"] & { run: string })[];
+  /** So many were asked for, and the service named them in neither list: they are in the trash already, for example by a
+   * call whose reply was lost, or match no longer. */
+  unnamed: number;
   freedBytes: number;
   /** The earliest purge; null: nothing is in the trash. */
   purgeAt: string | null;
@@ -75,6 +78,7 @@ async function doParts(
       const done = await task(part);
       outcome.trashed.push(...done.trashed);
       outcome.left.push(...done.left.map((each) => ({ ...each, run: part.run })));
+      outcome.unnamed += part.ids.length - done.trashed.length - done.left.length;
       outcome.freedBytes += done.freed.bytes;
       outcome.purgeAt = [outcome.purgeAt, done.purge_at].filter((at) => at !== null).sort()[0] ?? null;
       onPart?.(part);
@@ -101,6 +105,7 @@ async function doParts(
 const NOTHING_DONE: Outcome = {
   trashed: [],
   left: [],
+  unnamed: 0,
   freedBytes: 0,
   purgeAt: null,
   isSaved: false,

@@ -104,6 +104,27 @@ it("has one dry run over the runs that match, and loses nothing when one of them
     expect(each).toMatchObject({ filter: { before_step: 50 }, all_of_run: false, reason: "a sweep" });
 });
 
+it("says what a call whose reply was lost may have moved", async () => {
+  let isLost = true;
+  open("&filter={}", async (request) => {
+    const found = await pruned(request, "vit", 2);
+    if (found.dry_run) return found;
+    // The service has done it, and names it in no second reply.
+    if (!isLost) return { ...found, trashed: [], purge_at: null, freed: { bytes: 0 } };
+    isLost = false;
+    throw new TypeError("Failed to fetch");
+  });
+  await userEvent.click(await screen.findByRole("button", { name: "Move 5 to the trash" }));
+  await userEvent.type(screen.getByLabelText("Type 5 to go on"), "5");
+  await userEvent.click(within(screen.getByRole("dialog")).getByRole("button", { name: "Move 5 to the trash" }));
+  const told = "The service has not confirmed that 2 checkpoints went to the trash:";
+  expect(await screen.findByText(told)).toBeVisible();
+  await userEvent.click(screen.getByRole("button", { name: "Retry what failed" }));
+  expect(await screen.findByText(/^2 checkpoints are in the trash already, or no longer match/)).toBeVisible();
+  expect(screen.getByText("3 checkpoints went to the trash.")).toBeVisible();
+  expect(screen.queryByText(told)).toBeNull();
+});
+
 it("says of which run there is no dry run, and goes on with the others alone", async () => {
   const { asked } = open("&filter={}", () => problem(409, "checkpoint_protected", "An attempt of it is active."));
   const alert = await screen.findByRole("alert");
