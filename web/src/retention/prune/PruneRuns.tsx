@@ -13,7 +13,7 @@ import { Bytes, Time } from "@/components/values";
 import { formatBytes, formatCount, plural } from "@/format/numbers";
 import { RunName } from "@/runs/RunName";
 import { eachOf, isOfAll, type OnPart, type Outcome, type Part, pruneShown, type Wanted } from "../actions";
-import { CostNow } from "../CostChange";
+import { CostNow, CostPrices } from "../CostChange";
 import { freedByStore } from "../cost";
 import { Reasons } from "../PlanTable";
 import styles from "../Retention.module.css";
@@ -286,6 +286,7 @@ function Matches({ wanted, made, stale, onDone }: MatchesProps) {
             </Figure>
             <CostNow project={project} run={undefined} freedByStore={freedByStore(taken.map((each) => each.pruned))} />
           </Figures>
+          <CostPrices project={project} run={undefined} />
           <div className={styles.bar}>
             <Can scope="operate" reason={reason}>
               <button
@@ -394,6 +395,8 @@ function Confirm({ wanted, asked, onDone, onClose }: ConfirmProps) {
         can be taken back until {purgeAt === null ? "their purge" : <Time at={purgeAt} />}; then the next collection
         frees {freed}.
       </p>
+      {/* The fields above may hold another one by now. */}
+      <p>Filter: {filterInWords(wanted.filter)}.</p>
       {wanted.allOfRun && <p>Those that a run could be resumed from may be among them.</p>}
       <label className={styles.field}>
         <span>Why (for readers of the audit events)</span>
