@@ -46,9 +46,9 @@ interface EditingProps {
 function Editing({ project, run, found, onOutcome }: EditingProps) {
   const draft = useDraft(found);
   const { document: shown, edited } = draft;
-  const own = ownPolicy(found, run);
+  const own = ownPolicy(draft.base, run);
   const level: Level = { kind: "retention", project, run: run ?? null, own };
-  const shared = { project, level, inForce: found, document: shown, edited, onApplied: applied };
+  const shared = { project, level, inForce: found, document: shown, edited, onApplied: applied, onReload: draft.rebase };
 
   return (
     <>
@@ -96,6 +96,8 @@ interface EffectProps {
   document: PolicyDocument;
   edited: boolean;
   onApplied: (outcome: Outcome) => void;
+  /** Another person's version was seen. */
+  onReload: () => void;
 }
 
 function askedOf({ project, inForce, document, edited }: EffectProps) {
@@ -251,10 +253,13 @@ interface ApplyProps extends EffectProps {
   stale: boolean;
 }
 
-function Apply({ project, level, document, edited, plans, stale, onApplied }: ApplyProps) {
+function Apply({ project, level, document, edited, plans, stale, onApplied, onReload }: ApplyProps) {
   // What was seen when the dialog was opened: exactly that is applied, whatever a live event brings meanwhile.
   const [asked, setAsked] = useState<Seen | null>(null);
-  const conflict = usePolicyConflict(asked?.level ?? level, () => setAsked(null));
+  const conflict = usePolicyConflict(asked?.level ?? level, () => {
+    setAsked(null);
+    onReload();
+  });
   const count = total(plans, (plan) => plan.expired);
   if (!edited && count === 0 && asked === null) return null;
   const reason = stale ? "The plan of this policy is not there yet, or the service cannot make it." : undefined;
