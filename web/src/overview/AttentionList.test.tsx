@@ -129,9 +129,12 @@ it("tells missed objectives and a late scrub, and leads to where one acts", asyn
     "GET /v1/controllers": () => page({ name: "scrub", lag_seconds: 200_000, paused_at: null, error: null }),
   });
   const link = async (name: string) => (await screen.findByRole("link", { name })).getAttribute("href");
-  expect(await link("Second store")).toBe("/storage?project=demo#second");
+  expect(await link("Second store")).toBe("/storage?project=demo&late=true#second");
   expect(await link("Drill of bert")).toBe("/storage?project=demo&run=bert#drills");
   expect(await link("Scrub")).toBe("/operations/controllers?project=demo&controller=scrub");
+  // The copies of a run that is in time are not asked for: there may be a thousand.
+  const late = asked.find(({ url }) => url.includes("/demo/copies"));
+  expect(late && has(late, "late", "true")).toBe(true);
   const drills = asked.find(({ url }) => url.includes("/v1/operations"));
   expect(drills && has(drills, "kind", "drill") && has(drills, "project", "demo")).toBe(true);
 });

@@ -2,7 +2,7 @@ import type { Schemas } from "@/api/client";
 import { formatSeconds, secondsSince } from "@/format/moments";
 import { formatBytes, formatShare } from "@/format/numbers";
 import { plural } from "@/format/words";
-import { isLate, missedBy } from "@/storage/objectives";
+import { missedBy } from "@/storage/objectives";
 import { QUOTA_NEAR, quotaShare } from "@/storage/share_of_quota";
 
 /** One thing that needs attention. */
@@ -42,7 +42,7 @@ export interface Facts {
   /** That a store was unavailable or available again, the newest first. */
   storeEvents: readonly Schemas["EventView"][];
   stores: readonly Schemas["StoreView"][];
-  /** How far the second store is behind, run by run. */
+  /** Of the runs that miss their objective (RPO), how far the second store is behind. */
   copies: readonly Schemas["RunCopies"][];
   /** The list was read to its end. */
   hasAllCopies: boolean;
@@ -235,11 +235,10 @@ function whyUnprotected(run: Schemas["RunView"], now: number): string | null {
 /** All runs that miss their RPO are one entry: with a second store that is away it would be each of them. */
 function secondStore(copies: Facts["copies"], isWhole: boolean): Attention[] {
   const over = (of: Schemas["RunCopies"]) => (of.rpo_seconds ?? 0) - (of.rpo_objective_seconds ?? 0);
-  const late = copies.filter(isLate).sort((one, other) => over(other) - over(one));
-  const [worst] = late;
+  const [worst] = copies.toSorted((one, other) => over(other) - over(one));
   if (worst === undefined) return [];
   const detail =
-    `${isWhole ? "" : "At least "}${plural(late.length, "run")} with states that lack a copy for longer than the objective (RPO) allows; ` +
+    `${isWhole ? "" : "At least "}${plural(copies.length, "run")} with states that lack a copy for longer than the objective (RPO) allows; ` +
     `the worst is ${worst.run}: ${formatSeconds(worst.rpo_seconds ?? 0)} of ${formatSeconds(worst.rpo_objective_seconds ?? 0)}.`;
   return [
     {

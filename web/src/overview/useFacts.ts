@@ -14,6 +14,7 @@ const BAD_CHECKPOINTS: Schemas["EventType"][] = ["checkpoint.quarantined", "chec
 const STORES: Schemas["EventType"][] = ["store.unavailable", "store.available"];
 const BAD_HEALTHS: Schemas["Health"][] = ["quarantined", "corrupt"];
 const PAGE = 100;
+/** MAX_PAGE of the API: for what may be long, because all that was read is asked for again. */
 const LONG_PAGE = 500;
 
 export interface Known {
@@ -41,7 +42,7 @@ export function useFacts(project: string, now: number): Known {
   );
   const training = useWhole(
     "/v1/projects/{project}/runs",
-    { path, query: { status: TRAINING, limit: PAGE } },
+    { path, query: { status: TRAINING, limit: LONG_PAGE } },
     ASKED_AGAIN,
   );
   const badCopies = useWhole("/v1/projects/{project}/bad-copies", { path, query: { limit: PAGE } }, ASKED_AGAIN);
@@ -64,10 +65,15 @@ export function useFacts(project: string, now: number): Known {
     { path, query: { health: BAD_HEALTHS, state: ["committed"], limit: PAGE } },
     ASKED_AGAIN,
   );
-  const copies = useWhole("/v1/projects/{project}/copies", { path, query: { limit: PAGE } }, ASKED_AGAIN);
+  // Those that are in time would be a call for each hundred runs, every minute.
+  const copies = useWhole(
+    "/v1/projects/{project}/copies",
+    { path, query: { late: true, limit: LONG_PAGE } },
+    ASKED_AGAIN,
+  );
   const drills = useWhole(
     "/v1/operations",
-    { query: { project, kind: "drill", limit: PAGE } },
+    { query: { project, kind: "drill", limit: LONG_PAGE } },
     {
       ...ASKED_AGAIN,
       isEnough: (newestFirst) =>
@@ -113,7 +119,7 @@ const NOTHING: Facts = {
 /** The same of the projects that are not chosen, by one list of runs for all of them: without their copies and quotas. */
 export function useFactsElsewhere(project: string): Known {
   const stopped = useWhole("/v1/runs", { query: { status: STOPPED, limit: PAGE } }, ASKED_AGAIN);
-  const training = useWhole("/v1/runs", { query: { status: TRAINING, limit: PAGE } }, ASKED_AGAIN);
+  const training = useWhole("/v1/runs", { query: { status: TRAINING, limit: LONG_PAGE } }, ASKED_AGAIN);
   const corrupt = useWhole(
     "/v1/checkpoints",
     { query: { health: ["corrupt"], state: ["committed"], limit: PAGE } },
