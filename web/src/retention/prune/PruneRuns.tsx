@@ -1,7 +1,7 @@
-import { useQuery } from "@tanstack/react-query";
+import { queryOptions, useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { type ReactNode, useMemo, useState } from "react";
-import { api, type Schemas } from "@/api/client";
+import { api, queryClient, type Schemas } from "@/api/client";
 import { failureOf, ProblemError } from "@/api/problem";
 import { Can } from "@/components/Can";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
@@ -17,6 +17,7 @@ import { CostNow, CostPrices } from "../CostChange";
 import { freedByStore } from "../cost";
 import { Reasons } from "../PlanTable";
 import styles from "../Retention.module.css";
+import { retry } from "../useRetention";
 import { filterInWords } from "./pruneFilter";
 
 const PRUNE = "/v1/projects/{project}/runs/{run}/retention/prune";
@@ -33,18 +34,30 @@ interface Failed {
   error: unknown;
 }
 
+/** Asked again within this time, the service is not asked for what it has said already: of 1,000 runs one call may fail. */
+const DRY_RUN_HOLDS_MS = 60_000;
+
+function dryRunQuery({ project, filter, allOfRun }: Wanted, run: string) {
+  const asked = {
+    params: { path: { project, run } },
+    body: { filter, all_of_run: allOfRun, dry_run: true, reason: "" },
+  };
+  return queryOptions({
+    queryKey: ["post", PRUNE, asked],
+    queryFn: async ({ signal }) => (await api.POST(PRUNE, { ...asked, signal })).data as Schemas["Pruned"],
+    retry,
+  });
+}
+
 /** The dry runs of all these runs: one that fails takes nothing from the others. `done`: how many are over so far. */
-function useDryRuns({ project, filter, allOfRun }: Wanted, runs: readonly string[]) {
+function useDryRuns(wanted: Wanted, runs: readonly string[]) {
+  const { project, filter, allOfRun } = wanted;
   const [done, setDone] = useState(0);
 
-  async function dryRun(run: string, signal: AbortSignal): Promise<DryRun | Failed | null> {
+  async function dryRun(run: string): Promise<DryRun | Failed | null> {
     try {
-      const { data } = await api.POST(PRUNE, {
-        params: { path: { project, run } },
-        body: { filter, all_of_run: allOfRun, dry_run: true, reason: "" },
-        signal,
-      });
-      return { run, pruned: data as Schemas["Pruned"] };
+      const asked = { ...dryRunQuery(wanted, run), staleTime: DRY_RUN_HOLDS_MS };
+      return { run, pruned: await queryClient.fetchQuery(asked) };
     } catch (error) {
       if (isOfAll(error)) throw error;
       // Deleted meanwhile.
@@ -57,7 +70,7 @@ function useDryRuns({ project, filter, allOfRun }: Wanted, runs: readonly string
     queryKey: ["post", PRUNE, { params: { path: { project } }, body: { runs, filter, allOfRun } }],
     queryFn: async ({ signal }) => {
       setDone(0);
-      const all = await eachOf(runs, (run) => dryRun(run, signal), { signal, onDone: setDone });
+      const all = await eachOf(runs, dryRun, { signal, onDone: setDone });
       return {
         made: all.filter((each) => each !== null && "pruned" in each),
         failed: all.filter((each) => each !== null && "error" in each),

@@ -143,6 +143,21 @@ it("says of which run there is no dry run, and goes on with the others alone", a
   expect(asked.filter((each) => each.url.endsWith("/prune"))).toHaveLength(3);
 });
 
+it("looks again into the runs alone of which there was no dry run", async () => {
+  let isActive = true;
+  const { asked } = open("&filter={}", (request) =>
+    isActive ? problem(409, "checkpoint_protected", "An attempt of it is active.") : pruned(request, "vit", 2),
+  );
+  await screen.findByRole("alert");
+  isActive = false;
+  await userEvent.click(screen.getByRole("button", { name: "Look again" }));
+  await waitFor(() => expect(screen.queryByRole("alert")).toBeNull());
+  // What was not seen at the first look is not chosen.
+  expect(figure("Runs chosen")).toHaveTextContent("1 of 2");
+  const runs = asked.filter((each) => each.url.endsWith("/prune")).map((each) => each.url.split("/").at(-3));
+  expect(runs.sort()).toEqual(["bert", "llama", "vit", "vit"]);
+});
+
 it("takes a run out of what is chosen, and opens one to choose among its checkpoints", async () => {
   const { router } = open("&filter={}");
   const table = await screen.findByRole("grid", { name: "Runs that have what would expire" });
