@@ -97,6 +97,24 @@ it("offers to take a deleted run back where a link leads to it", async () => {
   expect(screen.queryByRole("button", { name: "Take the run back" })).toBeNull();
 });
 
+it("says that the deleted runs could not be read, and reads them again", async () => {
+  let isBroken = true;
+  const state = deletable({
+    "GET /v1/projects/demo/runs": () =>
+      isBroken ? problem(500, "internal", "The catalog did not answer.") : page({ name: "llama", in_trash: IN_TRASH }),
+  });
+  state.isDeleted = true;
+  openPage("/ui/runs/llama?project=demo");
+  expect(await screen.findByText("The catalog did not answer.")).toBeVisible();
+  expect(screen.getByRole("link", { name: "deleted runs" })).toHaveAttribute(
+    "href",
+    expect.stringMatching(/^\/ui\/retention\?.*view=trash/),
+  );
+  isBroken = false;
+  await userEvent.click(screen.getByRole("button", { name: "Retry" }));
+  expect(await screen.findByRole("button", { name: "Take the run back" })).toBeVisible();
+});
+
 it("says which checkpoints hold a run back, and what else does", async () => {
   const reasons = [{ kind: "pinned", detail: "pinned by ana: figure 3" }];
   const kept = [{ checkpoint_id: "ck-2-200", step: 200, attempt: 2, reasons }];
