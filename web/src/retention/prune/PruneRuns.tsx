@@ -138,7 +138,8 @@ const run = createColumnHelper<DryRun & { project: string }>();
 const RUNS: Columns<DryRun & { project: string }> = [
   run.accessor("run", {
     header: "Run",
-    size: 200,
+    // A phone has room for all that it shows, with the link at the end.
+    size: 150,
     cell: ({ row: { original } }) => <RunName project={original.project} run={original.run} />,
   }),
   run.accessor((row) => row.pruned.trashed.length, {
@@ -165,7 +166,7 @@ const RUNS: Columns<DryRun & { project: string }> = [
   run.display({
     id: "choose",
     header: "",
-    size: 110,
+    size: 85,
     cell: ({ row: { original } }) => (
       <Link
         from="/retention"
