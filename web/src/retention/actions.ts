@@ -40,7 +40,8 @@ export interface Outcome {
   retry: (() => Promise<Outcome>) | null;
 }
 
-/** Does each, a few at a time, and gives the results in order. `onDone` hears how many are done. */
+/** Does each, a few at a time, and gives the results in order. Once one fails, no other is begun. `onDone` hears how many
+ * are done. */
 export async function eachOf<Item, Result>(
   items: readonly Item[],
   task: (item: Item) => Promise<Result>,
@@ -49,10 +50,17 @@ export async function eachOf<Item, Result>(
   const results: Result[] = [];
   const rest = items.entries();
   let done = 0;
+  let hasFailed = false;
   async function work() {
     for (const [index, item] of rest) {
       signal?.throwIfAborted();
-      results[index] = await task(item);
+      try {
+        results[index] = await task(item);
+      } catch (error) {
+        hasFailed = true;
+        throw error;
+      }
+      if (hasFailed) return;
       done += 1;
       onDone?.(done);
     }
