@@ -48,7 +48,15 @@ function Editing({ project, run, found, onOutcome }: EditingProps) {
   const { document: shown, edited } = draft;
   const own = ownPolicy(draft.base, run);
   const level: Level = { kind: "retention", project, run: run ?? null, own };
-  const shared = { project, level, inForce: found, document: shown, edited, onApplied: applied, onReload: draft.rebase };
+  const shared = {
+    project,
+    level,
+    inForce: found,
+    document: shown,
+    edited,
+    onApplied: applied,
+    onReload: draft.rebase,
+  };
 
   return (
     <>

@@ -73,7 +73,10 @@ export function curveOf(
     lost.set(attempt, of.map(carried));
   }
   for (const [attempt, of] of left) lost.set(attempt, through(of, lost.get(attempt) ?? []));
-  const branches = [...lost].filter(([, of]) => of.length > 0).sort(([a], [b]) => b - a).slice(0, MOST_BRANCHES);
+  const branches = [...lost]
+    .filter(([, of]) => of.length > 0)
+    .sort(([a], [b]) => b - a)
+    .slice(0, MOST_BRANCHES);
   for (const [index, [attempt, of]] of branches.entries()) {
     const label = `${metric}, attempt ${attempt}, not on the lineage`;
     drawn.push({ label, of, color: BRANCH_COLORS[index] as string });
