@@ -131,7 +131,7 @@ it("lists the runs alone that miss their objective, by the link from Overview", 
   const copies = () => asked.filter(({ url }) => url.includes("/demo/copies")).map(({ url }) => new URL(url).search);
   const late = await screen.findByLabelText("Only runs that miss their objective (RPO)");
   expect(late).toBeChecked();
-  expect(copies()).toEqual(["?limit=100&late=true"]);
+  await waitFor(() => expect(copies()).toEqual(["?limit=100&late=true"]));
   await userEvent.click(late);
   await waitFor(() => expect(copies().at(-1)).toBe("?limit=100"));
 });
