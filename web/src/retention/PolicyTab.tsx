@@ -90,9 +90,9 @@ function Editing({ project, run, found, onOutcome }: EditingProps) {
     </>
   );
 
-  function applied(what: Outcome) {
+  function applied(what: Outcome, seen: Seen) {
     onOutcome(what);
-    if (what.isSaved) draft.saved();
+    if (what.isSaved) draft.saved(seen.document);
   }
 }
 
@@ -103,7 +103,7 @@ interface EffectProps {
   inForce: Schemas["PolicyView"] | null;
   document: PolicyDocument;
   edited: boolean;
-  onApplied: (outcome: Outcome) => void;
+  onApplied: (outcome: Outcome, seen: Seen) => void;
   /** Another person's version was seen. */
   onReload: () => void;
 }
@@ -292,7 +292,7 @@ function Apply({ project, level, document, edited, plans, stale, onApplied, onRe
           title={`Retention of ${level.run ?? project}`}
           action={expiring === 0 ? "Save" : `Expire ${formatCount(expiring)}`}
           {...(expiring === 0 ? {} : { typed: String(expiring) })}
-          onConfirm={async () => onApplied(await applyPolicy(asked))}
+          onConfirm={async () => onApplied(await applyPolicy(asked), asked)}
           onConflict={conflict}
           onClose={() => setAsked(null)}
         >

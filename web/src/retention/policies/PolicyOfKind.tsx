@@ -75,8 +75,8 @@ function Editing({ kind, project, run, found, onSaid }: EditingProps) {
     draft.discard();
   }
 
-  function saved() {
-    draft.saved();
+  function saved(what: PolicyDocument) {
+    draft.saved(what);
     onSaid("The policy is saved.");
   }
 
@@ -150,7 +150,7 @@ interface SaveProps {
   document: PolicyDocument;
   action: string;
   onWrong: (wrong: Wrong) => void;
-  onSaved: () => void;
+  onSaved: (document: PolicyDocument) => void;
   /** Another person's version was seen. */
   onReload: () => void;
 }
@@ -177,7 +177,7 @@ function Save({ level, document, action, onWrong, onSaved, onReload }: SaveProps
       onWrong(wrong);
       return;
     }
-    onSaved();
+    onSaved(seen.document);
   }
 
   return (

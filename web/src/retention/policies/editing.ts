@@ -21,8 +21,8 @@ export interface Draft {
   rebase: () => void;
   edit: (document: PolicyDocument) => void;
   discard: () => void;
-  /** Ends the edit: the service has it. */
-  saved: () => void;
+  /** Ends the edit: the service has it. What was typed since is an edit of its own. */
+  saved: (document: PolicyDocument) => void;
 }
 
 /** The edit of a policy, which is in the address until it is saved. `found`: what holds now. */
@@ -59,7 +59,9 @@ export function useDraft(found: PolicyView | null): Draft {
       change({ draft: undefined });
       setDiscarded(true);
     },
-    saved: () => change({ draft: undefined }),
+    saved: (document) => {
+      if (draft !== undefined && sameRules(draft, document)) change({ draft: undefined });
+    },
   };
 }
 

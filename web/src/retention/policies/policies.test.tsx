@@ -1,4 +1,4 @@
-import { act, screen, waitFor, within } from "@testing-library/react";
+import { act, fireEvent, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { queryClient } from "@/api/client";
 import type { makeRouter } from "@/app/routes";
@@ -153,6 +153,30 @@ it("saves no edit over a version that came after it was begun, until that one wa
   await userEvent.click(screen.getByRole("button", { name: "Reload, and go on from there" }));
   await save(router, edited, "RPO 1 h, RTO 1 h");
   await waitFor(() => expect(put().map((each) => each.headers.get("If-Match"))).toEqual(['"4"', '"5"']));
+});
+
+it("goes on with what was typed after the dialog was opened", async () => {
+  let now = OBJECTIVES;
+  const { put, router } = open("?kind=objectives", {
+    [`GET ${OF_PROJECT}/objectives`]: () => now,
+    [`PUT ${OF_PROJECT}/objectives`]: async (request) => {
+      now = { ...OBJECTIVES, document: (await body(request)).document, version: 5, etag: '"5"' };
+      return now;
+    },
+  });
+  await type(RTO, "1h");
+  const button = await screen.findByRole("button", { name: "Save the policy" });
+  fireEvent.change(screen.getByLabelText(RPO), { target: { value: "3h" } });
+  fireEvent.click(button);
+  expect(within(screen.getByRole("dialog")).getByText("RPO 1 h, RTO 1 h")).toBeVisible();
+  // It settles while the dialog is open.
+  const typed = { rpo_seconds: 10_800, rto_seconds: 3600 };
+  await waitFor(() => expect(router.state.location.search).toHaveProperty("draft", typed));
+  await userEvent.click(screen.getByRole("button", { name: "Save" }));
+  expect(await screen.findByText(/The project’s policy, version 5/)).toBeVisible();
+  expect(screen.getByText("Edited, and not saved.")).toBeVisible();
+  expect(screen.getByLabelText(RPO)).toHaveValue("3h");
+  expect(await body(put()[0])).toEqual({ document: { rpo_seconds: 3600, rto_seconds: 3600 } });
 });
 
 it("shows the policy of its own that a run has got meanwhile", async () => {
