@@ -4,7 +4,8 @@ import { type Facts, findAttention } from "./attention";
 const NOW = Date.parse("2026-05-01T12:00:00Z");
 const NONE: Facts = {
   ...{ runs: [], badCopies: [], hasAllBadCopies: true, badCheckpoints: [], badEvents: [], storeEvents: [], stores: [] },
-  ...{ copies: [], hasAllCopies: true, drills: [], scrub: undefined, project: undefined },
+  ...{ copies: [], hasAllCopies: true, drills: [], deletedRuns: new Set<string>() },
+  ...{ scrub: undefined, project: undefined },
 };
 const before = (hours: number) => new Date(NOW - hours * 3_600_000).toISOString();
 
@@ -214,7 +215,9 @@ it("tells the last drill of each run from each store, if it failed or has missed
         drill("cancelled", null, { state: "failed", error: "It is not whole there." }),
         drill("no objective", { seconds: 7200, rto_objective_seconds: null }),
         drill("long ago", slow, { created_at: before(24 * 31), ended_at: before(24 * 31) }),
+        drill("deleted", slow),
       ],
+      deletedRuns: new Set(["deleted"]),
     },
     NOW,
   );

@@ -1,9 +1,11 @@
-import { type Schemas, useQuery } from "@/api/client";
+import { useQueries } from "@tanstack/react-query";
+import { queryOptions, type Schemas, useQuery } from "@/api/client";
+import { isGone } from "@/api/problem";
 import { useSession } from "@/api/session";
 import { useWhole, type Whole } from "@/api/whole";
 import { secondsSince } from "@/format/moments";
 import { ASKED_AGAIN } from "@/live/refresh";
-import { DRILL_RECENT_SECONDS, type Facts, RECENT_SECONDS } from "./attention";
+import { DRILL_RECENT_SECONDS, type Facts, failedDrills, RECENT_SECONDS } from "./attention";
 
 type EventView = Schemas["EventView"];
 type Status = Schemas["RunStatus"];
@@ -80,6 +82,10 @@ export function useFacts(project: string, now: number): Known {
         newestFirst.some(({ created_at: at }) => secondsSince(at, now) >= DRILL_RECENT_SECONDS),
     },
   );
+  const deletedRuns = useDeleted(
+    project,
+    failedDrills(drills.items, now).map(({ run }) => run),
+  );
   const controllers = useQuery(
     "get",
     "/v1/controllers",
@@ -104,6 +110,7 @@ export function useFacts(project: string, now: number): Known {
       copies: copies.items,
       hasAllCopies: copies.isWhole,
       drills: drills.items,
+      deletedRuns,
       scrub: controllers.data?.items.find(({ name }) => name === "scrub"),
       project: found.data,
     },
@@ -113,8 +120,20 @@ export function useFacts(project: string, now: number): Known {
 
 const NOTHING: Facts = {
   ...{ runs: [], badCopies: [], hasAllBadCopies: true, badCheckpoints: [], badEvents: [], storeEvents: [], stores: [] },
-  ...{ copies: [], hasAllCopies: true, drills: [], scrub: undefined, project: undefined },
+  ...{ copies: [], hasAllCopies: true, drills: [], deletedRuns: new Set<string>() },
+  ...{ scrub: undefined, project: undefined },
 };
+
+/** Of these runs, those that are in the trash or purged. The list of operations has theirs, too. */
+function useDeleted(project: string, runs: readonly string[]): ReadonlySet<string> {
+  const names = [...new Set(runs)];
+  return useQueries({
+    queries: names.map((run) =>
+      queryOptions("get", "/v1/projects/{project}/runs/{run}", { params: { path: { project, run } } }),
+    ),
+    combine: (replies: { error: unknown }[]) => new Set(names.filter((_, at) => isGone(replies[at]?.error))),
+  });
+}
 
 /** The same of the projects that are not chosen, by one list of runs for all of them: without their copies and quotas. */
 export function useFactsElsewhere(project: string): Known {
