@@ -1,6 +1,6 @@
 """Copies in a second store, scrubbing on demand, and the impact of a bad chunk.
 
-`GET  /v1/projects/{project}/copies`              -> Page[RunCopies]
+`GET  /v1/projects/{project}/copies?late=`        -> Page[RunCopies]
 `GET  /v1/projects/{project}/runs/{run}/copies`   -> RunCopies
 `POST /v1/projects/{project}/runs/{run}/drills`   StartDrill -> OperationView, whose result is a DrillResult
 `POST /v1/projects/{project}/runs/{run}/scrubs`   StartScrub -> OperationView, whose result is a ScrubResult

@@ -77,6 +77,8 @@ def test_the_second_store_is_behind_until_it_is_whole_and_a_drill_of_it_tells_rt
         pass
     page.reload()
     expect(row(page, "Copies in the second store", "doctor", "whole")).to_have_count(1)
+    page.get_by_role("checkbox", name="Only runs that miss their objective (RPO)").check()
+    expect(row(page, "Copies in the second store", "doctor")).to_have_count(0)
     page.get_by_role("combobox", name="From the store alone").select_option("second")
     start(page, "Start a drill", "Drills")
     reconcile(service.context, kinds=OPERATION_KINDS)

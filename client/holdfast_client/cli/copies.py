@@ -44,21 +44,29 @@ def _compared(one: RunCopies) -> str:
     """`5 h of 1 h, late`."""
     if one.rpo_objective_seconds is None or one.rpo_seconds is None:
         return NOTHING
-    late = ", late" if one.rpo_seconds > one.rpo_objective_seconds else ""
+    late = ", late" if _is_late(one) else ""
     return f"{_duration(one.rpo_seconds)} of {_duration(one.rpo_objective_seconds)}{late}"
+
+
+def _is_late(one: RunCopies) -> bool:
+    return one.rpo_objective_seconds is not None and (one.rpo_seconds or 0) > one.rpo_objective_seconds
 
 
 @copies.command("list")
 def list_copies(
     target: TargetArgument,
     *,
+    late: Annotated[bool, typer.Option("--late", help="Only runs that miss their objective (RPO).")] = False,
     limit: LimitOption = None,
     json: JsonOption = False,
 ) -> None:
     """Tell run by run how far the second store is behind."""
     with connect() as client:
         project, run = read_target(target)
-        found = first(client.copies.all(project) if run is None else [client.copies.of_run(project, run)], limit)
+        if run is None:
+            found = first(client.copies.all(project, late=late), limit)
+        else:
+            found = [one for one in [client.copies.of_run(project, run)] if _is_late(one) or not late]
     if json:
         show_json(found)
         return
@@ -82,7 +90,9 @@ def list_copies(
             )
             for one in found
         ),
-        nothing=f"{target} has no runs yet. A training job makes one when it starts.",
+        nothing=f"{target} misses no objective (RPO)."
+        if late
+        else f"{target} has no runs yet. A training job makes one when it starts.",
     )
 
 

@@ -81,13 +81,15 @@ class Copies(Resource):
         """How far the second store is behind with a run: in seconds, steps and bytes."""
         return self.transport.call("GET", path("projects", project, "runs", run, "copies"), RunCopies)
 
-    def list(self, project: str, *, cursor: str | None = None, limit: int | None = None) -> Page[RunCopies]:
-        """The same for one page of a project's runs, by name."""
-        params = {"cursor": cursor, "limit": limit}
+    def list(
+        self, project: str, *, late: bool = False, cursor: str | None = None, limit: int | None = None
+    ) -> Page[RunCopies]:
+        """The same for one page of a project's runs, by name. `late`: only those that miss their objective (RPO)."""
+        params = {"late": late or None, "cursor": cursor, "limit": limit}
         return self.transport.call("GET", path("projects", project, "copies"), Page[RunCopies], params=params)
 
-    def all(self, project: str) -> Iterator[RunCopies]:
-        return all_items(lambda cursor: self.list(project, cursor=cursor))
+    def all(self, project: str, *, late: bool = False) -> Iterator[RunCopies]:
+        return all_items(lambda cursor: self.list(project, late=late, cursor=cursor))
 
     def drill(
         self, project: str, run: str, selector: str = "latest", store: StoreRole = StoreRole.SECOND

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 
 from holdfast_protocol.base import Page
 from holdfast_protocol.copies import RunCopies, StartDrill
@@ -16,16 +18,20 @@ from holdfast_service.web.parameters import Cursor, IdempotencyKey, Limit, Opera
 
 router = APIRouter(route_class=GuardedRoute, tags=["copies"])
 
+Late = Annotated[bool, Query(description="Only runs whose `rpo_seconds` is above their `rpo_objective_seconds`.")]
+
 
 @router.get("/v1/projects/{project}/copies", name="list", summary="How far the second store is behind, run by run")
 def of_project(
+    *,
     project: str,
     context: Context,
     caller: Reader,
+    late: Late = False,
     cursor: Cursor = None,
     limit: Limit = DEFAULT_PAGE,
 ) -> Page[RunCopies]:
-    return copies_of_project(context, caller, project, cursor=cursor, limit=limit)
+    return copies_of_project(context, caller, project, late=late, cursor=cursor, limit=limit)
 
 
 @router.get(

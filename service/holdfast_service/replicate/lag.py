@@ -7,9 +7,10 @@ must show. One that is dated later than now hides none: the clock was ahead when
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 
 from sqlalchemy import Subquery, and_, exists, func, or_, select, true
 from sqlalchemy.orm import Session
@@ -24,7 +25,7 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.pages import cut_page, decode_cursor
 from holdfast_service.db.tables.core import Checkpoint, Project, Run
 from holdfast_service.db.tables.operations import CheckpointCopy, Policy
-from holdfast_service.policies.policies import StoredPolicy, effective_policies, effective_policy
+from holdfast_service.policies.policies import StoredPolicy, effective_policies
 from holdfast_service.runs.views import project_named, run_named
 
 
@@ -165,6 +166,9 @@ def objectives_of(policy: StoredPolicy | None) -> Objectives:
 
 
 _CURSOR = "copies"
+# Of so many runs at a time it is found out which are late: a statement has a bound on its parameters, and a page may be
+# full before the last run.
+_RUNS_AT_ONCE = 250
 
 
 def copies_of_run(context: ServiceContext, caller: Principal, project: str, run: str) -> RunCopies:
@@ -175,46 +179,90 @@ def copies_of_run(context: ServiceContext, caller: Principal, project: str, run:
 
 
 def copies_of_project(
-    context: ServiceContext, caller: Principal, project: str, *, cursor: str | None, limit: int
+    context: ServiceContext, caller: Principal, project: str, *, late: bool = False, cursor: str | None, limit: int
 ) -> Page[RunCopies]:
-    """Every run of it, by name. Raises `forbidden`, `project_not_found` and `invalid_request`."""
-    query = select(Run).order_by(Run.name).limit(limit + 1)
+    """Every run of it, by name; `late`: those alone that miss their objective (RPO). Raises `forbidden`,
+    `project_not_found` and `invalid_request`."""
+    query = select(Run).order_by(Run.name)
     if cursor is not None:
         (after,) = decode_cursor(_CURSOR, cursor, str)
         query = query.where(Run.name > after)
     with context.database.read() as session:
         owner = project_named(session, caller, project)
-        found = session.scalars(query.where(Run.project_id == owner.id, Run.deleted_at.is_(None))).all()
+        query = query.where(Run.project_id == owner.id, Run.deleted_at.is_(None))
+        if late:
+            runs = session.scalars(query).all()
+            found: Sequence[Run] = list(islice(_late_ones(session, context, owner, runs), limit + 1))
+        else:
+            found = session.scalars(query.limit(limit + 1)).all()
         rows, next_cursor = cut_page(_CURSOR, found, limit, lambda row: (row.name,))
         return Page(items=_views(session, context, owner, rows), next_cursor=next_cursor)
+
+
+@dataclass(frozen=True)
+class _Exposure:
+    """A run's objective (RPO), and what it is compared with. Both None: there is no objective."""
+
+    objective_seconds: float | None = None
+    seconds: float | None = None
+
+    @property
+    def is_late(self) -> bool:
+        if self.objective_seconds is None or self.seconds is None:
+            return False
+        return self.seconds > self.objective_seconds
+
+
+def _late_ones(session: Session, context: ServiceContext, project: Project, runs: Sequence[Run]) -> Iterator[Run]:
+    for first in range(0, len(runs), _RUNS_AT_ONCE):
+        some = runs[first : first + _RUNS_AT_ONCE]
+        exposures = _exposures(session, context, project, some)
+        yield from (run for run in some if exposures[run.id].is_late)
+
+
+def _exposures(
+    session: Session, context: ServiceContext, project: Project, runs: Sequence[Run]
+) -> dict[str, _Exposure]:
+    """By the id of each of these runs."""
+    policy_of = effective_policies(session, PolicyKind.OBJECTIVES, project_id=project.id)
+    objectives = {run.id: objectives_of(policy_of(project.id, run.id)).rpo_seconds for run in runs}
+    with_objective = [run_id for run_id, seconds in objectives.items() if seconds is not None]
+    if not with_objective:
+        return {run.id: _Exposure() for run in runs}
+    second = context.attached(StoreRole.SECOND)
+    store_id = None if second is None else second.store_id
+    since = _behind_since(session, _rows(store_id, with_objective, unwanted=True))
+    now = database_now(session)
+    return {
+        run_id: _Exposure()
+        if objective is None
+        else _Exposure(objective, RunLag(behind_since=since.get(run_id)).seconds(now))
+        for run_id, objective in objectives.items()
+    }
 
 
 def _views(session: Session, context: ServiceContext, project: Project, runs: Sequence[Run]) -> list[RunCopies]:
     second = context.attached(StoreRole.SECOND)
     lags = {} if second is None else lag_of(session, second.store_id, [run.id for run in runs])
-    policy_of = effective_policies(session, PolicyKind.OBJECTIVES, project_id=project.id)
-    objectives = {run.id: objectives_of(policy_of(project.id, run.id)).rpo_seconds for run in runs}
-    with_objective = [run_id for run_id, seconds in objectives.items() if seconds is not None]
-    store_id = None if second is None else second.store_id
-    exposed = _behind_since(session, _rows(store_id, with_objective, unwanted=True)) if with_objective else {}
+    exposures = _exposures(session, context, project, runs)
+    policy_of = effective_policies(session, PolicyKind.COPIES, project_id=project.id)
     now = database_now(session)
-    found = {run_id: RunLag(behind_since=exposed.get(run_id)).seconds(now) for run_id in with_objective}
     views = []
     for run in runs:
-        lag = lags.get(run.id, RunLag())
+        lag, exposure = lags.get(run.id, RunLag()), exposures[run.id]
         views.append(
             RunCopies(
                 project=project.name,
                 run=run.name,
                 store=None if second is None else StoreRole.SECOND,
-                policy=effective_policy(session, PolicyKind.COPIES, project.id, run.id) is not None,
+                policy=policy_of(project.id, run.id) is not None,
                 newest_step=lag.newest_step,
                 newest_committed_at=lag.newest_committed_at,
                 copied_step=lag.copied_step,
                 copied_committed_at=lag.copied_committed_at,
                 lag_seconds=lag.seconds(now),
-                rpo_objective_seconds=objectives[run.id],
-                rpo_seconds=found.get(run.id),
+                rpo_objective_seconds=exposure.objective_seconds,
+                rpo_seconds=exposure.seconds,
                 lag_steps=lag.steps,
                 lag_bytes=lag.missing_bytes,
                 waiting=lag.waiting,

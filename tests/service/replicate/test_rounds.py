@@ -3,16 +3,20 @@ nothing of what is purged meanwhile (rules row-before-copy and record-outbox).""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import select, update
+from typer.testing import CliRunner
 
 import holdfast_service.copies.copy_chunk as copying
 import holdfast_service.replicate.controller
 import holdfast_service.replicate.copy_checkpoint
+import holdfast_service.replicate.lag
+from holdfast_client.cli.main import app
 from holdfast_protocol.states import CheckpointState, CopyState, Proof, Scope
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Copy, Project
@@ -206,6 +210,41 @@ def test_an_objective_counts_what_no_policy_wants_copied(service: RunningService
     clock.advance(30)
     replicate(service)
     assert behind()[0] == 0 < 30 <= behind()[1] < 120
+
+
+def test_the_runs_that_miss_their_objective_are_listed_apart(
+    service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http = service.http()
+    for run in ("a", "b", "c", "d"):
+        Job(http, f"demo/{run}").save(100, content=run.encode())
+
+    def listed(**params: Any) -> list[str]:
+        """By name, from pages of one run."""
+        names: list[str] = []
+        asked = params | {"limit": 1}
+        while True:
+            page = answer(http.get("/v1/projects/demo/copies", params=asked))
+            names += [each["run"] for each in page["items"]]
+            if page["next_cursor"] is None:
+                return names
+            asked["cursor"] = page["next_cursor"]
+
+    clock.advance(120)
+    assert listed(late=True) == [], "there is no objective"
+    answer(http.put("/v1/projects/demo/policies/objectives", json={"document": {"rpo_seconds": 60}}))
+    answer(http.put("/v1/projects/demo/runs/b/policies/objectives", json={"document": {"rpo_seconds": 3600}}))
+    monkeypatch.setattr(holdfast_service.replicate.lag, "_RUNS_AT_ONCE", 2)
+    assert listed(late=True) == ["a", "c", "d"]
+    assert listed() == ["a", "b", "c", "d"]
+    monkeypatch.setenv("HOLDFAST_URL", service.url)
+    monkeypatch.setenv("HOLDFAST_TOKEN", service.token(Scope.READ))
+    told = CliRunner().invoke(app, ["copies", "list", "demo", "--late", "--json"])
+    assert [each["run"] for each in json.loads(told.output)] == ["a", "c", "d"]
+    assert "demo/b misses no objective" in CliRunner().invoke(app, ["copies", "list", "demo/b", "--late"]).output
+    put_policy(service)
+    replicate(service)
+    assert listed(late=True) == []
 
 
 @pytest.mark.rule("database-clock")

@@ -51,9 +51,10 @@ export function isSignedOut(error: unknown): boolean {
   return error instanceof ProblemError && error.problem.status === 401;
 }
 
-/** The version that the call named is not the newest any more: somebody else was faster. */
+/** Another person was faster: the version that the call named is not the newest any more (412), or the call named none,
+ * and there is one by now (428). */
 export function isEditConflict(error: unknown): boolean {
-  return error instanceof ProblemError && error.problem.status === 412;
+  return error instanceof ProblemError && (error.problem.status === 412 || error.problem.status === 428);
 }
 
 /** What was asked about is not there any more. */

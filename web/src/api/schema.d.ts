@@ -9152,6 +9152,8 @@ export interface operations {
     copies_list: {
         parameters: {
             query?: {
+                /** @description Only runs whose `rpo_seconds` is above their `rpo_objective_seconds`. */
+                late?: boolean;
                 /** @description `next_cursor` of the page before. */
                 cursor?: string | null;
                 /** @description Items of a page, at most. */

@@ -24,7 +24,7 @@ interface ConfirmDialogProps {
   typed?: string;
   /** A rejection is shown in the dialog, which stays open. */
   onConfirm: () => Promise<unknown>;
-  /** After a refusal because the version that was seen is not the newest (412): reads what has changed. */
+  /** After a refusal because the version that was seen is not the newest (412, 428): reads what has changed. */
   onConflict?: () => Promise<Conflict>;
   /** Called after the action, and on Cancel and Escape. */
   onClose: () => void;

@@ -14,8 +14,8 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-/** Something on the screen. `takesMs`: how long its call takes. Counts the calls. */
-async function onScreen(path: string, takesMs = 0, key: object = { project: "p" }) {
+/** Something on the screen. `takesMs`: how long its call takes; `data`: what it gives. Counts the calls. */
+async function onScreen(path: string, takesMs = 0, key: object = { project: "p" }, data: unknown = null) {
   const counts = { calls: 0, aborted: 0 };
   const observer = new QueryObserver(queries, {
     queryKey: ["get", path, { params: { path: key } }],
@@ -25,7 +25,7 @@ async function onScreen(path: string, takesMs = 0, key: object = { project: "p" 
         counts.aborted += 1;
       });
       await new Promise((resolve) => setTimeout(resolve, takesMs));
-      return counts.calls;
+      return data;
     },
   });
   onTestFinished(observer.subscribe(() => undefined));
@@ -52,6 +52,21 @@ it("asks for a burst once, and for what the service adds up seldom, however many
   }
   expect(runs.calls).toBeLessThanOrEqual(2 + 20);
   expect(usage.calls).toBeLessThanOrEqual(2 + 2);
+});
+
+it("asks seldom for a list of which much was read, and for a short one beside it as before", async () => {
+  const short = await onScreen("/v1/projects/{project}/runs");
+  const pages = { pages: [{ items: Array(60).fill("run") }, { items: Array(60).fill("run") }] };
+  const long = await onScreen("/v1/projects/{project}/runs", 0, { project: "p", of: "training" }, pages);
+  const whole = await onScreen("/v1/projects/{project}/runs", 0, { project: "p", of: "all" }, Array(500).fill("run"));
+  const pace = makePace();
+  for (let second = 0; second < 60; second += 1) {
+    pace.take(committed);
+    await later(1000);
+  }
+  expect(short.calls).toBeGreaterThan(15);
+  expect(long.calls).toBeLessThanOrEqual(1 + 3);
+  expect(whole.calls).toBeLessThanOrEqual(1 + 3);
 });
 
 it("shows the last event's change, too", async () => {

@@ -6,11 +6,13 @@ type EventView = Schemas["EventView"];
 
 /** Changes come in bursts, when many ranks commit: what they touch is asked for once. */
 const GATHERED_FOR_MS = 1000;
-/** A family is all queries of one path. It is asked for at most so often. */
+/** A family is all queries of one path, and those of long lists one of their own. It is asked for at most so often. */
 const APART_MS = 3000;
 /** What the service adds up, or works out of many rows. */
 const SLOW = new Set(["advice", "copies", "cost", "goodput", "plan", "projects", "usage"]);
 const SLOW_APART_MS = 30_000;
+/** So does a list of which more was read: all of it is asked for again, page after page. */
+const LONG_ITEMS = 100;
 /** Of one family at once: a table has a call for each row in sight. The others follow. */
 const MOST_AT_ONCE = 20;
 
@@ -18,6 +20,7 @@ interface Family {
   /** The hashes of those that are to be asked for. */
   waiting: Set<string>;
   askedAt: number;
+  apartMs: number;
   timer: number | undefined;
 }
 
@@ -32,10 +35,13 @@ export class Pace {
     for (const query of this.queries.getQueryCache().getAll()) {
       if (!touches(event.type, event.data, query.queryKey)) continue;
       const path = String(query.queryKey[1]);
-      const family = this.families.get(path) ?? { waiting: new Set(), askedAt: 0, timer: undefined };
-      this.families.set(path, family);
+      const isLong = itemsOf(query.state.data) > LONG_ITEMS;
+      const apartMs = isLong || SLOW.has(nounOf(path) ?? "") ? SLOW_APART_MS : APART_MS;
+      const name = isLong ? `${path}, long` : path;
+      const family = this.families.get(name) ?? { waiting: new Set(), askedAt: 0, apartMs, timer: undefined };
+      this.families.set(name, family);
       family.waiting.add(query.queryHash);
-      this.plan(path, family);
+      this.plan(family);
     }
   }
 
@@ -44,14 +50,13 @@ export class Pace {
     this.families.clear();
   }
 
-  private plan(path: string, family: Family): void {
+  private plan(family: Family): void {
     if (family.timer !== undefined) return;
-    const apart = SLOW.has(nounOf(path) ?? "") ? SLOW_APART_MS : APART_MS;
-    const wait = Math.max(GATHERED_FOR_MS, family.askedAt + apart - Date.now());
+    const wait = Math.max(GATHERED_FOR_MS, family.askedAt + family.apartMs - Date.now());
     family.timer = window.setTimeout(() => {
       family.timer = undefined;
       this.ask(family);
-      if (family.waiting.size > 0) this.plan(path, family);
+      if (family.waiting.size > 0) this.plan(family);
     }, wait);
   }
 
@@ -72,4 +77,11 @@ export class Pace {
       );
     }
   }
+}
+
+/** How many items of a list were read: of the pages of `usePages`, or of a list that is one reply. */
+function itemsOf(data: unknown): number {
+  if (Array.isArray(data)) return data.length;
+  const { pages } = (data ?? {}) as { pages?: { items?: unknown[] }[] };
+  return pages?.reduce((sum, { items }) => sum + (items?.length ?? 0), 0) ?? 0;
 }

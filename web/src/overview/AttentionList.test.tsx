@@ -126,14 +126,28 @@ it("tells missed objectives and a late scrub, and leads to where one acts", asyn
         created_at: moment,
         ended_at: moment,
       }),
+    "GET /v1/projects/demo/runs/bert": () => run("bert", "finished"),
     "GET /v1/controllers": () => page({ name: "scrub", lag_seconds: 200_000, paused_at: null, error: null }),
   });
   const link = async (name: string) => (await screen.findByRole("link", { name })).getAttribute("href");
-  expect(await link("Second store")).toBe("/storage?project=demo#second");
+  expect(await link("Second store")).toBe("/storage?project=demo&late=true#second");
   expect(await link("Drill of bert")).toBe("/storage?project=demo&run=bert#drills");
   expect(await link("Scrub")).toBe("/operations/controllers?project=demo&controller=scrub");
+  // The copies of a run that is in time are not asked for: there may be a thousand.
+  const late = asked.find(({ url }) => url.includes("/demo/copies"));
+  expect(late && has(late, "late", "true")).toBe(true);
   const drills = asked.find(({ url }) => url.includes("/v1/operations"));
   expect(drills && has(drills, "kind", "drill") && has(drills, "project", "demo")).toBe(true);
+});
+
+it("leaves out the drill of a run that was deleted since", async () => {
+  const failed = { state: "failed", arguments: { store: "second" }, result: null, error: "It is not whole there." };
+  show({
+    "GET /v1/operations": () => page({ ...failed, run: "gone", created_at: moment, ended_at: moment }),
+    "GET /v1/projects/demo/runs/gone": () => problem(404, "run_not_found", "demo/gone was deleted by ops."),
+  });
+  expect(await screen.findByText("Nothing needs attention")).toBeVisible();
+  expect(screen.queryByText(/It is not whole there/)).toBeNull();
 });
 
 it("tells a corrupt checkpoint while it is corrupt, and not after its repair", async () => {

@@ -118,7 +118,7 @@ function Subject({ project, to, children }: { project: string; to: Place; childr
       );
     case "storage":
       return (
-        <Link to="/storage" search={{ project, run: to.run }} hash={to.part}>
+        <Link to="/storage" search={{ project, run: to.run, late: to.part === "second" || undefined }} hash={to.part}>
           {children}
         </Link>
       );

@@ -4,7 +4,8 @@ import { type Facts, findAttention } from "./attention";
 const NOW = Date.parse("2026-05-01T12:00:00Z");
 const NONE: Facts = {
   ...{ runs: [], badCopies: [], hasAllBadCopies: true, badCheckpoints: [], badEvents: [], storeEvents: [], stores: [] },
-  ...{ copies: [], hasAllCopies: true, drills: [], scrub: undefined, project: undefined },
+  ...{ copies: [], hasAllCopies: true, drills: [], deletedRuns: new Set<string>() },
+  ...{ scrub: undefined, project: undefined },
 };
 const before = (hours: number) => new Date(NOW - hours * 3_600_000).toISOString();
 
@@ -188,10 +189,8 @@ it("leaves bad copies to the repair while another copy is good", () => {
 it("tells all runs that the second store is too far behind with by the worst, and why it is", () => {
   const detail = (...copies: Schemas["RunCopies"][]) =>
     findAttention({ ...NONE, copies }, NOW).map((each) => each.detail);
-  const met = behind("met", 1);
-  const none = behind("none", 9, { rpo_objective_seconds: null });
-  expect(detail(met, none)).toEqual([]);
-  const [two] = detail(met, behind("a", 2), none, behind("b", 3, { error: "Access is denied." }));
+  expect(detail()).toEqual([]);
+  const [two] = detail(behind("a", 2), behind("b", 3, { error: "Access is denied." }));
   expect(two).toMatch(/^2 runs with states .*; the worst is b: 3 h of 1 h. The last try failed: Access is denied.$/);
   expect(detail(behind("a", 2, { policy: false }))[0]).toMatch(/^1 run .*No policy asks for copies of it.$/);
   expect(detail(behind("a", 2, { store: null }))[0]).toMatch(/The service has no second store.$/);
@@ -216,7 +215,9 @@ it("tells the last drill of each run from each store, if it failed or has missed
         drill("cancelled", null, { state: "failed", error: "It is not whole there." }),
         drill("no objective", { seconds: 7200, rto_objective_seconds: null }),
         drill("long ago", slow, { created_at: before(24 * 31), ended_at: before(24 * 31) }),
+        drill("deleted", slow),
       ],
+      deletedRuns: new Set(["deleted"]),
     },
     NOW,
   );

@@ -2,7 +2,7 @@ import type { Schemas } from "@/api/client";
 import { formatSeconds, secondsSince } from "@/format/moments";
 import { formatBytes, formatShare } from "@/format/numbers";
 import { plural } from "@/format/words";
-import { isLate, missedBy } from "@/storage/objectives";
+import { missedBy } from "@/storage/objectives";
 import { QUOTA_NEAR, quotaShare } from "@/storage/share_of_quota";
 
 /** One thing that needs attention. */
@@ -42,12 +42,14 @@ export interface Facts {
   /** That a store was unavailable or available again, the newest first. */
   storeEvents: readonly Schemas["EventView"][];
   stores: readonly Schemas["StoreView"][];
-  /** How far the second store is behind, run by run. */
+  /** Of the runs that miss their objective (RPO), how far the second store is behind. */
   copies: readonly Schemas["RunCopies"][];
   /** The list was read to its end. */
   hasAllCopies: boolean;
   /** The newest first. */
   drills: readonly Schemas["OperationView"][];
+  /** Of the runs that `failedDrills` names, those that were deleted since. */
+  deletedRuns: ReadonlySet<string>;
   /** Undefined: it is not known, or the token may not see it. */
   scrub: Schemas["ControllerView"] | undefined;
   project: Schemas["ProjectView"] | undefined;
@@ -72,7 +74,7 @@ export function findAttention(facts: Facts, now: number): Attention[] {
     ...stopped(facts.runs, now),
     ...unprotected(facts.runs, now),
     ...secondStore(facts.copies, facts.hasAllCopies),
-    ...drills(facts.drills, now),
+    ...drills(facts, now),
     ...scrub(facts.scrub),
     ...quota(facts.project),
   ];
@@ -235,11 +237,10 @@ function whyUnprotected(run: Schemas["RunView"], now: number): string | null {
 /** All runs that miss their RPO are one entry: with a second store that is away it would be each of them. */
 function secondStore(copies: Facts["copies"], isWhole: boolean): Attention[] {
   const over = (of: Schemas["RunCopies"]) => (of.rpo_seconds ?? 0) - (of.rpo_objective_seconds ?? 0);
-  const late = copies.filter(isLate).sort((one, other) => over(other) - over(one));
-  const [worst] = late;
+  const [worst] = copies.toSorted((one, other) => over(other) - over(one));
   if (worst === undefined) return [];
   const detail =
-    `${isWhole ? "" : "At least "}${plural(late.length, "run")} with states that lack a copy for longer than the objective (RPO) allows; ` +
+    `${isWhole ? "" : "At least "}${plural(copies.length, "run")} with states that lack a copy for longer than the objective (RPO) allows; ` +
     `the worst is ${worst.run}: ${formatSeconds(worst.rpo_seconds ?? 0)} of ${formatSeconds(worst.rpo_objective_seconds ?? 0)}.`;
   return [
     {
@@ -261,35 +262,47 @@ function whyLate(of: Schemas["RunCopies"]): string {
   return of.error === null ? "" : ` The last try failed: ${of.error}`;
 }
 
+interface FailedDrill {
+  key: string;
+  run: string;
+  since: string;
+  drill: Schemas["OperationView"];
+}
+
 /** The last drill from each store of each run, if it failed or has not met an objective of its day. */
-function drills(newestFirst: Facts["drills"], now: number): Attention[] {
+export function failedDrills(newestFirst: Facts["drills"], now: number): FailedDrill[] {
   const last = new Map<string, Schemas["OperationView"]>();
   for (const drill of newestFirst) {
     const key = `drill ${drill.run} ${drill.arguments.store}`;
     // One that was cancelled says nothing.
     if ((drill.state === "done" || drill.state === "failed") && !last.has(key)) last.set(key, drill);
   }
-  return [...last].flatMap(([key, drill]): Attention[] => {
-    const missed = missedBy(drill);
+  return [...last].flatMap(([key, drill]) => {
     const since = drill.ended_at ?? drill.created_at;
-    const isMet = drill.state === "done" && missed.length === 0;
+    const isMet = drill.state === "done" && missedBy(drill).length === 0;
     if (isMet || drill.run === null || secondsSince(since, now) >= DRILL_RECENT_SECONDS) return [];
+    return [{ key, run: drill.run, since, drill }];
+  });
+}
+
+function drills({ drills: newestFirst, deletedRuns }: Facts, now: number): Attention[] {
+  const found = failedDrills(newestFirst, now).filter(({ run }) => !deletedRuns.has(run));
+  return found.map(({ key, run, since, drill }): Attention => {
+    const missed = missedBy(drill);
     const told = missed.map(
       ({ name, value, objective }) => `${formatSeconds(value)} of ${formatSeconds(objective)} (${name})`,
     );
     const what = drill.state === "failed" ? (drill.error ?? "It failed.") : `${told.join(", ")}.`;
-    return [
-      {
-        key,
-        state: drill.state === "failed" ? "drill failed" : `${missed.map(({ name }) => name).join(", ")} missed`,
-        tone: "bad",
-        subject: `Drill of ${drill.run}`,
-        project: null,
-        to: { screen: "storage", part: "drills", run: drill.run },
-        detail: `From the ${drill.arguments.store} store alone: ${what}`,
-        since,
-      },
-    ];
+    return {
+      key,
+      state: drill.state === "failed" ? "drill failed" : `${missed.map(({ name }) => name).join(", ")} missed`,
+      tone: "bad",
+      subject: `Drill of ${run}`,
+      project: null,
+      to: { screen: "storage", part: "drills", run },
+      detail: `From the ${drill.arguments.store} store alone: ${what}`,
+      since,
+    };
   });
 }
 

@@ -1,9 +1,11 @@
-import { type Schemas, useQuery } from "@/api/client";
+import { useQueries } from "@tanstack/react-query";
+import { queryOptions, type Schemas, useQuery } from "@/api/client";
+import { isGone } from "@/api/problem";
 import { useSession } from "@/api/session";
 import { useWhole, type Whole } from "@/api/whole";
 import { secondsSince } from "@/format/moments";
 import { ASKED_AGAIN } from "@/live/refresh";
-import { DRILL_RECENT_SECONDS, type Facts, RECENT_SECONDS } from "./attention";
+import { DRILL_RECENT_SECONDS, type Facts, failedDrills, RECENT_SECONDS } from "./attention";
 
 type EventView = Schemas["EventView"];
 type Status = Schemas["RunStatus"];
@@ -14,6 +16,7 @@ const BAD_CHECKPOINTS: Schemas["EventType"][] = ["checkpoint.quarantined", "chec
 const STORES: Schemas["EventType"][] = ["store.unavailable", "store.available"];
 const BAD_HEALTHS: Schemas["Health"][] = ["quarantined", "corrupt"];
 const PAGE = 100;
+/** MAX_PAGE of the API: for what may be long, because all that was read is asked for again. */
 const LONG_PAGE = 500;
 
 export interface Known {
@@ -41,7 +44,7 @@ export function useFacts(project: string, now: number): Known {
   );
   const training = useWhole(
     "/v1/projects/{project}/runs",
-    { path, query: { status: TRAINING, limit: PAGE } },
+    { path, query: { status: TRAINING, limit: LONG_PAGE } },
     ASKED_AGAIN,
   );
   const badCopies = useWhole("/v1/projects/{project}/bad-copies", { path, query: { limit: PAGE } }, ASKED_AGAIN);
@@ -64,15 +67,24 @@ export function useFacts(project: string, now: number): Known {
     { path, query: { health: BAD_HEALTHS, state: ["committed"], limit: PAGE } },
     ASKED_AGAIN,
   );
-  const copies = useWhole("/v1/projects/{project}/copies", { path, query: { limit: PAGE } }, ASKED_AGAIN);
+  // Those that are in time would be a call for each hundred runs, every minute.
+  const copies = useWhole(
+    "/v1/projects/{project}/copies",
+    { path, query: { late: true, limit: LONG_PAGE } },
+    ASKED_AGAIN,
+  );
   const drills = useWhole(
     "/v1/operations",
-    { query: { project, kind: "drill", limit: PAGE } },
+    { query: { project, kind: "drill", limit: LONG_PAGE } },
     {
       ...ASKED_AGAIN,
       isEnough: (newestFirst) =>
         newestFirst.some(({ created_at: at }) => secondsSince(at, now) >= DRILL_RECENT_SECONDS),
     },
+  );
+  const deletedRuns = useDeleted(
+    project,
+    failedDrills(drills.items, now).map(({ run }) => run),
   );
   const controllers = useQuery(
     "get",
@@ -98,6 +110,7 @@ export function useFacts(project: string, now: number): Known {
       copies: copies.items,
       hasAllCopies: copies.isWhole,
       drills: drills.items,
+      deletedRuns,
       scrub: controllers.data?.items.find(({ name }) => name === "scrub"),
       project: found.data,
     },
@@ -107,13 +120,25 @@ export function useFacts(project: string, now: number): Known {
 
 const NOTHING: Facts = {
   ...{ runs: [], badCopies: [], hasAllBadCopies: true, badCheckpoints: [], badEvents: [], storeEvents: [], stores: [] },
-  ...{ copies: [], hasAllCopies: true, drills: [], scrub: undefined, project: undefined },
+  ...{ copies: [], hasAllCopies: true, drills: [], deletedRuns: new Set<string>() },
+  ...{ scrub: undefined, project: undefined },
 };
+
+/** Of these runs, those that are in the trash or purged. The list of operations has theirs, too. */
+function useDeleted(project: string, runs: readonly string[]): ReadonlySet<string> {
+  const names = [...new Set(runs)];
+  return useQueries({
+    queries: names.map((run) =>
+      queryOptions("get", "/v1/projects/{project}/runs/{run}", { params: { path: { project, run } } }),
+    ),
+    combine: (replies: { error: unknown }[]) => new Set(names.filter((_, at) => isGone(replies[at]?.error))),
+  });
+}
 
 /** The same of the projects that are not chosen, by one list of runs for all of them: without their copies and quotas. */
 export function useFactsElsewhere(project: string): Known {
   const stopped = useWhole("/v1/runs", { query: { status: STOPPED, limit: PAGE } }, ASKED_AGAIN);
-  const training = useWhole("/v1/runs", { query: { status: TRAINING, limit: PAGE } }, ASKED_AGAIN);
+  const training = useWhole("/v1/runs", { query: { status: TRAINING, limit: LONG_PAGE } }, ASKED_AGAIN);
   const corrupt = useWhole(
     "/v1/checkpoints",
     { query: { health: ["corrupt"], state: ["committed"], limit: PAGE } },

@@ -15,7 +15,7 @@ export function Done({ outcome, onChange }: { outcome: Outcome; onChange: (outco
   const [back, setBack] = useState<TakenBack | null>(null);
   const [busy, setBusy] = useState("");
   const [error, setError] = useState<unknown>(null);
-  const { trashed, left, purgeAt, freedBytes, isSaved, failures, retry } = outcome;
+  const { trashed, left, unnamed, purgeAt, freedBytes, isSaved, failures, retry } = outcome;
   const failed = failures.reduce((sum, each) => sum + each.ids.length, 0);
 
   async function work(what: string, task: () => Promise<void>) {
@@ -31,7 +31,7 @@ export function Done({ outcome, onChange }: { outcome: Outcome; onChange: (outco
         <strong>
           {isSaved && "The policy is saved. "}
           {trashed.length === 0
-            ? "Nothing went to the trash."
+            ? `Nothing ${unnamed > 0 ? "more " : ""}went to the trash.`
             : `${plural(trashed.length, "checkpoint")} went to the trash.`}
         </strong>{" "}
         {purgeAt !== null && back === null && (
@@ -43,7 +43,9 @@ export function Done({ outcome, onChange }: { outcome: Outcome; onChange: (outco
       </p>
       {left.length > 0 && (
         <>
-          <p>{plural(left.length, "checkpoint")} were kept, although shown as expiring:</p>
+          <p>
+            {plural(left.length, "checkpoint")} {left.length === 1 ? "was" : "were"} kept, although shown as expiring:
+          </p>
           <ul>
             {left.slice(0, SHOWN_LEFT).map((each) => (
               <li key={each.checkpoint_id}>
@@ -51,19 +53,27 @@ export function Done({ outcome, onChange }: { outcome: Outcome; onChange: (outco
                 {each.reasons.map((reason) => reason.detail).join("; ")}
               </li>
             ))}
+            {left.length > SHOWN_LEFT && <li>and {plural(left.length - SHOWN_LEFT, "other")}</li>}
           </ul>
         </>
       )}
+      {unnamed > 0 && (
+        <p>
+          {plural(unnamed, "checkpoint")} {unnamed === 1 ? "is" : "are"} in the trash already, or no longer{" "}
+          {unnamed === 1 ? "matches" : "match"}. If the reply of a call was lost, that call may have moved them: the
+          trash lists them.
+        </p>
+      )}
       {failures.length > 0 && (
         <div role="alert">
-          <p>{plural(failed, "checkpoint")} did not go to the trash, because the service did not do it:</p>
+          <p>The service has not confirmed that {plural(failed, "checkpoint")} went to the trash:</p>
           <ul>
             {failures.slice(0, SHOWN_LEFT).map((each) => (
               <li key={`${each.run} ${each.ids[0]}`}>
                 {each.run}, {plural(each.ids.length, "checkpoint")}: {failureOf(each.error).detail}
               </li>
             ))}
-            {failures.length > SHOWN_LEFT && <li>and {failures.length - SHOWN_LEFT} more</li>}
+            {failures.length > SHOWN_LEFT && <li>and {plural(failures.length - SHOWN_LEFT, "other")}</li>}
           </ul>
         </div>
       )}

@@ -1,33 +1,14 @@
-import { type ReactNode, useEffect, useId, useState } from "react";
+import { type ReactNode, useId } from "react";
+import { type EditorProps, useFields } from "./policies/fields";
 import styles from "./Retention.module.css";
-import { type BestFields, COUNTS, documentOf, fieldsOf, type PolicyDocument, type Rule, SPANS } from "./rules";
+import { type BestFields, COUNTS, documentOf, fieldsOf, type Rule, SPANS } from "./rules";
 
-const SETTLED_AFTER_MS = 350;
-
-interface PolicyEditorProps {
-  /** What the fields begin with. Another key begins anew. */
-  initial: PolicyDocument;
-  /** Called once the reader pauses. */
-  onChange: (document: PolicyDocument) => void;
-}
+const FORM = { read: fieldsOf, write: documentOf };
 
 /** The rules of a retention policy as fields. A checkpoint is kept if any rule keeps it. */
-export function PolicyEditor({ initial, onChange }: PolicyEditorProps) {
-  const [fields, setFields] = useState(() => fieldsOf(initial));
-  const [touched, setTouched] = useState(false);
+export function PolicyEditor(props: Omit<EditorProps, "wrong">) {
+  const [fields, change] = useFields(FORM, props);
   const id = useId();
-
-  // biome-ignore lint/correctness/useExhaustiveDependencies: only what is typed makes a change.
-  useEffect(() => {
-    if (!touched) return;
-    const timer = window.setTimeout(() => onChange(documentOf(fields, initial)), SETTLED_AFTER_MS);
-    return () => window.clearTimeout(timer);
-  }, [fields, touched]);
-
-  function change(next: Partial<typeof fields>) {
-    setTouched(true);
-    setFields((old) => ({ ...old, ...next }));
-  }
 
   function single(rule: Rule): ReactNode {
     return (

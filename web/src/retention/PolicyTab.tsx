@@ -46,9 +46,17 @@ interface EditingProps {
 function Editing({ project, run, found, onOutcome }: EditingProps) {
   const draft = useDraft(found);
   const { document: shown, edited } = draft;
-  const own = ownPolicy(found, run);
+  const own = ownPolicy(draft.base, run);
   const level: Level = { kind: "retention", project, run: run ?? null, own };
-  const shared = { project, level, inForce: found, document: shown, edited, onApplied: applied };
+  const shared = {
+    project,
+    level,
+    inForce: found,
+    document: shown,
+    edited,
+    onApplied: applied,
+    onReload: draft.rebase,
+  };
 
   return (
     <>
@@ -82,9 +90,9 @@ function Editing({ project, run, found, onOutcome }: EditingProps) {
     </>
   );
 
-  function applied(what: Outcome) {
+  function applied(what: Outcome, seen: Seen) {
     onOutcome(what);
-    if (what.isSaved) draft.saved();
+    if (what.isSaved) draft.saved(seen.document);
   }
 }
 
@@ -95,7 +103,9 @@ interface EffectProps {
   inForce: Schemas["PolicyView"] | null;
   document: PolicyDocument;
   edited: boolean;
-  onApplied: (outcome: Outcome) => void;
+  onApplied: (outcome: Outcome, seen: Seen) => void;
+  /** Another person's version was seen. */
+  onReload: () => void;
 }
 
 function askedOf({ project, inForce, document, edited }: EffectProps) {
@@ -251,10 +261,13 @@ interface ApplyProps extends EffectProps {
   stale: boolean;
 }
 
-function Apply({ project, level, document, edited, plans, stale, onApplied }: ApplyProps) {
+function Apply({ project, level, document, edited, plans, stale, onApplied, onReload }: ApplyProps) {
   // What was seen when the dialog was opened: exactly that is applied, whatever a live event brings meanwhile.
   const [asked, setAsked] = useState<Seen | null>(null);
-  const conflict = usePolicyConflict(asked?.level ?? level, () => setAsked(null));
+  const conflict = usePolicyConflict(asked?.level ?? level, () => {
+    setAsked(null);
+    onReload();
+  });
   const count = total(plans, (plan) => plan.expired);
   if (!edited && count === 0 && asked === null) return null;
   const reason = stale ? "The plan of this policy is not there yet, or the service cannot make it." : undefined;
@@ -279,7 +292,7 @@ function Apply({ project, level, document, edited, plans, stale, onApplied }: Ap
           title={`Retention of ${level.run ?? project}`}
           action={expiring === 0 ? "Save" : `Expire ${formatCount(expiring)}`}
           {...(expiring === 0 ? {} : { typed: String(expiring) })}
-          onConfirm={async () => onApplied(await applyPolicy(asked))}
+          onConfirm={async () => onApplied(await applyPolicy(asked), asked)}
           onConflict={conflict}
           onClose={() => setAsked(null)}
         >

@@ -27,6 +27,9 @@ export interface Failure extends Part {
 export interface Outcome {
   trashed: Schemas["PrunedCheckpoint"][];
   left: (Schemas["LeftCheckpoint"] & { run: string })[];
+  /** So many were asked for, and the service named them in neither list: they are in the trash already, for example by a
+   * call whose reply was lost, or match no longer. */
+  unnamed: number;
   freedBytes: number;
   /** The earliest purge; null: nothing is in the trash. */
   purgeAt: string | null;
@@ -37,7 +40,8 @@ export interface Outcome {
   retry: (() => Promise<Outcome>) | null;
 }
 
-/** Does each, a few at a time, and gives the results in order. `onDone` hears how many are done. */
+/** Does each, a few at a time, and gives the results in order. Once one fails, no other is begun. `onDone` hears how many
+ * are done. */
 export async function eachOf<Item, Result>(
   items: readonly Item[],
   task: (item: Item) => Promise<Result>,
@@ -46,10 +50,17 @@ export async function eachOf<Item, Result>(
   const results: Result[] = [];
   const rest = items.entries();
   let done = 0;
+  let hasFailed = false;
   async function work() {
     for (const [index, item] of rest) {
       signal?.throwIfAborted();
-      results[index] = await task(item);
+      try {
+        results[index] = await task(item);
+      } catch (error) {
+        hasFailed = true;
+        throw error;
+      }
+      if (hasFailed) return;
       done += 1;
       onDone?.(done);
     }
@@ -75,6 +86,7 @@ async function doParts(
       const done = await task(part);
       outcome.trashed.push(...done.trashed);
       outcome.left.push(...done.left.map((each) => ({ ...each, run: part.run })));
+      outcome.unnamed += part.ids.length - done.trashed.length - done.left.length;
       outcome.freedBytes += done.freed.bytes;
       outcome.purgeAt = [outcome.purgeAt, done.purge_at].filter((at) => at !== null).sort()[0] ?? null;
       onPart?.(part);
@@ -101,6 +113,7 @@ async function doParts(
 const NOTHING_DONE: Outcome = {
   trashed: [],
   left: [],
+  unnamed: 0,
   freedBytes: 0,
   purgeAt: null,
   isSaved: false,

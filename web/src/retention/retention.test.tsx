@@ -362,6 +362,7 @@ it("prunes what was chosen of what a filter found, after a dry run", async () =>
   await userEvent.click(screen.getByRole("button", { name: "Move 2 to the trash" }));
   const dialog = screen.getByRole("dialog");
   expect(dialog).toHaveTextContent(/They can be taken back until .+2999.*; then the next collection frees 2.0 GiB/);
+  expect(within(dialog).getByText("Filter: before step 50.")).toBeVisible();
   await userEvent.type(within(dialog).getByLabelText(/^Why/), "spikes");
   await userEvent.type(within(dialog).getByLabelText("Type 2 to go on"), "2");
   await userEvent.click(within(dialog).getByRole("button", { name: "Move 2 to the trash" }));

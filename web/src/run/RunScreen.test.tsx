@@ -198,7 +198,7 @@ it("keeps the branch drawn that the run has left, from where it was left", async
   const left = asked.map(({ url }) => new URL(url).searchParams).find((each) => each.has("attempt"));
   expect([left?.get("attempt"), left?.get("from_step")]).toEqual(["1", "101"]);
   // The extremes are those of what the run has.
-  expect(screen.getByText(/^Least 2.4 at step 101, greatest 2.5 at step 100/)).toBeVisible();
+  expect(screen.getByText(/^Least 1.5 at step 200, greatest 2.5 at step 100/)).toBeVisible();
 });
 
 it("shows another metric by the address, and asks for that one alone", async () => {

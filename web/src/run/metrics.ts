@@ -52,7 +52,8 @@ type Value = Pick<Schemas["MetricPoint"], "step" | "value" | "nonfinite">;
 /** The values of a metric over steps: a line for the lineage, and one for what each of the newest attempts lost.
  * `points`: what the run's jobs have measured along its lineage; the checkpoints are dots on it. Undefined: only
  * checkpoints carry the metric, and the line is theirs. `left`: what attempts have measured on branches that the run has
- * left; of one that is not in it the checkpoints are the line. A value that is not finite is a gap. */
+ * left; of one that is not in it the checkpoints are the line. A value that is not finite is a gap. A line goes through
+ * the checkpoints at steps of which nothing was measured, too: a job that was killed has not told its last steps. */
 export function curveOf(
   checkpoints: readonly CheckpointView[],
   metric: string,
@@ -63,15 +64,19 @@ export function curveOf(
   const carrying = checkpoints.filter((each) => each.committed_at !== null && each.metrics[metric] !== undefined);
   const carried = ({ step, metrics }: CheckpointView): Value => ({ step, value: null, ...metrics[metric] });
   const kept = carrying.filter((each) => isOnLineage(lineage, each)).map(carried);
+  const line = points === undefined ? kept : through(points, kept);
   const drawn: (Omit<PlotSeries, "values"> & { of: readonly Value[] })[] = [];
-  drawn.push({ label: metric, of: points ?? kept });
+  drawn.push({ label: metric, of: line });
   if (points !== undefined) drawn.push({ label: `${metric} of checkpoints`, of: kept, dots: true });
   const lost = new Map<number, readonly Value[]>();
   for (const [attempt, of] of byAttempt(carrying.filter((each) => !isOnLineage(lineage, each)))) {
     lost.set(attempt, of.map(carried));
   }
-  for (const [attempt, of] of left) if (of.length > 0) lost.set(attempt, of);
-  const branches = [...lost].sort(([a], [b]) => b - a).slice(0, MOST_BRANCHES);
+  for (const [attempt, of] of left) lost.set(attempt, through(of, lost.get(attempt) ?? []));
+  const branches = [...lost]
+    .filter(([, of]) => of.length > 0)
+    .sort(([a], [b]) => b - a)
+    .slice(0, MOST_BRANCHES);
   for (const [index, [attempt, of]] of branches.entries()) {
     const label = `${metric}, attempt ${attempt}, not on the lineage`;
     drawn.push({ label, of, color: BRANCH_COLORS[index] as string });
@@ -86,7 +91,13 @@ export function curveOf(
       for (const { step, value } of of) values[at.get(step) ?? 0] = value;
       return { ...look, values, format };
     });
-  return { x, series, words: inWords(points ?? kept) };
+  return { x, series, words: inWords(line) };
+}
+
+/** What was measured, and what checkpoints carry at the other steps. */
+function through(measured: readonly Value[], carried: readonly Value[]): Value[] {
+  const steps = new Set(measured.map(({ step }) => step));
+  return [...measured, ...carried.filter(({ step }) => !steps.has(step))];
 }
 
 /** So many values that are not finite are told one by one. */

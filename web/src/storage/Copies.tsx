@@ -1,3 +1,4 @@
+import { useNavigate, useSearch } from "@tanstack/react-router";
 import { type Schemas, usePages } from "@/api/client";
 import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
 import { StateBadge } from "@/components/StateBadge";
@@ -122,7 +123,12 @@ const COPIES: Columns<Schemas["RunCopies"]> = [
 ];
 
 export function SecondStore({ project }: { project: string }) {
-  const pages = usePages("/v1/projects/{project}/copies", { path: { project }, query: { limit: 100 } });
+  const { late } = useSearch({ from: "/storage" });
+  const navigate = useNavigate({ from: "/storage" });
+  const pages = usePages("/v1/projects/{project}/copies", {
+    path: { project },
+    query: { limit: 100, ...(late && { late }) },
+  });
   if (pages.items.length > 0 && pages.items.every((each) => each.store === null)) {
     return (
       <EmptyState title="The service has no second store">
@@ -131,12 +137,26 @@ export function SecondStore({ project }: { project: string }) {
     );
   }
   return (
-    <DataTable
-      label="Copies in the second store"
-      columns={COPIES}
-      pages={pages}
-      rowKey={(row) => row.run}
-      empty={<EmptyState title="No run is here yet" />}
-    />
+    <>
+      <p>
+        <label>
+          <input
+            type="checkbox"
+            checked={late ?? false}
+            onChange={({ target }) =>
+              void navigate({ search: (old) => ({ ...old, late: target.checked || undefined }), resetScroll: false })
+            }
+          />{" "}
+          Only runs that miss their objective (RPO)
+        </label>
+      </p>
+      <DataTable
+        label="Copies in the second store"
+        columns={COPIES}
+        pages={pages}
+        rowKey={(row) => row.run}
+        empty={<EmptyState title={late ? "No run misses its objective" : "No run is here yet"} />}
+      />
+    </>
   );
 }

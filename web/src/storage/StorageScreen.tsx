@@ -3,7 +3,7 @@ import type { ReactNode } from "react";
 import { Allowed } from "@/app/Allowed";
 import { useProject } from "@/app/project";
 import { Screen } from "@/app/Screen";
-import { RunPicker } from "@/runs/RunPicker";
+import { RunPicker } from "@/components/choose/RunPicker";
 import { BadCopies, SecondStore } from "./Copies";
 import { Drills } from "./Drills";
 import { Orphans } from "./Orphans";

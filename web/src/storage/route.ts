@@ -4,6 +4,8 @@ import { frameRoute } from "@/app/frame_route";
 interface StorageSearch {
   /** The run of drills, scrubs and tiers. */
   run?: string | undefined;
+  /** Of the second store only the runs that miss their objective (RPO). */
+  late?: true | undefined;
 }
 
 export const storageRoute = createRoute({
@@ -12,6 +14,7 @@ export const storageRoute = createRoute({
   validateSearch: (search: Record<string, unknown>): StorageSearch => ({
     // The router reads a name of digits as a number.
     run: search.run === undefined || search.run === "" ? undefined : String(search.run),
+    late: search.late === true || undefined,
   }),
   component: lazyRouteComponent(() => import("./StorageScreen"), "StorageScreen"),
 });

@@ -115,6 +115,27 @@ it("compares drills and the second store with the objectives", async () => {
   expect(within(copies).getByText("late")).toBeVisible();
 });
 
+it("offers each run of the project, however old", async () => {
+  open("", {
+    "GET /v1/projects/demo/runs": (request) =>
+      new URL(request.url).searchParams.has("cursor")
+        ? page({ id: "r0", project: "demo", name: "old" })
+        : { items: [{ id: "r1", project: "demo", name: "llama" }], next_cursor: "1" },
+    "POST /v1/projects/demo/runs/old/cost/forecast": () => ({ bytes_per_save: 10, save_interval_seconds: 10 }),
+  });
+  expect(await screen.findByRole("option", { name: "old" })).toBeInTheDocument();
+});
+
+it("lists the runs alone that miss their objective, by the link from Overview", async () => {
+  const asked = open("?late=true");
+  const copies = () => asked.filter(({ url }) => url.includes("/demo/copies")).map(({ url }) => new URL(url).search);
+  const late = await screen.findByLabelText("Only runs that miss their objective (RPO)");
+  expect(late).toBeChecked();
+  await waitFor(() => expect(copies()).toEqual(["?limit=100&late=true"]));
+  await userEvent.click(late);
+  await waitFor(() => expect(copies().at(-1)).toBe("?limit=100"));
+});
+
 it("says that a forecast failed, and does not show it as none", async () => {
   open("", {
     "POST /v1/projects/demo/runs/llama/cost/forecast": () => problem(403, "forbidden", "Not for this token."),

@@ -59,7 +59,7 @@ function Editing({ kind, project, run, found, onSaid }: EditingProps) {
   const draft = useDraft(found);
   const [wrong, setWrong] = useState<Wrong>({});
   const { document, edited } = draft;
-  const own = ownPolicy(found, run);
+  const own = ownPolicy(draft.base, run);
   const level: Level = { kind, project, run: run ?? null, own };
   // With no condition at all it is a policy, too: every checkpoint is copied.
   const isAll = kind === "copies" && found === null && !edited;
@@ -75,8 +75,8 @@ function Editing({ kind, project, run, found, onSaid }: EditingProps) {
     draft.discard();
   }
 
-  function saved() {
-    draft.saved();
+  function saved(what: PolicyDocument) {
+    draft.saved(what);
     onSaid("The policy is saved.");
   }
 
@@ -104,6 +104,7 @@ function Editing({ kind, project, run, found, onSaid }: EditingProps) {
             action={isAll ? "Copy every checkpoint" : "Save the policy"}
             onWrong={setWrong}
             onSaved={saved}
+            onReload={draft.rebase}
           />
         )}
         {edited && (
@@ -149,15 +150,22 @@ interface SaveProps {
   document: PolicyDocument;
   action: string;
   onWrong: (wrong: Wrong) => void;
-  onSaved: () => void;
+  onSaved: (document: PolicyDocument) => void;
+  /** Another person's version was seen. */
+  onReload: () => void;
 }
 
-function Save({ level, document, action, onWrong, onSaved }: SaveProps) {
+function Save({ level, document, action, onWrong, onSaved, onReload }: SaveProps) {
   // What was seen when the dialog was opened: exactly that is saved.
   const [asked, setAsked] = useState<{ level: Level; document: PolicyDocument } | null>(null);
-  const conflict = usePolicyConflict(asked?.level ?? level, () => setAsked(null));
+  const conflict = usePolicyConflict(asked?.level ?? level, reload);
   const kind = level.kind as OtherKind;
   const name = level.run === null ? `the project ${level.project}` : `the run ${level.run}`;
+
+  function reload() {
+    setAsked(null);
+    onReload();
+  }
 
   async function save(seen: { level: Level; document: PolicyDocument }) {
     try {
@@ -169,7 +177,7 @@ function Save({ level, document, action, onWrong, onSaved }: SaveProps) {
       onWrong(wrong);
       return;
     }
-    onSaved();
+    onSaved(seen.document);
   }
 
   return (

@@ -15,10 +15,14 @@ export interface Draft {
   /** What the fields show: the edit, else what is in force. */
   document: PolicyDocument;
   edited: boolean;
+  /** What held when the edit began: the version that was seen. */
+  base: PolicyView | null;
+  /** Goes on with the edit from what holds now, which the reader has seen. */
+  rebase: () => void;
   edit: (document: PolicyDocument) => void;
   discard: () => void;
-  /** Ends the edit: the service has it. */
-  saved: () => void;
+  /** Ends the edit: the service has it. What was typed since is an edit of its own. */
+  saved: (document: PolicyDocument) => void;
 }
 
 /** The edit of a policy, which is in the address until it is saved. `found`: what holds now. */
@@ -39,16 +43,25 @@ export function useDraft(found: PolicyView | null): Draft {
     setEdition(edition + 1);
   }
   const inForce: PolicyDocument = found?.document ?? {};
+  const edited = draft !== undefined && !sameRules(draft, inForce);
+  // An edit has whole documents: saved over a version that came after it was begun, it would undo that one unseen.
+  const [begun, setBegun] = useState<PolicyView | null | "anew">(found);
+  const isAnew = begun === "anew" || !edited;
+  if (isAnew && begun !== found) setBegun(found);
   return {
     edition,
     document: draft ?? inForce,
-    edited: draft !== undefined && !sameRules(draft, inForce),
+    edited,
+    base: isAnew ? found : begun,
+    rebase: () => setBegun("anew"),
     edit: (document) => change({ draft: sameRules(document, inForce) ? undefined : document }, { replace: true }),
     discard: () => {
       change({ draft: undefined });
       setDiscarded(true);
     },
-    saved: () => change({ draft: undefined }),
+    saved: (document) => {
+      if (draft !== undefined && sameRules(draft, document)) change({ draft: undefined });
+    },
   };
 }
 

@@ -38,7 +38,7 @@ interface Form<Fields> {
 }
 
 /** The fields of a form, and how they are changed. */
-export function useFields<Fields>({ read, write }: Form<Fields>, { initial, onChange }: EditorProps) {
+export function useFields<Fields>({ read, write }: Form<Fields>, { initial, onChange }: Omit<EditorProps, "wrong">) {
   const [fields, setFields] = useState(() => read(initial));
   const [touched, setTouched] = useState(false);
 

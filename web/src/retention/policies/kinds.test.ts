@@ -42,6 +42,8 @@ it("reads spans as people write them, and gives what it cannot read to the servi
 
 it("says a policy in a line", () => {
   expect(policyInWords("objectives", { rpo_seconds: 3600 })).toBe("RPO 1 h");
+  expect(policyInWords("objectives", {})).toBe("no objective");
+  expect(policyInWords("tiers", {})).toBe("no rule");
   expect(policyInWords("copies", {})).toBe("every checkpoint");
   expect(policyInWords("copies", COPIES)).toBe(
     "label release, paper, or kind final, or each multiple of 1000 steps, or best 3 by loss (min)",

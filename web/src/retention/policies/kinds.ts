@@ -139,9 +139,8 @@ export const tiers = {
 export function policyInWords(kind: OtherKind, document: PolicyDocument): string {
   if (kind === "objectives") {
     const { rpo_seconds: rpo, rto_seconds: rto } = document;
-    return [rpo != null && `RPO ${spanInWords(rpo)}`, rto != null && `RTO ${spanInWords(rto)}`]
-      .filter(Boolean)
-      .join(", ");
+    const said = [rpo != null && `RPO ${spanInWords(rpo)}`, rto != null && `RTO ${spanInWords(rto)}`].filter(Boolean);
+    return said.join(", ") || "no objective";
   }
   if (kind === "copies") {
     const { labels, kinds, everySteps, best } = copies.read(document);
@@ -156,7 +155,7 @@ export function policyInWords(kind: OtherKind, document: PolicyDocument): string
   const { rules, labels, kinds, pinned } = tiers.read(document);
   const hot = [labels && `label ${labels}`, kinds.length > 0 && `kind ${kinds.join(" or ")}`].filter(Boolean);
   return [
-    rules.map(({ after, target }) => `after ${after}: ${target}`).join(", "),
+    rules.map(({ after, target }) => `after ${after}: ${target}`).join(", ") || "no rule",
     ...(hot.length > 0 ? [`hot for ever: ${hot.join(", ")}`] : []),
     ...(pinned ? [] : ["pinned ones move, too"]),
   ].join("; ");

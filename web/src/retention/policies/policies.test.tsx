@@ -1,5 +1,6 @@
-import { screen, waitFor, within } from "@testing-library/react";
+import { act, fireEvent, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
+import { queryClient } from "@/api/client";
 import type { makeRouter } from "@/app/routes";
 import { openPage, problem, SESSION, serve } from "@/testing/page";
 
@@ -130,6 +131,73 @@ it("tells what another person has changed, and saves nothing before that was see
   expect(await screen.findByText(/The project’s policy, version 5/)).toBeVisible();
   await save(router, edited, "RPO 1 h, RTO 1 h");
   await waitFor(() => expect(put().map((each) => each.headers.get("If-Match"))).toEqual(['"4"', '"5"']));
+});
+
+it("saves no edit over a version that came after it was begun, until that one was seen", async () => {
+  const theirs = { ...OBJECTIVES, document: { rpo_seconds: 60, rto_seconds: 900 }, version: 5, etag: '"5"' };
+  let now = OBJECTIVES;
+  const { put, router } = open("?kind=objectives", {
+    [`GET ${OF_PROJECT}/objectives`]: () => now,
+    [`PUT ${OF_PROJECT}/objectives`]: (request) =>
+      request.headers.get("If-Match") === now.etag ? now : problem(412, "edit_conflict", "It was changed."),
+  });
+  const edited = { rpo_seconds: 3600, rto_seconds: 3600 };
+  await type(RTO, "1h");
+  await waitFor(() => expect(router.state.location.search).toHaveProperty("draft", edited));
+  now = theirs;
+  // The page comes back into sight, and reads what holds now.
+  await act(() => queryClient.invalidateQueries({ queryKey: ["get"] }));
+  expect(await screen.findByText(/The project’s policy, version 5/)).toBeVisible();
+  await save(router, edited, "RPO 1 h, RTO 1 h");
+  expect(await screen.findByText(/^rpo seconds/)).toHaveTextContent("rpo seconds: 3600 → became 60");
+  await userEvent.click(screen.getByRole("button", { name: "Reload, and go on from there" }));
+  await save(router, edited, "RPO 1 h, RTO 1 h");
+  await waitFor(() => expect(put().map((each) => each.headers.get("If-Match"))).toEqual(['"4"', '"5"']));
+});
+
+it("goes on with what was typed after the dialog was opened", async () => {
+  let now = OBJECTIVES;
+  const { put, router } = open("?kind=objectives", {
+    [`GET ${OF_PROJECT}/objectives`]: () => now,
+    [`PUT ${OF_PROJECT}/objectives`]: async (request) => {
+      now = { ...OBJECTIVES, document: (await body(request)).document, version: 5, etag: '"5"' };
+      return now;
+    },
+  });
+  await type(RTO, "1h");
+  const button = await screen.findByRole("button", { name: "Save the policy" });
+  fireEvent.change(screen.getByLabelText(RPO), { target: { value: "3h" } });
+  fireEvent.click(button);
+  expect(within(screen.getByRole("dialog")).getByText("RPO 1 h, RTO 1 h")).toBeVisible();
+  // It settles while the dialog is open.
+  const typed = { rpo_seconds: 10_800, rto_seconds: 3600 };
+  await waitFor(() => expect(router.state.location.search).toHaveProperty("draft", typed));
+  await userEvent.click(screen.getByRole("button", { name: "Save" }));
+  expect(await screen.findByText(/The project’s policy, version 5/)).toBeVisible();
+  expect(screen.getByText("Edited, and not saved.")).toBeVisible();
+  expect(screen.getByLabelText(RPO)).toHaveValue("3h");
+  expect(await body(put()[0])).toEqual({ document: { rpo_seconds: 3600, rto_seconds: 3600 } });
+});
+
+it("shows the policy of its own that a run has got meanwhile", async () => {
+  const own = { ...OBJECTIVES, run: "llama", level: "run", document: { rpo_seconds: 60 }, version: 1, etag: '"1"' };
+  let isTheirs = false;
+  const { put, router } = open("?kind=objectives&run=llama", {
+    [`GET ${OF_RUN}/objectives`]: () => (isTheirs ? own : OBJECTIVES),
+    [`PUT ${OF_RUN}/objectives`]: (request) => {
+      if (request.headers.get("If-Match") === '"1"') return own;
+      isTheirs = true;
+      return problem(428, "edit_needs_version", "Say which version was seen.");
+    },
+  });
+  const edited = { rpo_seconds: 3600, rto_seconds: 3600 };
+  await type(RTO, "1h");
+  await save(router, edited, "RPO 1 h, RTO 1 h");
+  expect(await screen.findByText(/^rpo seconds/)).toHaveTextContent(/became 60$/);
+  await userEvent.click(screen.getByRole("button", { name: "Reload, and go on from there" }));
+  expect(await screen.findByText(/The run’s own policy, version 1/)).toBeVisible();
+  await save(router, edited, "RPO 1 h, RTO 1 h");
+  await waitFor(() => expect(put().map((each) => each.headers.get("If-Match"))).toEqual([null, '"1"']));
 });
 
 it("copies every checkpoint where there is no policy and no condition", async () => {

@@ -1,7 +1,7 @@
-import { useQuery } from "@tanstack/react-query";
+import { queryOptions, useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { type ReactNode, useMemo, useState } from "react";
-import { api, type Schemas } from "@/api/client";
+import { api, queryClient, type Schemas } from "@/api/client";
 import { failureOf, ProblemError } from "@/api/problem";
 import { Can } from "@/components/Can";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
@@ -13,10 +13,11 @@ import { Bytes, Time } from "@/components/values";
 import { formatBytes, formatCount, plural } from "@/format/numbers";
 import { RunName } from "@/runs/RunName";
 import { eachOf, isOfAll, type OnPart, type Outcome, type Part, pruneShown, type Wanted } from "../actions";
-import { CostNow } from "../CostChange";
+import { CostNow, CostPrices } from "../CostChange";
 import { freedByStore } from "../cost";
 import { Reasons } from "../PlanTable";
 import styles from "../Retention.module.css";
+import { retry } from "../useRetention";
 import { filterInWords } from "./pruneFilter";
 
 const PRUNE = "/v1/projects/{project}/runs/{run}/retention/prune";
@@ -33,18 +34,30 @@ interface Failed {
   error: unknown;
 }
 
+/** Asked again within this time, the service is not asked for what it has said already: of 1,000 runs one call may fail. */
+const DRY_RUN_HOLDS_MS = 60_000;
+
+function dryRunQuery({ project, filter, allOfRun }: Wanted, run: string) {
+  const asked = {
+    params: { path: { project, run } },
+    body: { filter, all_of_run: allOfRun, dry_run: true, reason: "" },
+  };
+  return queryOptions({
+    queryKey: ["post", PRUNE, asked],
+    queryFn: async ({ signal }) => (await api.POST(PRUNE, { ...asked, signal })).data as Schemas["Pruned"],
+    retry,
+  });
+}
+
 /** The dry runs of all these runs: one that fails takes nothing from the others. `done`: how many are over so far. */
-function useDryRuns({ project, filter, allOfRun }: Wanted, runs: readonly string[]) {
+function useDryRuns(wanted: Wanted, runs: readonly string[]) {
+  const { project, filter, allOfRun } = wanted;
   const [done, setDone] = useState(0);
 
-  async function dryRun(run: string, signal: AbortSignal): Promise<DryRun | Failed | null> {
+  async function dryRun(run: string): Promise<DryRun | Failed | null> {
     try {
-      const { data } = await api.POST(PRUNE, {
-        params: { path: { project, run } },
-        body: { filter, all_of_run: allOfRun, dry_run: true, reason: "" },
-        signal,
-      });
-      return { run, pruned: data as Schemas["Pruned"] };
+      const asked = { ...dryRunQuery(wanted, run), staleTime: DRY_RUN_HOLDS_MS };
+      return { run, pruned: await queryClient.fetchQuery(asked) };
     } catch (error) {
       if (isOfAll(error)) throw error;
       // Deleted meanwhile.
@@ -57,7 +70,7 @@ function useDryRuns({ project, filter, allOfRun }: Wanted, runs: readonly string
     queryKey: ["post", PRUNE, { params: { path: { project } }, body: { runs, filter, allOfRun } }],
     queryFn: async ({ signal }) => {
       setDone(0);
-      const all = await eachOf(runs, (run) => dryRun(run, signal), { signal, onDone: setDone });
+      const all = await eachOf(runs, dryRun, { signal, onDone: setDone });
       return {
         made: all.filter((each) => each !== null && "pruned" in each),
         failed: all.filter((each) => each !== null && "error" in each),
@@ -125,7 +138,8 @@ const run = createColumnHelper<DryRun & { project: string }>();
 const RUNS: Columns<DryRun & { project: string }> = [
   run.accessor("run", {
     header: "Run",
-    size: 200,
+    // A phone has room for all that it shows, with the link at the end.
+    size: 150,
     cell: ({ row: { original } }) => <RunName project={original.project} run={original.run} />,
   }),
   run.accessor((row) => row.pruned.trashed.length, {
@@ -152,7 +166,7 @@ const RUNS: Columns<DryRun & { project: string }> = [
   run.display({
     id: "choose",
     header: "",
-    size: 110,
+    size: 85,
     cell: ({ row: { original } }) => (
       <Link
         from="/retention"
@@ -286,6 +300,7 @@ function Matches({ wanted, made, stale, onDone }: MatchesProps) {
             </Figure>
             <CostNow project={project} run={undefined} freedByStore={freedByStore(taken.map((each) => each.pruned))} />
           </Figures>
+          <CostPrices project={project} run={undefined} />
           <div className={styles.bar}>
             <Can scope="operate" reason={reason}>
               <button
@@ -394,6 +409,8 @@ function Confirm({ wanted, asked, onDone, onClose }: ConfirmProps) {
         can be taken back until {purgeAt === null ? "their purge" : <Time at={purgeAt} />}; then the next collection
         frees {freed}.
       </p>
+      {/* The fields above may hold another one by now. */}
+      <p>Filter: {filterInWords(wanted.filter)}.</p>
       {wanted.allOfRun && <p>Those that a run could be resumed from may be among them.</p>}
       <label className={styles.field}>
         <span>Why (for readers of the audit events)</span>

@@ -18,6 +18,7 @@ import styles from "../Retention.module.css";
 import { useRetentionSearch } from "../useRetention";
 import { FilterForm } from "./FilterForm";
 import { PruneRuns } from "./PruneRuns";
+import { filterInWords } from "./pruneFilter";
 import { matching } from "./runFilter";
 
 const PRUNE = "/v1/projects/{project}/runs/{run}/retention/prune";
@@ -51,7 +52,7 @@ function OfProject({ project, onDone }: { project: string; onDone: (outcome: Out
           </EmptyState>
         ) : (
           <>
-            <FilterForm key={JSON.stringify([filter, runs])} ofRuns />
+            <FilterForm key={JSON.stringify([filter, allOfRun, runs])} ofRuns />
             <WhenAsked filter={filter} every="every checkpoint of every run">
               {(wanted) => (
                 <PruneRuns
@@ -73,7 +74,7 @@ function OfRun({ project, run, onDone }: { project: string; run: string; onDone:
   const { filter, allOfRun = false } = useRetentionSearch();
   return (
     <>
-      <FilterForm key={JSON.stringify(filter)} />
+      <FilterForm key={JSON.stringify([filter, allOfRun])} />
       <WhenAsked filter={filter} every="every checkpoint of the run">
         {(wanted) => (
           <DryRun
@@ -273,6 +274,7 @@ function Found({ prune, pruned, onDone }: FoundProps) {
             {pruned.purge_at === null ? "their purge" : <Time at={pruned.purge_at} />}
             {freed === undefined ? "." : `; then the next collection frees ${formatBytes(freed.bytes)}.`}
           </p>
+          <p>Filter: {filterInWords(prune.filter)}.</p>
           {prune.allOfRun && <p>Those that the run could be resumed from may be among them.</p>}
           <label className={styles.field}>
             <span>Why (for readers of the audit events)</span>

@@ -20,10 +20,13 @@ it("refuses a field that it cannot read, for a condition that is left out matche
   expect(filterOf({ ...empty, olderThan: "7" })).toMatch(/^Older than must be/);
 });
 
-it("reads ages in hours, days and weeks", () => {
+it("reads ages in seconds to weeks, and gives each back as it is", () => {
   const empty = fieldsOfFilter({});
   expect(filterOf({ ...empty, olderThan: "12h" })).toEqual({ older_than_seconds: 43_200 });
   expect(fieldsOfFilter({ older_than_seconds: 3 * 86_400 }).olderThan).toBe("3d");
+  // Of a link that was written by hand.
+  expect(filterInWords({ older_than_seconds: 5400 })).toBe("committed longer ago than 90min");
+  expect(filterOf(fieldsOfFilter({ older_than_seconds: 5400 }))).toEqual({ older_than_seconds: 5400 });
 });
 
 it("says in words why a checkpoint matches", () => {

@@ -10,14 +10,20 @@ export interface FilterFields {
   fromStep: string;
   beforeStep: string;
   attempt: string;
-  /** 12h, 7d, 4w */
+  /** 90min, 12h, 7d, 4w */
   olderThan: string;
   /** With commas between. */
   labels: string;
   health: Schemas["Health"][];
 }
 
-const UNITS: Record<string, number> = { h: 3600, d: 86_400, w: 7 * 86_400 };
+const UNITS: readonly (readonly [string, number])[] = [
+  ["w", 7 * 86_400],
+  ["d", 86_400],
+  ["h", 3600],
+  ["min", 60],
+  ["s", 1],
+];
 
 export function fieldsOfFilter(filter: PruneFilter): FilterFields {
   return {
@@ -43,9 +49,9 @@ export function filterOf(fields: FilterFields): PruneFilter | string {
     filter[field] = Number(text);
   }
   if (fields.olderThan.trim() !== "") {
-    const found = /^(\d{1,6})([hdw])$/.exec(fields.olderThan.trim());
+    const found = /^(\d{1,9})(w|d|h|min|s)$/.exec(fields.olderThan.trim());
     if (found === null) return "Older than must be a number with its unit: 12h, 7d or 4w.";
-    filter.older_than_seconds = Number(found[1]) * (UNITS[found[2] ?? ""] ?? 0);
+    filter.older_than_seconds = Number(found[1]) * sizeOf(found[2]);
   }
   const labels = fields.labels
     .split(",")
@@ -74,7 +80,12 @@ function textOf(value: number | null | undefined): string {
   return value == null ? "" : String(value);
 }
 
+function sizeOf(unit: string | undefined): number {
+  return UNITS.find(([name]) => name === unit)?.[1] ?? 1;
+}
+
+/** Exactly: what is rounded up would be said of more than what matches. */
 function ageOf(seconds: number): string {
-  const unit = seconds % 604_800 === 0 ? "w" : seconds % 86_400 === 0 ? "d" : "h";
-  return `${Math.round(seconds / (UNITS[unit] ?? 3600))}${unit}`;
+  const [unit, size] = UNITS.find(([, each]) => seconds % each === 0) ?? ["s", 1];
+  return `${seconds / size}${unit}`;
 }

@@ -23,7 +23,11 @@ async function pruned(request: Request, name: string, count: number) {
 }
 
 /** Three runs; of llama 3 checkpoints match, of vit 2, of bert none. `vit`: answers in its place. */
-function open(search: string, vit: (request: Request) => unknown = (request) => pruned(request, "vit", 2)) {
+function open(
+  search: string,
+  vit: (request: Request) => unknown = (request) => pruned(request, "vit", 2),
+  more: Answers = {},
+) {
   const answers: Answers = {
     "GET /v1/sessions/current": () => SESSION,
     "GET /v1/projects": () => page({ id: "1", name: "demo", quota_bytes: null, stored_bytes: 0, runs: 3 }),
@@ -33,6 +37,7 @@ function open(search: string, vit: (request: Request) => unknown = (request) => 
     "POST /v1/projects/demo/runs/bert/retention/prune": (request) => pruned(request, "bert", 0),
     "GET /v1/projects/demo/cost": () => problem(403, "forbidden", "No costs."),
     "GET /v1/projects/demo/usage": () => problem(403, "forbidden", "No usage."),
+    ...more,
   };
   const asked = serve(answers);
   const router = openPage(`/ui/retention?view=prune${search}`);
@@ -82,6 +87,7 @@ it("has one dry run over the runs that match, and loses nothing when one of them
   await userEvent.click(screen.getByRole("button", { name: "Move 5 to the trash" }));
   const dialog = within(screen.getByRole("dialog", { name: "Prune 2 runs of demo" }));
   expect(dialog.getByText(/then the next collection frees at least 5.0 GiB/)).toBeVisible();
+  expect(dialog.getByText("Filter: before step 50.")).toBeVisible();
   await userEvent.type(dialog.getByLabelText(/^Why/), "a sweep");
   await userEvent.type(dialog.getByLabelText("Type 5 to go on"), "5");
   await userEvent.click(dialog.getByRole("button", { name: "Move 5 to the trash" }));
@@ -104,6 +110,27 @@ it("has one dry run over the runs that match, and loses nothing when one of them
     expect(each).toMatchObject({ filter: { before_step: 50 }, all_of_run: false, reason: "a sweep" });
 });
 
+it("says what a call whose reply was lost may have moved", async () => {
+  let isLost = true;
+  open("&filter={}", async (request) => {
+    const found = await pruned(request, "vit", 2);
+    if (found.dry_run) return found;
+    // The service has done it, and names it in no second reply.
+    if (!isLost) return { ...found, trashed: [], purge_at: null, freed: { bytes: 0 } };
+    isLost = false;
+    throw new TypeError("Failed to fetch");
+  });
+  await userEvent.click(await screen.findByRole("button", { name: "Move 5 to the trash" }));
+  await userEvent.type(screen.getByLabelText("Type 5 to go on"), "5");
+  await userEvent.click(within(screen.getByRole("dialog")).getByRole("button", { name: "Move 5 to the trash" }));
+  const told = "The service has not confirmed that 2 checkpoints went to the trash:";
+  expect(await screen.findByText(told)).toBeVisible();
+  await userEvent.click(screen.getByRole("button", { name: "Retry what failed" }));
+  expect(await screen.findByText(/^2 checkpoints are in the trash already, or no longer match/)).toBeVisible();
+  expect(screen.getByText("3 checkpoints went to the trash.")).toBeVisible();
+  expect(screen.queryByText(told)).toBeNull();
+});
+
 it("says of which run there is no dry run, and goes on with the others alone", async () => {
   const { asked } = open("&filter={}", () => problem(409, "checkpoint_protected", "An attempt of it is active."));
   const alert = await screen.findByRole("alert");
@@ -116,6 +143,21 @@ it("says of which run there is no dry run, and goes on with the others alone", a
   expect(asked.filter((each) => each.url.endsWith("/prune"))).toHaveLength(3);
 });
 
+it("looks again into the runs alone of which there was no dry run", async () => {
+  let isActive = true;
+  const { asked } = open("&filter={}", (request) =>
+    isActive ? problem(409, "checkpoint_protected", "An attempt of it is active.") : pruned(request, "vit", 2),
+  );
+  await screen.findByRole("alert");
+  isActive = false;
+  await userEvent.click(screen.getByRole("button", { name: "Look again" }));
+  await waitFor(() => expect(screen.queryByRole("alert")).toBeNull());
+  // What was not seen at the first look is not chosen.
+  expect(figure("Runs chosen")).toHaveTextContent("1 of 2");
+  const runs = asked.filter((each) => each.url.endsWith("/prune")).map((each) => each.url.split("/").at(-3));
+  expect(runs.sort()).toEqual(["bert", "llama", "vit", "vit"]);
+});
+
 it("takes a run out of what is chosen, and opens one to choose among its checkpoints", async () => {
   const { router } = open("&filter={}");
   const table = await screen.findByRole("grid", { name: "Runs that have what would expire" });
@@ -125,6 +167,24 @@ it("takes a run out of what is chosen, and opens one to choose among its checkpo
   await userEvent.click(screen.getByRole("link", { name: "Choose among the checkpoints of vit" }));
   expect(await screen.findByText("2 of 2")).toBeVisible();
   expect(router.state.location.search).toEqual({ view: "prune", filter: {}, run: "vit" });
+});
+
+it("has in its fields what is shown, also when the address goes back", async () => {
+  const { router } = open("&filter={}");
+  const all = () => screen.getByLabelText(/^Also the last points/);
+  await screen.findByRole("region", { name: "What would expire" });
+  await userEvent.click(all());
+  await userEvent.click(screen.getByRole("button", { name: "Show what matches" }));
+  await waitFor(() => expect(router.state.location.search).toHaveProperty("allOfRun", true));
+  expect(all()).toBeChecked();
+  router.history.back();
+  await waitFor(() => expect(all()).not.toBeChecked());
+});
+
+it("tells the prices beside the cost", async () => {
+  const cost = { per_month: 3, currency: "USD", as_of: "2026-03-01", unpriced_bytes: 0, lines: [] };
+  open("&filter={}", undefined, { "GET /v1/projects/demo/cost": () => cost });
+  expect(await screen.findByText("Prices as of 2026-03-01")).toBeVisible();
 });
 
 it("says that no run matches, and asks the service nothing", async () => {

@@ -43,13 +43,9 @@ function Asking({ project, run, onDeleted, onClose }: DeleteRunProps & { onClose
   const path = { project, run };
   const title = `Delete ${run}?`;
   const queryKey = ["dry-run", PATH, path];
-  // A dry run changes nothing: it is asked as a read is.
-  const plan = useQuery({
-    queryKey,
-    queryFn: ({ signal }) => dryRun(signal),
-    gcTime: 0,
-    staleTime: Number.POSITIVE_INFINITY,
-  });
+  // A dry run changes nothing: it is asked as a read is. It is asked once: what an event or another tab has changed since
+  // is not what was seen, and the service refuses it by the `etag`.
+  const plan = useQuery({ queryKey, queryFn: ({ signal }) => dryRun(signal), gcTime: 0, staleTime: "static" });
 
   async function dryRun(signal?: AbortSignal): Promise<Deletion> {
     const body = { dry_run: true, reason: "" };

@@ -22,7 +22,7 @@ export function MissingRun({ project, run, inTrash, error, onBack }: MissingRunP
   const isIt = ({ name }: Schemas["RunView"]) => name === run;
   const trash = useWhole(
     "/v1/projects/{project}/runs",
-    { path: { project }, query: { deleted: true, limit: 100 } },
+    { path: { project }, query: { deleted: true, limit: 500 } },
     { enabled: inTrash === null, isEnough: (items) => items.some(isIt) },
   );
   const found = inTrash ?? trash.items.find(isIt)?.in_trash;
@@ -30,8 +30,18 @@ export function MissingRun({ project, run, inTrash, error, onBack }: MissingRunP
     return (
       <>
         {trash.isReading ? <Loading what="the deleted runs" /> : <ErrorState error={error} />}
+        {trash.error ? <ErrorState error={trash.error} onRetry={trash.retry} /> : null}
         <p>
-          Choose another project above, or one of the <Link to="/runs">runs of {project}</Link>.
+          Choose another project above, or one of the <Link to="/runs">runs of {project}</Link>.{" "}
+          {!trash.isWhole && !trash.isReading && (
+            <>
+              It may be among the{" "}
+              <Link to="/retention" search={{ view: "trash" }}>
+                deleted runs
+              </Link>
+              , of which not all were read.
+            </>
+          )}
         </p>
       </>
     );

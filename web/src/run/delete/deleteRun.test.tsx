@@ -1,5 +1,6 @@
-import { screen, within } from "@testing-library/react";
+import { act, screen, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
+import { queryClient } from "@/api/client";
 import { openPage, problem, SESSION, serve } from "@/testing/page";
 import { ANSWERS, IN_TRASH, page, RUN } from "../examples";
 
@@ -71,6 +72,22 @@ it("deletes a run by its name, as its dry run was seen, and takes it back", asyn
   expect(await screen.findByRole("region", { name: "Restore point" })).toBeVisible();
 });
 
+it("shows what it was opened with, whatever events ask again for", async () => {
+  const state = deletable();
+  openPage("/ui/runs/llama?project=demo");
+  await userEvent.click(await screen.findByRole("button", { name: "Delete run" }));
+  const typed = await screen.findByLabelText("Type llama to go on");
+  const dialog = within(screen.getByRole("dialog", { name: "Delete llama?" }));
+  expect(dialog.getByText(/^3 checkpoints go to the trash/)).toBeVisible();
+  Object.assign(state, { etag: '"run-2"', checkpoints: 4 });
+  await act(() => queryClient.invalidateQueries());
+  expect(dialog.getByText(/^3 checkpoints go to the trash/)).toBeVisible();
+  await userEvent.type(typed, "llama");
+  await userEvent.click(dialog.getByRole("button", { name: "Delete the run" }));
+  expect(await dialog.findByText(/^checkpoints/)).toHaveTextContent("checkpoints: 3 → became 4");
+  expect(state.sent).toEqual([['"run-1"', ""]]);
+});
+
 it("offers to take a deleted run back where a link leads to it", async () => {
   const state = deletable();
   state.isDeleted = true;
@@ -78,6 +95,24 @@ it("offers to take a deleted run back where a link leads to it", async () => {
   await userEvent.click(await screen.findByRole("button", { name: "Take the run back" }));
   expect(await screen.findByRole("region", { name: "Restore point" })).toBeVisible();
   expect(screen.queryByRole("button", { name: "Take the run back" })).toBeNull();
+});
+
+it("says that the deleted runs could not be read, and reads them again", async () => {
+  let isBroken = true;
+  const state = deletable({
+    "GET /v1/projects/demo/runs": () =>
+      isBroken ? problem(500, "internal", "The catalog did not answer.") : page({ name: "llama", in_trash: IN_TRASH }),
+  });
+  state.isDeleted = true;
+  openPage("/ui/runs/llama?project=demo");
+  expect(await screen.findByText("The catalog did not answer.")).toBeVisible();
+  expect(screen.getByRole("link", { name: "deleted runs" })).toHaveAttribute(
+    "href",
+    expect.stringMatching(/^\/ui\/retention\?.*view=trash/),
+  );
+  isBroken = false;
+  await userEvent.click(screen.getByRole("button", { name: "Retry" }));
+  expect(await screen.findByRole("button", { name: "Take the run back" })).toBeVisible();
 });
 
 it("says which checkpoints hold a run back, and what else does", async () => {

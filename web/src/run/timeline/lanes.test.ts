@@ -90,7 +90,7 @@ it("draws a metric along the lineage, and what an attempt lost as a line of its 
   ]);
 });
 
-it("draws what was measured as a line, the checkpoints on it as dots, and what an attempt lost", () => {
+it("draws what was measured as a line through the checkpoints, these as dots, and what an attempt lost", () => {
   expect(metricNames(CHECKPOINTS, ["grad_norm", "train_loss"])).toEqual([
     "loss",
     "train_loss",
@@ -108,11 +108,12 @@ it("draws what was measured as a line, the checkpoints on it as dots, and what a
   const none = undefined;
   expect(x).toEqual([200, 300, 350, 351, 352, 400, 500, 1400]);
   expect(series.map(({ label, values, dots }) => [label, values, dots])).toEqual([
-    ["loss", [none, 3.5, 3, null, null, none, none, 1], none],
+    // Of 200 and 400 nothing was measured: the line goes through what the checkpoints carry.
+    ["loss", [4, 3.5, 3, null, null, 1, none, 1], none],
     ["loss of checkpoints", [4, none, 3, none, none, 1, none, none], true],
     ["loss, attempt 2, not on the lineage", [none, none, none, none, none, 2, null, none], none],
   ]);
-  expect(words).toBe("Least 1 at step 1,400, greatest 3.5 at step 300. Not finite: inf at step 351, nan at step 352.");
+  expect(words).toBe("Least 1 at step 1,400, greatest 4 at step 200. Not finite: inf at step 351, nan at step 352.");
   expect(curveOf([], "loss", LINEAGE, [])).toEqual({ x: [], series: [], words: "" });
 });
 
@@ -124,10 +125,10 @@ it("draws what was measured on a branch that the run has left, and its checkpoin
   const drawn = (measured: typeof left) =>
     curveOf(CHECKPOINTS, "loss", LINEAGE, [{ step: 350, value: 3 }], measured).series.map(({ label }) => label);
   const { x, series } = curveOf(CHECKPOINTS, "loss", LINEAGE, [{ step: 350, value: 3 }], left);
-  expect(x).toEqual([200, 201, 350, 351, 400]);
+  expect(x).toEqual([200, 201, 350, 351, 400, 500]);
   expect(series.slice(2).map(({ label, values }) => [label, values.map((each) => each ?? 0)])).toEqual([
-    ["loss, attempt 2, not on the lineage", [0, 0, 0, 2.9, 0]],
-    ["loss, attempt 1, not on the lineage", [0, 3.9, 0, 0, 0]],
+    ["loss, attempt 2, not on the lineage", [0, 0, 0, 2.9, 2, 0]],
+    ["loss, attempt 1, not on the lineage", [0, 3.9, 0, 0, 0, 0]],
   ]);
   expect(new Set(series.map(({ color }) => color)).size).toBe(3);
   expect(drawn(new Map([[2, []]]))).toContain("loss, attempt 2, not on the lineage");
