@@ -29,6 +29,7 @@ HEARTBEATS_UNTIL_LOST = 10
 # Client and trainer read these; on one machine they share the service's environment, so they are no mistake here.
 OTHERS_SETTINGS = frozenset(
     {"URL", "TOKEN", "TIMEOUT_SECONDS", "RETRY_SECONDS", "MAX_BYTES_PER_SECOND", "DIRECT_FILES", "COMPRESS"}
+    | {"CA_FILE", "CLIENT_CERTIFICATE", "CLIENT_KEY"}
     | {"RUN", "COLLECTIVE_TIMEOUT_SECONDS", "DRAIN_SECONDS", "SAVE_RETRY_SECONDS", "TRANSFERS"}
     | {"HOST_MEMORY_BYTES", "CACHE_DIR", "CACHE_BYTES", "LOCAL_DIR", "LOCAL_BYTES"}
     | {"LAUNCH", "OUTCOME_DIR", "VERIFY_DIR"}
@@ -112,6 +113,27 @@ class ServiceSettings(BaseSettings):
         default=None,
         description="Where people reach the web page, such as `https://holdfast.example.org`. With https a session's "
         "cookie is for https alone, whatever the proxy in front says.",
+    )
+    tls_certificate: Path | None = Field(
+        default=None,
+        description="The service's certificate in PEM, followed by those of the authorities in between: `holdfast "
+        "serve` then speaks https alone, TLS 1.2 or newer. A file that is renewed is taken for new connections within "
+        "seconds. Default: plain http.",
+    )
+    tls_key: Path | None = Field(
+        default=None,
+        description="The private key of HOLDFAST_TLS_CERTIFICATE in PEM, without a passphrase. Default: it stands in "
+        "the certificate's file.",
+    )
+    tls_client_ca: Path | None = Field(
+        default=None,
+        description="Certificates, in PEM, of the authorities whose certificates callers show (mutual TLS). A token is "
+        "needed all the same.",
+    )
+    tls_clients: Literal["required", "optional"] = Field(
+        default="required",
+        description="With HOLDFAST_TLS_CLIENT_CA: `required` refuses every call without a certificate but `/healthz` "
+        "and `/readyz`; `optional` verifies those that are shown.",
     )
     header_seconds: float = Field(
         default=20.0, gt=0, description="A connection that has not sent the head of a request by then is closed."
@@ -366,10 +388,10 @@ class ServiceSettings(BaseSettings):
         scheme, _, host = url.rstrip("/").lower().partition("://")
         return f"{scheme}://{host.removesuffix(':443' if scheme == 'https' else ':80')}"  # as a browser writes it
 
-    @field_validator("data_dir")
+    @field_validator("data_dir", "tls_certificate", "tls_key", "tls_client_ca")
     @classmethod
-    def _an_absolute_path(cls, path: Path) -> Path:
-        return path.expanduser().absolute()
+    def _an_absolute_path(cls, path: Path | None) -> Path | None:
+        return None if path is None else path.expanduser().absolute()
 
     @property
     def database_url_text(self) -> str:
