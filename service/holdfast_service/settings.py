@@ -190,6 +190,20 @@ class ServiceSettings(BaseSettings):
         description="The first token (every scope, every project), kept as a hash at the start: "
         "`hold_` + 16 random hex digits + `_` + 64 random hex digits. For services that are not embedded.",
     )
+    secrets_key_file: Path | None = Field(
+        default=None,
+        description="A file with the keys that encrypt what is secret in the catalog: 32 random bytes in base64 or hex "
+        "on each line (`openssl rand -base64 32`). The first key encrypts, all open. Default: no key, and the secrets "
+        "are plain.",
+    )
+    secrets_key: SecretStr | None = Field(
+        default=None, description="The same keys, in the setting itself, in place of HOLDFAST_SECRETS_KEY_FILE."
+    )
+    secrets_key_command: str | None = Field(
+        default=None,
+        description="A command that prints the same keys, in place of HOLDFAST_SECRETS_KEY_FILE: it asks a KMS. It is "
+        "run by each process at its start, without a shell, and has a minute.",
+    )
     session_hours: float = Field(
         default=12.0, gt=0, le=24 * 30, description="Who has signed in to the web page signs in again after so long."
     )
@@ -388,7 +402,7 @@ class ServiceSettings(BaseSettings):
         scheme, _, host = url.rstrip("/").lower().partition("://")
         return f"{scheme}://{host.removesuffix(':443' if scheme == 'https' else ':80')}"  # as a browser writes it
 
-    @field_validator("data_dir", "tls_certificate", "tls_key", "tls_client_ca")
+    @field_validator("data_dir", "tls_certificate", "tls_key", "tls_client_ca", "secrets_key_file")
     @classmethod
     def _an_absolute_path(cls, path: Path | None) -> Path | None:
         return None if path is None else path.expanduser().absolute()
