@@ -39,6 +39,14 @@ GUARDS = (
     ),
     Guard(
         "limits-before-work",
+        "the end of a handshake is waited for, for ever",
+        "service/holdfast_service/web/connections.py",
+        "ssl_handshake_timeout=header_seconds,",
+        "ssl_handshake_timeout=600,",
+        ("tests/service/test_connections.py",),
+    ),
+    Guard(
+        "limits-before-work",
         "a page reads this machine through a browser",
         "service/holdfast_service/web/frame.py",
         "or self._allows(name):",

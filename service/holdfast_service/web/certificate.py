@@ -159,7 +159,7 @@ class ClientCertificateCheck:
 
 def _has_shown_one(scope: Scope) -> bool:
     connection = scope.get(CONNECTION)
-    return connection is not None and bool(connection.transport.get_extra_info("peercert"))
+    return connection is not None and connection.has_shown_certificate is True
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:

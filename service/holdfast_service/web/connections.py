@@ -56,10 +56,13 @@ def bounded_connections(
         _deadline: asyncio.TimerHandle | None = None
         ending: asyncio.Event
         """Set when the server ends."""
+        has_shown_certificate: bool
+        """One that TLS has verified."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self.ending = asyncio.Event()
+            self.has_shown_certificate = bool(transport.get_extra_info("peercert"))
             if self not in accepted and not has_room(self, transport.abort):
                 self.transport.write(_FULL)
                 self.transport.close()
