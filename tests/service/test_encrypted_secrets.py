@@ -17,12 +17,15 @@ from holdfast_service.db.engine import Database
 from holdfast_service.db.migrate import alembic_config, exclusive_connection
 from holdfast_service.db.tables.core import CatalogIdentity
 from holdfast_service.db.tables.webhooks import Webhook
+from holdfast_service.rebuild.run import rebuild
 from holdfast_service.secrets.kept import encrypt_anew
 from holdfast_service.secrets.keyring import keyring_of
 from holdfast_service.settings import ServiceSettings, SettingsError
+from holdfast_service.stores.registry import open_store
 from holdfast_service.webhooks.controller import reconcile
 from tests.support.dumps import dump_of, is_found
 from tests.support.rank import Job, answer
+from tests.support.rebuilt import SIGNING_KEY, record_all
 from tests.support.serve import run_holdfast
 from tests.support.service import RunningService, running_service
 from tests.support.signed_in import sign_in
@@ -226,3 +229,19 @@ def test_the_revision_before_is_not_taken_back_over_what_it_cannot_open(settings
     finally:
         database.dispose()
     start(with_keys(settings, NEW))
+
+
+def test_the_signing_key_of_a_rebuilt_catalog_is_never_plain(settings: ServiceSettings, empty_url: str) -> None:
+    keyed = with_keys(settings, NEW)
+    with running_service(keyed) as service:
+        Job(service.http(), create=True).save(1)
+        record_all(service.context)
+    database = Database(empty_url)
+    try:
+        rebuild(
+            database, [(settings.store_url, open_store(settings.store_url, SIGNING_KEY))], keyring=keyring_of(keyed)
+        )
+        with database.read() as session:
+            assert {session.scalar(select(CatalogIdentity.encrypted_with))} == keyring_of(keyed).ids
+    finally:
+        database.dispose()

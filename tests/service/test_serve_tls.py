@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.databases import PostgresCatalogs
@@ -188,7 +189,9 @@ def test_a_certificate_is_optional_where_the_operator_says_so(
             assert http.get("/v1/service").status_code == 200
 
 
-@pytest.mark.parametrize("broken", ["no certificate", "no key", "garbage", "another key", "no authority", "key alone"])
+@pytest.mark.parametrize(
+    "broken", ["no certificate", "no key", "garbage", "another key", "passphrase", "no authority", "key alone"]
+)
 def test_what_is_wrong_with_the_files_stops_the_start_with_one_line(
     tmp_path: Path, authority: Authority, tls: dict[str, str], broken: str
 ) -> None:
@@ -204,6 +207,12 @@ def test_what_is_wrong_with_the_files_stops_the_start_with_one_line(
             key.write_text("no key")
         case "another key":
             authority.sign(tmp_path / "other.pem", key)
+        case "passphrase":
+            locked = serialization.BestAvailableEncryption(b"a passphrase")
+            private = serialization.load_pem_private_key(key.read_bytes(), None)
+            key.write_bytes(
+                private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+            )
         case "no authority":
             tls["HOLDFAST_TLS_CLIENT_CA"] = str(key)
             named = "HOLDFAST_TLS_CLIENT_CA"
