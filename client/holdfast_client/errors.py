@@ -2,7 +2,7 @@
 
 HoldfastError
 ├── ConfigurationError          fix the setting that it names
-│   └── HostNotAllowed
+│   └── HostNotAllowed  ClientCertificateRequired
 ├── InvalidRequest              fix the call
 │   └── BodyTooLarge
 ├── UnsupportedProtocol         upgrade the older side
@@ -124,6 +124,10 @@ class BodyTooLarge(InvalidRequest):
 
 class HostNotAllowed(ConfigurationError):
     code = ProblemCode.HOST_NOT_ALLOWED
+
+
+class ClientCertificateRequired(ConfigurationError):
+    code = ProblemCode.CLIENT_CERTIFICATE_REQUIRED
 
 
 class UnsupportedProtocol(HoldfastError):

@@ -24,7 +24,7 @@ GUARDS = (
     Guard(
         "limits-before-work",
         "the head of a request is waited for, for ever",
-        "service/holdfast_service/web/frame.py",
+        "service/holdfast_service/web/connections.py",
         "if self._deadline is None:",
         "if False:",
         ("tests/service/test_connections.py",),
@@ -32,9 +32,17 @@ GUARDS = (
     Guard(
         "limits-before-work",
         "idle connections keep new callers out",
-        "service/holdfast_service/web/frame.py",
+        "service/holdfast_service/web/connections.py",
         "idle = next(iter(waiting), None)",
         "idle = None",
+        ("tests/service/test_connections.py",),
+    ),
+    Guard(
+        "limits-before-work",
+        "the end of a handshake is waited for, for ever",
+        "service/holdfast_service/web/connections.py",
+        "ssl_handshake_timeout=header_seconds,",
+        "ssl_handshake_timeout=600,",
         ("tests/service/test_connections.py",),
     ),
     Guard(

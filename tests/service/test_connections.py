@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import pytest
 
 from holdfast_service.settings import ServiceSettings
 from tests.support.service import RunningService, running_service
+from tests.support.tls import Authority
 
 pytestmark = pytest.mark.rule("limits-before-work")
 MOST = 5
@@ -36,6 +39,23 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """Has few connections, and all the time for heads."""
     data_dir = tmp_path_factory.mktemp("small")
     settings = ServiceSettings(data_dir=data_dir, port=0, header_seconds=600, most_connections=MOST)
+    with running_service(settings) as running:
+        yield running
+
+
+@pytest.fixture(params=[1.0, 600.0])
+def secured(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningService]:
+    """Speaks TLS, and has few connections."""
+    certificate, key = tmp_path / "server.pem", tmp_path / "server.key"
+    Authority(tmp_path / "authority.pem").sign(certificate, key)
+    settings = ServiceSettings(
+        data_dir=tmp_path / "data",
+        port=0,
+        header_seconds=request.param,
+        most_connections=MOST,
+        tls_certificate=certificate,
+        tls_key=key,
+    )
     with running_service(settings) as running:
         yield running
 
@@ -115,3 +135,21 @@ def test_where_all_connections_are_at_work_one_more_is_told_so(small: RunningSer
     assert told(connect(small, sockets), b" 503 ")
     working[0].sendall(b"123456789")
     assert told(working[0], b" 422 ")
+
+
+@pytest.mark.parametrize("secured", [1.0], indirect=True)
+@pytest.mark.parametrize("handshake", [b"", b"\x16\x03\x01"])
+def test_a_handshake_that_does_not_end_is_not_waited_for(
+    secured: RunningService, sockets: ExitStack, handshake: bytes
+) -> None:
+    assert closed(connect(secured, sockets, handshake))
+
+
+@pytest.mark.parametrize("secured", [600.0], indirect=True)
+def test_handshakes_that_do_not_end_make_room_for_callers(
+    secured: RunningService, sockets: ExitStack, tmp_path: Path
+) -> None:
+    idle = [connect(secured, sockets) for _ in range(3 * MOST)]
+    trusted = ssl.create_default_context(cafile=tmp_path / "authority.pem")
+    assert httpx.get(f"{secured.url}/healthz", verify=trusted, timeout=60).status_code == 200
+    assert all(closed(connection) for connection in idle[: 2 * MOST])

@@ -97,7 +97,8 @@ def _has(command, name):
 def test_every_command_of_the_client_prints_json_for_programs():
     without = {words for words, command in _commands() if not _has(command, "json")}
     # `launch` hands its job's own output on, `ui` opens a browser, and these are the service's own.
-    admin = {"admin create-token", "admin raise-epoch", "admin confirm-move", "admin dashboard-role"}
+    verbs = ("create-token", "raise-epoch", "confirm-move", "dashboard-role", "rotate-secrets")
+    admin = {f"admin {verb}" for verb in verbs}
     assert without == {"launch", "serve", "ui", "workers run", *admin}
 
 

@@ -280,7 +280,8 @@ class TransferPool:
         except (HTTPError, OSError) as error:
             if certificate_refused(error):
                 raise StoreRefused(
-                    "The store has a certificate that is not trusted. Set SSL_CERT_FILE to your authority's"
+                    "The store has a certificate that is not trusted. Set HOLDFAST_CA_FILE or SSL_CERT_FILE to your "
+                    "authority's"
                 ) from None
             permit.timed_out = isinstance(error, urllib3.exceptions.ReadTimeoutError)
             # The error's text may hold the URL, and the URL is a secret.

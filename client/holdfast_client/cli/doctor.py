@@ -97,12 +97,7 @@ def check_all(client: Client) -> Iterator[Finding]:
     url -> service -> token and protocol -> clock -> database and store -> the stores' clocks -> round trip"""
     yield check_url(client)
     if not client.service.healthy():
-        yield failed(
-            "service",
-            f"no service answers at {client.settings.url}/healthz",
-            "Start it with `holdfast serve`, or set HOLDFAST_URL to where it runs.",
-            ExitCode.UNAVAILABLE,
-        )
+        yield not_alive(client)
         return
     asked_at = datetime.now(UTC)
     try:
@@ -129,6 +124,21 @@ def check_url(client: Client) -> Finding:
             "url", f"{url} is not encrypted: the token can be read on its way", "Use https:// in HOLDFAST_URL."
         )
     return good("url", url)
+
+
+def not_alive(client: Client) -> Finding:
+    url = client.settings.url
+    try:
+        if url.startswith("https:"):
+            client.service.ready()  # says whether a certificate is the reason
+    except HoldfastError as error:
+        return failed("service", str(error), "", exit_code_of(error))
+    return failed(
+        "service",
+        f"no service answers at {url}/healthz",
+        "Start it with `holdfast serve`, or set HOLDFAST_URL to where it runs.",
+        ExitCode.UNAVAILABLE,
+    )
 
 
 def check_token(info: ServerInfo) -> Finding:

@@ -97,7 +97,11 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
         Entry("workers", "Processes that serve or do background work", "list run", "operations"),
         Entry("stores", "The stores, and their owners", "list claim", "stores"),
         Entry("catalog", "The catalog against its stores", "check rebuild doubts confirm", "stores"),
-        Entry("admin", "Work on the database itself", "create-token raise-epoch confirm-move dashboard-role"),
+        Entry(
+            "admin",
+            "Work on the database itself",
+            "create-token raise-epoch confirm-move dashboard-role rotate-secrets",
+        ),
     ),
 }
 

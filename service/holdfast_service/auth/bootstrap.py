@@ -19,22 +19,25 @@ from holdfast_service.auth.tokens import insert_token, token_facts, token_row
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import CatalogIdentity, Token
+from holdfast_service.secrets.kept import SIGNING_KEY_BYTES, encrypted_signing_key
+from holdfast_service.secrets.keyring import Keyring
 
 _ONLY_ROW = 1
-_SIGNING_KEY_BYTES = 32
 BOOTSTRAP_NAME = "bootstrap"
 _START = Actor.controller("start")
 
 
-def ensure_identity(database: Database) -> CatalogIdentity:
-    """The catalog's id, epoch and signing key; made at the very first start."""
+def ensure_identity(database: Database, keyring: Keyring) -> CatalogIdentity:
+    """The catalog's id, epoch and signing key, as it is kept; made at the very first start."""
     with database.transaction() as session:
         if session.get(CatalogIdentity, _ONLY_ROW) is None:
+            signing_key = encrypted_signing_key(keyring, secrets.token_bytes(SIGNING_KEY_BYTES))
             fresh = {
                 "id": _ONLY_ROW,
                 "catalog_id": uuid.uuid4().hex,
                 "epoch": 1,
-                "signing_key": secrets.token_bytes(_SIGNING_KEY_BYTES),
+                "signing_key": signing_key.text,
+                "encrypted_with": signing_key.key_id,
                 "created_at": database_now(session),
             }
             insert_absent(session, CatalogIdentity, [fresh])

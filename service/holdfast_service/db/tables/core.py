@@ -61,6 +61,7 @@ class CatalogIdentity(Table):
     # Drawn with each new epoch but the first: two copies of one catalog can hold the same number.
     claim: Mapped[str] = mapped_column(Text, default="", server_default="")
     signing_key: Mapped[bytes] = mapped_column(LargeBinary)
+    encrypted_with: Mapped[str | None] = mapped_column(Text)  # the id of the key that its signing key is encrypted with
     created_at: Mapped[datetime] = mapped_column(Moment)
     # Which database this is. A copy of it somewhere else is known by that, whatever else it says of itself.
     place: Mapped[str | None] = mapped_column(Text)
