@@ -120,7 +120,7 @@ class ServiceSettings(BaseSettings):
         default=5000,
         ge=1,
         description="Connections at a time, of each process; fewer if the limit of open files is lower. One more takes "
-        "the place of the one that has been idle for the longest.",
+        "the place of an idle one, of the address that has the most of them.",
     )
     requests_at_once: int = Field(
         default=8,

@@ -13,6 +13,7 @@ import os
 import re
 import time
 import uuid
+from collections import Counter as Counts
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -55,18 +56,25 @@ def bounded_connections(header_seconds: float, most: int) -> type[H11Protocol]:
 
     uvicorn waits for the head of a request for ever, and refuses new callers while idle ones fill its limit. Here a
     head has `header_seconds`, and so has what is left of a body that was refused. A connection too many takes the place
-    of the longest one without a request; only if each has a request in hand is the new one refused.
+    of one without a request: the longest of the address that has the most of them. If there is none, it takes the place
+    of one in the middle of its body, but only of an address with more of these than its own has connections. Else the
+    new one is refused. So an address that floods the service with halves of requests takes places from itself.
     """
-    waiting: dict[BoundedConnection, None] = {}  # without a request in hand, the longest first
+    waiting: _ByAddress = {}  # without a request in hand
+    sending: _ByAddress = {}  # in the middle of a body
+    open_of: Counts[str] = Counts()
 
     class BoundedConnection(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
+        _address = ""
         ending: asyncio.Event
         """Set when the server ends."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self.ending = asyncio.Event()
+            self._address = "" if self.client is None else self.client[0]
+            open_of[self._address] += 1
             if len(self.connections) > most:
                 self._make_room()
             self._look()
@@ -74,6 +82,10 @@ def bounded_connections(header_seconds: float, most: int) -> type[H11Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             self._has_request()
+            _drop(sending, self._address, self)
+            open_of[self._address] -= 1
+            if not open_of[self._address]:
+                del open_of[self._address]
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -86,7 +98,8 @@ def bounded_connections(header_seconds: float, most: int) -> type[H11Protocol]:
             super().on_response_complete()
             # uvicorn's own time for idle connections runs now, until the next byte comes.
             if not self._busy() and not self.transport.is_closing():
-                waiting[self] = None
+                _put(waiting, self._address, self)
+                _drop(sending, self._address, self)
 
         def shutdown(self) -> None:
             self.ending.set()
@@ -98,29 +111,60 @@ def bounded_connections(header_seconds: float, most: int) -> type[H11Protocol]:
             return self.cycle is not None and not self.cycle.response_complete
 
         def _look(self) -> None:
+            if self._busy() and self.cycle.more_body and not self.transport.is_closing():
+                _put(sending, self._address, self)
+            else:
+                _drop(sending, self._address, self)
             if self._busy() or self.transport.is_closing():
                 self._has_request()
                 return
-            waiting.setdefault(self, None)
+            _put(waiting, self._address, self)
             if self._deadline is None:
                 self._deadline = self.loop.call_later(header_seconds, self.transport.abort)
 
         def _has_request(self) -> None:
-            waiting.pop(self, None)
+            _drop(waiting, self._address, self)
             if self._deadline is not None:
                 self._deadline.cancel()
                 self._deadline = None
 
         def _make_room(self) -> None:
-            idle = next(iter(waiting), None)
-            if idle is None:
-                self.transport.write(_FULL)
-                self.transport.close()
-            else:
+            idle = next(iter(_most_of_one(waiting)), None)
+            if idle is not None:
                 idle.transport.abort()
-                waiting.pop(idle)
+                _drop(waiting, idle._address, idle)
+                return
+            halves = _most_of_one(sending)
+            # A body that the service itself does not read on waits for its turn, and is not late.
+            half = next((each for each in halves if not each.flow.read_paused), None)
+            if half is not None and len(halves) > open_of[self._address]:
+                half.transport.abort()
+                _drop(sending, half._address, half)
+                return
+            self.transport.write(_FULL)
+            self.transport.close()
 
     return BoundedConnection
+
+
+_ByAddress = dict[str, dict[Any, None]]
+"""Connections, those that came first before the others."""
+
+
+def _put(kept: _ByAddress, address: str, connection: H11Protocol) -> None:
+    kept.setdefault(address, {}).setdefault(connection)
+
+
+def _drop(kept: _ByAddress, address: str, connection: H11Protocol) -> None:
+    of_address = kept.get(address, {})
+    of_address.pop(connection, None)
+    if not of_address:
+        kept.pop(address, None)
+
+
+def _most_of_one(kept: _ByAddress) -> dict[Any, None]:
+    """Those of the address that has the most."""
+    return max(kept.values(), key=len, default={})
 
 
 _SHOWN_HOST_CHARACTERS = 100
