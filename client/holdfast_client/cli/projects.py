@@ -227,13 +227,27 @@ def read_size(text: str) -> int | None:
 @tokens.command("create")
 def create_token(
     name: Annotated[str, typer.Argument(help="The job or person that it is for.")],
+    *,
     scope: Annotated[list[Scope], typer.Option(help="What it may do; give it several times. None implies another.")],
     project: Annotated[str | None, typer.Option(help="Only in this project; without it, in every one.")] = None,
     expires: Annotated[str, typer.Option(help="After this time, such as 12h, 90d or never.")] = "90d",
+    requests_per_second: Annotated[
+        float | None, typer.Option(min=0.001, help="Its calls a second, at most; seals and heartbeats do not count.")
+    ] = None,
+    concurrent_requests: Annotated[
+        int | None, typer.Option(min=4, help="Its calls that may be under way, likewise.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Make a token. It is shown once and kept nowhere."""
-    request = CreateToken(name=name, project=project, scopes=scope, expires_in_seconds=read_duration(expires))
+    request = CreateToken(
+        name=name,
+        project=project,
+        scopes=scope,
+        expires_in_seconds=read_duration(expires),
+        requests_per_second=requests_per_second,
+        concurrent_requests=concurrent_requests,
+    )
     with connect() as client:
         made = client.tokens.create(request)
     if json:
@@ -252,13 +266,14 @@ def list_tokens(*, limit: LimitOption = None, json: JsonOption = False) -> None:
         show_json(found)
         return
     show_table(
-        ["id", "name", "project", "scopes", "ends (UTC)"],
+        ["id", "name", "project", "scopes", ">calls/s", "ends (UTC)"],
         (
             (
                 one.id,
                 one.name,
                 one.project or "(all)",
                 _scopes(one),
+                NOTHING if one.requests_per_second is None else f"{one.requests_per_second:g}",
                 "revoked" if one.revoked_at else as_time(one.expires_at) if one.expires_at else NOTHING,
             )
             for one in found

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Principal:
-    """`project_id` None: the token is good for every project. `session_id`: the session that stands for the token."""
+    """`project_id` None: the token is good for every project. `session_id`: the session that stands for the token.
+    The last two are the token's own limits; None: those of the settings."""
 
     token_id: str
     name: str
@@ -42,6 +43,8 @@ class Principal:
     project_id: str | None = None
     project_name: str | None = None
     session_id: str | None = None
+    requests_per_second: float | None = None
+    concurrent_requests: int | None = None
 
     def sees_project(self, project_id: str) -> bool:
         return self.project_id is None or self.project_id == project_id
@@ -289,6 +292,8 @@ def _principal(token: Token, project_name: str | None, session_id: str | None = 
         project_id=token.project_id,
         project_name=project_name,
         session_id=session_id,
+        requests_per_second=token.requests_per_second,
+        concurrent_requests=token.concurrent_requests,
     )
 
 

@@ -3093,6 +3093,11 @@ export interface components {
          */
         CreateToken: {
             /**
+             * Concurrent Requests
+             * @description Its calls that may be under way in each process, likewise.
+             */
+            concurrent_requests?: number | null;
+            /**
              * Expires In Seconds
              * @default 7776000
              */
@@ -3104,6 +3109,11 @@ export interface components {
              * @description null: every project.
              */
             project?: string | null;
+            /**
+             * Requests Per Second
+             * @description Its calls a second, in each process, seals and heartbeats left out. null: what the settings say, or the limit of the token that makes it.
+             */
+            requests_per_second?: number | null;
             /** Scopes */
             scopes: components["schemas"]["Scope"][];
         };
@@ -6402,6 +6412,11 @@ export interface components {
         /** TokenCreated */
         TokenCreated: {
             /**
+             * Concurrent Requests
+             * @description null: what the service's settings say.
+             */
+            concurrent_requests?: number | null;
+            /**
              * Created At
              * Format: date-time
              */
@@ -6414,6 +6429,11 @@ export interface components {
             name: string;
             /** Project */
             project: string | null;
+            /**
+             * Requests Per Second
+             * @description null: what the service's settings say.
+             */
+            requests_per_second?: number | null;
             /** Revoked At */
             revoked_at: string | null;
             /** Scopes */
@@ -6427,6 +6447,11 @@ export interface components {
         /** TokenView */
         TokenView: {
             /**
+             * Concurrent Requests
+             * @description null: what the service's settings say.
+             */
+            concurrent_requests?: number | null;
+            /**
              * Created At
              * Format: date-time
              */
@@ -6439,6 +6464,11 @@ export interface components {
             name: string;
             /** Project */
             project: string | null;
+            /**
+             * Requests Per Second
+             * @description null: what the service's settings say.
+             */
+            requests_per_second?: number | null;
             /** Revoked At */
             revoked_at: string | null;
             /** Scopes */

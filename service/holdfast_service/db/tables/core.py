@@ -117,6 +117,9 @@ class Token(Table):
     created_by_token: Mapped[str | None] = mapped_column(Text)  # null: made at the database, or before it was kept
     expires_at: Mapped[datetime | None] = mapped_column(Moment)
     revoked_at: Mapped[datetime | None] = mapped_column(Moment)
+    # Null: what the settings say.
+    requests_per_second: Mapped[float | None] = mapped_column(Float)
+    concurrent_requests: Mapped[int | None] = mapped_column(Integer)
 
 
 class Run(Deletable, Table):
