@@ -150,6 +150,22 @@ GUARDS = (
         ("tests/service/test_token_limits.py",),
     ),
     Guard(
+        "quota-reserved",
+        "a checkpoint more than the quota has is begun",
+        "service/holdfast_service/training/begin.py",
+        "        refuse_one_more(session, project, QuotaKind.CHECKPOINTS)",
+        "        pass",
+        ("tests/service/test_quotas.py",),
+    ),
+    Guard(
+        "quota-reserved",
+        "an object more than the quota has is reserved",
+        "service/holdfast_service/quotas/limits.py",
+        "    if wanted > left:",
+        "    if False:",
+        ("tests/service/test_quotas.py", "tests/service/test_protocol_chunks.py"),
+    ),
+    Guard(
         "limits-before-work",
         "a text may hold escape sequences",
         "client/holdfast_protocol/text.py",

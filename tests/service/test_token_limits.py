@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from holdfast_protocol.states import Scope
 from holdfast_service.settings import ServiceSettings
 from tests.support.rank import Job, answer
 from tests.support.service import RunningService, running_service
 
+pytestmark = pytest.mark.rule("limits-before-work")
 PARTS = [b"weights", b"index"]
 SELDOM = 0.01
 """One call, and the next after 100 s."""

@@ -8,6 +8,7 @@ from holdfast_service.web import token_limits
 from holdfast_service.web.fair_queue import CallClass
 from holdfast_service.web.token_limits import TokenLimit, TokenLimits, TokenRefusal
 
+pytestmark = pytest.mark.rule("limits-before-work")
 NOW = 100.0
 
 
