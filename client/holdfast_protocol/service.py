@@ -184,7 +184,7 @@ class CreateToken(Request):
     expires_in_seconds: int | None = Field(default=90 * 86400, ge=60)
     requests_per_second: float | None = Field(
         default=None,
-        gt=0,
+        ge=0.001,
         le=100_000,
         json_schema_extra=since(9),
         description="Its calls a second, in each process, seals and heartbeats left out. null: what the settings say, "

@@ -13,6 +13,7 @@ from holdfast_service.quotas.crossings import Level, level_of
 from holdfast_service.quotas.limits import HARD, SOFT
 from holdfast_service.rebuild.subjects import put_project
 from holdfast_service.records.content import project_record
+from holdfast_service.settings import ServiceSettings
 from holdfast_service.tallies.controller import reconcile
 from tests.service.test_statements_of_a_save import statements_of
 from tests.support.interleave import refused
@@ -21,6 +22,12 @@ from tests.support.service import RunningService
 
 PATH = "/v1/projects/demo"
 PARTS = [b"weights", b"index"]
+
+
+@pytest.fixture
+def settings(settings: ServiceSettings) -> ServiceSettings:
+    """However slow the machine is, no heartbeat becomes due between two calls."""
+    return settings.model_copy(update={"lost_after_seconds": 86_400.0})
 
 
 def limit(service: RunningService, **quotas: int | None) -> dict[str, Any]:

@@ -60,6 +60,12 @@ def test_the_settings_limit_each_token_that_has_no_limit_of_its_own(tmp_path: Pa
         assert {own.get("/v1/projects").status_code for _ in range(20)} == {200}
 
 
+def test_a_limit_that_is_none_is_refused(service: RunningService) -> None:
+    for wrong in ({"requests_per_second": 0}, {"requests_per_second": 1e-300}, {"concurrent_requests": 3}):
+        reply = service.http().post("/v1/tokens", json={"name": "wrong", "scopes": ["read"], **wrong})
+        assert (reply.status_code, reply.json()["code"]) == (422, "invalid_request")
+
+
 def test_a_token_makes_none_with_more_than_its_own_limits(service: RunningService) -> None:
     made = limited(service, requests_per_second=100, concurrent_requests=50)
     assert (made["requests_per_second"], made["concurrent_requests"]) == (100, 50)
