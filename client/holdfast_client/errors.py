@@ -410,7 +410,8 @@ class BodyTooSlow(ServiceUnavailable):
 
 
 class RateLimited(ServiceUnavailable):
-    """The service shares its time between projects. Nothing was done, and it says when to retry."""
+    """The service shares its time between projects, and a token may have a limit of its own. Nothing was done, and it
+    says when to retry."""
 
     code = ProblemCode.RATE_LIMITED
 

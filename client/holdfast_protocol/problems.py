@@ -149,7 +149,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.CATALOG_READ_ONLY: ProblemKind(503, "The catalog takes no writes now", retryable=True),
     ProblemCode.BUSY: ProblemKind(503, "Too busy; try again", retryable=True),
     ProblemCode.BODY_TOO_SLOW: ProblemKind(408, "The body did not come in time", retryable=True),
-    ProblemCode.RATE_LIMITED: ProblemKind(429, "This project has too much under way", retryable=True),
+    ProblemCode.RATE_LIMITED: ProblemKind(429, "This project or this token has too much under way", retryable=True),
     ProblemCode.TOO_MANY_FAILURES: ProblemKind(429, "Too many calls with wrong tokens", retryable=True),
     ProblemCode.CATALOG_WENT_BACK: ProblemKind(503, "The catalog went back to an older state", retryable=True),
     ProblemCode.STORE_FULL: ProblemKind(507, "The store is full"),

@@ -41,7 +41,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from holdfast_protocol.base import Name, Reply, Request, example
+from holdfast_protocol.base import Name, Reply, Request, example, since
 from holdfast_protocol.states import OperationState, Scope
 
 
@@ -182,6 +182,21 @@ class CreateToken(Request):
     project: Name | None = Field(default=None, description="null: every project.")
     scopes: list[Scope] = Field(min_length=1)
     expires_in_seconds: int | None = Field(default=90 * 86400, ge=60)
+    requests_per_second: float | None = Field(
+        default=None,
+        ge=0.001,
+        le=100_000,
+        json_schema_extra=since(9),
+        description="Its calls a second, in each process, seals and heartbeats left out. null: what the settings say, "
+        "or the limit of the token that makes it.",
+    )
+    concurrent_requests: int | None = Field(
+        default=None,
+        ge=4,
+        le=100_000,
+        json_schema_extra=since(9),
+        description="Its calls that may be under way in each process, likewise.",
+    )
 
 
 class TokenView(Reply):
@@ -192,6 +207,8 @@ class TokenView(Reply):
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    requests_per_second: float | None = Field(default=None, description="null: what the service's settings say.")
+    concurrent_requests: int | None = Field(default=None, description="null: what the service's settings say.")
 
 
 class TokenCreated(TokenView):

@@ -142,7 +142,7 @@ class ServiceSettings(BaseSettings):
         default=5000,
         ge=1,
         description="Connections at a time, of each process; fewer if the limit of open files is lower. One more takes "
-        "the place of the one that has been idle for the longest.",
+        "the place of an idle one, of the address that has the most of them.",
     )
     requests_at_once: int = Field(
         default=8,
@@ -162,6 +162,21 @@ class ServiceSettings(BaseSettings):
         ge=4,
         description="The same for all projects together, with 503. A project within its fair share of them is not "
         "refused.",
+    )
+    token_requests_per_second: float = Field(
+        default=0.0,
+        ge=0,
+        description="Calls a second of one token, in each process; 0: any number. A token can be made with a limit of "
+        "its own. Seals and heartbeats are not counted and not refused; of the others one more gets 429.",
+    )
+    token_burst_seconds: float = Field(
+        default=10.0, gt=0, description="A token that was quiet may make as many calls at once as in so long."
+    )
+    token_requests: int = Field(
+        default=4000,
+        ge=4,
+        description="Calls of one token that are under way in each process, refused in the order of "
+        "HOLDFAST_PROJECT_REQUESTS. A token can be made with a limit of its own.",
     )
     project_long_polls: int = Field(
         default=2000,
@@ -310,7 +325,7 @@ class ServiceSettings(BaseSettings):
         default=90.0,
         ge=0,
         le=100,
-        description="The same while a project uses more than this share of its quota.",
+        description="The same while a project uses more than this share of its quota of bytes or objects.",
     )
     collect_full_scan_seconds: float = Field(
         default=6 * 3600,

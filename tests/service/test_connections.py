@@ -17,6 +17,7 @@ from tests.support.tls import Authority
 
 pytestmark = pytest.mark.rule("limits-before-work")
 MOST = 5
+OURS, ANOTHER = "127.0.0.1", "127.0.0.2"
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 
 
@@ -60,8 +61,9 @@ def secured(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningS
         yield running
 
 
-def connect(service: RunningService, sockets: ExitStack, sent: bytes = b"") -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", int(service.url.rpartition(":")[2])), timeout=60)
+def connect(service: RunningService, sockets: ExitStack, sent: bytes = b"", source: str = OURS) -> socket.socket:
+    address = ("127.0.0.1", int(service.url.rpartition(":")[2]))
+    connection = socket.create_connection(address, timeout=60, source_address=(source, 0))
     sockets.callback(connection.close)
     connection.sendall(sent)
     return connection
@@ -123,15 +125,37 @@ def test_connections_that_ask_nothing_make_room_for_those_that_do(small: Running
     assert told(idle[-1], b'{"status":"alive"}'), "the newest of them stay"
 
 
-def test_where_all_connections_are_at_work_one_more_is_told_so(small: RunningService, sockets: ExitStack) -> None:
-    token = small.token()
+def test_an_address_with_many_of_them_makes_room_and_others_do_not(small: RunningService, sockets: ExitStack) -> None:
+    quiet = connect(small, sockets, HEAD, source=ANOTHER)
+    flood = [connect(small, sockets, HEAD) for _ in range(3 * MOST)]
+    assert all(closed(connection) for connection in flood[: 2 * MOST])
+    quiet.sendall(b"\r\n")
+    assert told(quiet, b'{"status":"alive"}'), "it was the first of all, and the only one of its address"
+
+
+def halves_of_bodies(service: RunningService, sockets: ExitStack) -> list[socket.socket]:
+    """As many as there may be connections."""
+    token = service.token()
     head = f"POST /v1/tokens HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nExpect: 100-continue\r\n"
     working = [
-        connect(small, sockets, head.encode() + b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n")
+        connect(service, sockets, head.encode() + b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n")
         for _ in range(MOST)
     ]
     for connection in working:
         assert told(connection, b"100 Continue")
+    return working
+
+
+def test_halves_of_bodies_make_room_for_another_address(small: RunningService, sockets: ExitStack) -> None:
+    working = halves_of_bodies(small, sockets)
+    assert told(connect(small, sockets, HEAD + b"\r\n", source=ANOTHER), b'{"status":"alive"}')
+    assert closed(working[0]), "the first of the address that has the most of them"
+    working[1].sendall(b"123456789")
+    assert told(working[1], b" 422 ")
+
+
+def test_where_all_connections_are_at_work_one_more_is_told_so(small: RunningService, sockets: ExitStack) -> None:
+    working = halves_of_bodies(small, sockets)
     assert told(connect(small, sockets), b" 503 ")
     working[0].sendall(b"123456789")
     assert told(working[0], b" 422 ")

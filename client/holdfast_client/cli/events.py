@@ -260,6 +260,8 @@ def _subject(data: EventData) -> str:
     if data.store is not None:
         return f"the {data.store} store"
     name = "/".join(part for part in (data.project, data.run) if part)
+    if data.quota is not None:
+        return f"{name} (quota of {data.quota})"
     return f"{name}@{data.step}" if data.step is not None else name
 
 

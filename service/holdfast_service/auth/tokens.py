@@ -85,6 +85,8 @@ def token_view(token: Token, project_name: str | None) -> TokenView:
         created_at=token.created_at,
         expires_at=token.expires_at,
         revoked_at=token.revoked_at,
+        requests_per_second=token.requests_per_second,
+        concurrent_requests=token.concurrent_requests,
     )
 
 
@@ -95,14 +97,18 @@ def token_facts(token: Token) -> dict[str, Any]:
         "name": token.name,
         "scopes": list(token.scopes),
         "expires_at": None if token.expires_at is None else token.expires_at.isoformat(),
+        **{limit: value for limit in _LIMITS if (value := getattr(token, limit)) is not None},
     }
+
+
+_LIMITS = ("requests_per_second", "concurrent_requests")
 
 
 def create_token(
     context: ServiceContext, caller: Principal, request: CreateToken, key: str | None = None
 ) -> TokenCreated:
     """Makes a token. A project's administrator can make them for that project only, and never with more than their own
-    scopes. `key`: the client's Idempotency-Key. Raises `forbidden` for what the caller does not have,
+    scopes and limits. `key`: the client's Idempotency-Key. Raises `forbidden` for what the caller does not have,
     `project_not_found`, `already_made` and `idempotency_key_reused`."""
     for scope in request.scopes:
         caller.check_scope(scope)
@@ -112,6 +118,7 @@ def create_token(
             f"The token {caller.name!r} belongs to the project {caller.project_name!r} and cannot make one for every "
             "project. Name the project.",
         )
+    limits = {limit: _within(caller, request, limit) for limit in _LIMITS}
     text = new_token_text()
     repeat = Repeatable(caller.token_id, key, digest_of("token", request=request))
     with context.database.transaction() as session:
@@ -130,6 +137,9 @@ def create_token(
             expires_at=expires_at,
             created_by_token=caller.token_id,
         )
+        for limit, value in limits.items():
+            setattr(token, limit, value)
+        session.flush()
         made = token_facts(token)
         if caller.session_id is not None:
             made["by_session"] = caller.session_id
@@ -137,6 +147,20 @@ def create_token(
         repeat.made(session, token.id)
         view = token_view(token, request.project)
     return TokenCreated(**view.model_dump(), token=text)
+
+
+def _within(caller: Principal, request: CreateToken, limit: str) -> float | None:
+    """The new token's limit: the caller's, if it asks for none. Raises `forbidden` for more."""
+    own: float | None = getattr(caller, limit)
+    wanted: float | None = getattr(request, limit)
+    if own is not None and wanted is not None and wanted > own:
+        raise ProblemError(
+            ProblemCode.FORBIDDEN,
+            f"The token {caller.name!r} has the limit {limit} {own:g} and cannot make one with {wanted:g}. Ask for "
+            "less, or use a token without that limit.",
+            limited=limit,
+        )
+    return own if wanted is None else wanted
 
 
 _CURSOR = "tokens"

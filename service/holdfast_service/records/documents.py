@@ -209,6 +209,8 @@ class ProjectRecord(Document):
     created_at: datetime
     policies: list[PolicyFacts]
     deletion: DeletionFacts | None = None
+    quotas: dict[str, int] = Field(default_factory=dict)
+    """The others, by their columns."""
 
 
 class RunRecord(Document):

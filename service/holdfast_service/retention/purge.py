@@ -39,7 +39,7 @@ from holdfast_service.retention.trash import is_spare, lock_points, must_stay, p
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreError
 from holdfast_service.stores.posix.posix_store import PosixStore
-from holdfast_service.tallies.sums import bytes_against_quota
+from holdfast_service.tallies.sums import copies_against_quota
 from holdfast_service.work.report import MOST_COUNTED, Backlog, ReconcileReport
 
 
@@ -60,13 +60,20 @@ class Pressure:
 def pressure_now(session: Session, context: ServiceContext) -> Pressure:
     """Where room is so short that what a policy expired is purged before its time (rule trash-first). What a person
     deleted keeps its time: only that person knows whether they meant it."""
-    quotas = {row.id: row.quota_bytes for row in session.execute(select(Project.id, Project.quota_bytes))}
-    limited = {project_id: quota for project_id, quota in quotas.items() if quota is not None}
-    used = bytes_against_quota(session, context, limited) if limited else {}
+    rows = session.execute(select(Project.id, Project.quota_bytes, Project.quota_objects)).all()
+    limited = {each: limits for each, *limits in rows if limits != [None, None]}
+    used = copies_against_quota(session, context, limited) if limited else {}
     share = context.settings.trash_quota_percent / 100
     return Pressure(
         disk=any(_is_full(attached.store, context) for attached in context.stores),
-        projects=frozenset(project_id for project_id, quota in limited.items() if used[project_id] > quota * share),
+        projects=frozenset(
+            project_id
+            for project_id, limits in limited.items()
+            if any(
+                quota is not None and counted > quota * share
+                for counted, quota in zip(used[project_id], limits, strict=True)
+            )
+        ),
     )
 
 

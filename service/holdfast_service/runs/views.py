@@ -26,6 +26,7 @@ from holdfast_protocol.states import (
     CopyState,
     Doing,
     Health,
+    QuotaKind,
     RunStatus,
     Scope,
     ShardState,
@@ -38,6 +39,7 @@ from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.pages import cut_page, decode_cursor
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Copy, Project, Run, Shard
 from holdfast_service.errors import ProblemError
+from holdfast_service.quotas.limits import refuse_one_more
 from holdfast_service.records.documents import RecordKind
 from holdfast_service.records.outbox import subject_changed
 
@@ -237,6 +239,7 @@ def ensure_run(session: Session, project: Project, name: str, actor: Actor) -> R
     session.refresh(project)
     refuse_if_deleted(project, run)
     if run.id == run_id:
+        refuse_one_more(session, project, QuotaKind.RUNS)
         record_event(session, actor, "run.create", project_id=project.id, run_id=run_id, after={"name": name})
         subject_changed(session, RecordKind.RUN, run_id, project.id)
     return run

@@ -46,6 +46,7 @@ from holdfast_service.lineage.restore_choice import (
     with_environment,
     without_doubt,
 )
+from holdfast_service.quotas.crossings import telling_refusals
 from holdfast_service.records.documents import RecordKind
 from holdfast_service.records.history import settle_history
 from holdfast_service.records.outbox import subject_changed
@@ -208,11 +209,12 @@ def open_attempt(
     settle_history(context)
     available = available_stores(context)
     breaks_after = context.settings.crash_loop_attempts
-    opened = context.database.run(
-        lambda session: _open(
-            session, caller, project_name, run_name, request, available=available, breaks_after=breaks_after
+    with telling_refusals(context):
+        opened = context.database.run(
+            lambda session: _open(
+                session, caller, project_name, run_name, request, available=available, breaks_after=breaks_after
+            )
         )
-    )
     for checkpoint_id in opened.aborted:
         context.notifier.notify(checkpoint_id)
     return AttemptOpened(

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 from asyncio.sslproto import SSLProtocol
+from collections import Counter as Counts
 from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import get_remote_addr
 
 CONNECTION = "holdfast_connection"
 """Under this name a request's scope holds its BoundedConnection, where there is a connection."""
@@ -30,27 +32,10 @@ def bounded_connections(
     limits-before-work). `tls` is asked for each new connection, so a renewed certificate is that of the next one.
 
     uvicorn waits for the head of a request for ever, and refuses new callers while idle ones fill its limit. Here a
-    head has `header_seconds`, and so has a TLS handshake before it, and what is left of a body that was refused. A
-    connection too many takes the place of the longest one without a request; only if each has a request in hand is the
-    new one refused.
+    head has `header_seconds`, and so has a TLS handshake before it, and what is left of a body that was refused. For a
+    connection too many see `_Places`.
     """
-    accepted: set[BoundedConnection] = set()
-    # Without a request in hand, the longest first, and how each is cut off.
-    waiting: dict[BoundedConnection, Callable[[], None]] = {}
-
-    def has_room(connection: BoundedConnection, cut_off: Callable[[], None]) -> bool:
-        accepted.add(connection)
-        if len(accepted) > most:
-            idle = next(iter(waiting), None)
-            if idle is None:
-                return False
-            waiting.pop(idle)()
-        waiting[connection] = cut_off
-        return True
-
-    def is_over(connection: BoundedConnection) -> None:
-        accepted.discard(connection)
-        waiting.pop(connection, None)
+    places = _Places(most)
 
     class BoundedConnection(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
@@ -63,15 +48,15 @@ def bounded_connections(
             super().connection_made(transport)
             self.ending = asyncio.Event()
             self.has_shown_certificate = bool(transport.get_extra_info("peercert"))
-            if self not in accepted and not has_room(self, transport.abort):
+            if not places.take(self, transport):
                 self.transport.write(_FULL)
                 self.transport.close()
             self._look()
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
-            self._has_request()
-            is_over(self)
+            self._cancel_deadline()
+            places.leave(self)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -83,7 +68,7 @@ def bounded_connections(
             self._name_itself()  # a next request that came with the first one
             # uvicorn's own time for idle connections runs now, until the next byte comes.
             if not self._busy() and not self.transport.is_closing():
-                waiting[self] = self.transport.abort
+                places.waits(self)
 
         def shutdown(self) -> None:
             self.ending.set()
@@ -102,14 +87,15 @@ def bounded_connections(
 
         def _look(self) -> None:
             if self._busy() or self.transport.is_closing():
-                self._has_request()
+                self._cancel_deadline()
+                sends = self._busy() and self.cycle.more_body and not self.transport.is_closing()
+                places.has_request(self, sends=sends)
                 return
-            waiting.setdefault(self, self.transport.abort)
+            places.waits(self)
             if self._deadline is None:
                 self._deadline = self.loop.call_later(header_seconds, self.transport.abort)
 
-        def _has_request(self) -> None:
-            waiting.pop(self, None)
+        def _cancel_deadline(self) -> None:
             if self._deadline is not None:
                 self._deadline.cancel()
                 self._deadline = None
@@ -137,14 +123,101 @@ def bounded_connections(
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
             assert isinstance(transport, asyncio.Transport)
-            if not has_room(self._inside, transport.abort):
+            if not places.take(self._inside, transport):
                 transport.abort()
 
         def connection_lost(self, exc: BaseException | None) -> None:
             super().connection_lost(exc)
-            is_over(self._inside)  # the one inside hears of it only if it was told that it is connected
+            places.leave(self._inside)  # the one inside hears of it only if it was told that it is connected
 
     def secured(**given: Any) -> SecuredConnection:
         return SecuredConnection(BoundedConnection(**given))
 
     return secured
+
+
+class _Places:
+    """The connections of one server, by address. One too many takes the place of one without a request: the longest of
+    the address that has the most of them. If there is none, it takes the place of one in the middle of its body, but
+    only of an address with more of these than its own has connections. Else the new one is refused. So an address that
+    floods the service with halves of requests takes places from itself.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken: dict[H11Protocol, tuple[str, asyncio.Transport]] = {}
+        self._open_of: Counts[str] = Counts()
+        self._waiting: _ByAddress = {}  # without a request in hand
+        self._sending: _ByAddress = {}  # in the middle of a body
+
+    def take(self, connection: H11Protocol, transport: asyncio.Transport) -> bool:
+        """Whether there is room for it. Of TLS it is asked twice: what is beneath comes first."""
+        name = get_remote_addr(transport)
+        address = "" if name is None else name[0]
+        is_new = connection not in self._taken
+        self._taken[connection] = address, transport
+        if is_new:
+            self._open_of[address] += 1
+            if len(self._taken) > self._most and not self._make_room(address):
+                return False
+        self.waits(connection)
+        return True
+
+    def leave(self, connection: H11Protocol) -> None:
+        """Again, it changes nothing."""
+        if connection not in self._taken:
+            return
+        self.has_request(connection, sends=False)
+        address, _ = self._taken.pop(connection)
+        self._open_of[address] -= 1
+        if not self._open_of[address]:
+            del self._open_of[address]
+
+    def waits(self, connection: H11Protocol) -> None:
+        self._put(self._waiting, connection)
+        self._drop(self._sending, connection)
+
+    def has_request(self, connection: H11Protocol, *, sends: bool) -> None:
+        """`sends`: its body has not ended."""
+        self._drop(self._waiting, connection)
+        if sends:
+            self._put(self._sending, connection)
+        else:
+            self._drop(self._sending, connection)
+
+    def _make_room(self, address: str) -> bool:
+        idle = next(iter(_most_of_one(self._waiting)), None)
+        if idle is not None:
+            self._cut_off(idle)
+            return True
+        halves = _most_of_one(self._sending)
+        # A body that the service itself does not read on waits for its turn, and is not late.
+        half = next((each for each in halves if not each.flow.read_paused), None)
+        if half is None or len(halves) <= self._open_of[address]:
+            return False
+        self._cut_off(half)
+        return True
+
+    def _cut_off(self, connection: H11Protocol) -> None:
+        self._taken[connection][1].abort()
+        self.has_request(connection, sends=False)
+
+    def _put(self, kept: _ByAddress, connection: H11Protocol) -> None:
+        if connection in self._taken:
+            kept.setdefault(self._taken[connection][0], {}).setdefault(connection)
+
+    def _drop(self, kept: _ByAddress, connection: H11Protocol) -> None:
+        address = self._taken[connection][0] if connection in self._taken else ""
+        of_address = kept.get(address, {})
+        of_address.pop(connection, None)
+        if not of_address:
+            kept.pop(address, None)
+
+
+_ByAddress = dict[str, dict[H11Protocol, None]]
+"""Connections, those that came first before the others."""
+
+
+def _most_of_one(kept: _ByAddress) -> dict[H11Protocol, None]:
+    """Those of the address that has the most."""
+    return max(kept.values(), key=len, default={})

@@ -214,7 +214,9 @@ def _is_taken_back(session: Session, delivery: WebhookDelivery) -> bool:
             WebhookDelivery.id > delivery.id,
         )
     )
-    return any(all(body["data"].get(name) == said.get(name) for name in ("run", "attempt", "store")) for body in later)
+    return any(
+        all(body["data"].get(name) == said.get(name) for name in ("run", "attempt", "store", "quota")) for body in later
+    )
 
 
 def _in_hand(now: datetime) -> Select[str]:

@@ -3093,6 +3093,11 @@ export interface components {
          */
         CreateToken: {
             /**
+             * Concurrent Requests
+             * @description Its calls that may be under way in each process, likewise.
+             */
+            concurrent_requests?: number | null;
+            /**
              * Expires In Seconds
              * @default 7776000
              */
@@ -3104,6 +3109,11 @@ export interface components {
              * @description null: every project.
              */
             project?: string | null;
+            /**
+             * Requests Per Second
+             * @description Its calls a second, in each process, seals and heartbeats left out. null: what the settings say, or the limit of the token that makes it.
+             */
+            requests_per_second?: number | null;
             /** Scopes */
             scopes: components["schemas"]["Scope"][];
         };
@@ -3289,6 +3299,41 @@ export interface components {
              * @description Bytes in the primary store; null: no limit.
              */
             quota_bytes?: number | null;
+            /**
+             * Quota Checkpoints
+             * @description Checkpoints that are committed or uploading; null: no limit.
+             */
+            quota_checkpoints?: number | null;
+            /**
+             * Quota Objects
+             * @description Copies of chunks in the primary store; null: no limit.
+             */
+            quota_objects?: number | null;
+            /**
+             * Quota Runs
+             * @description Runs that are not in the trash; null: no limit.
+             */
+            quota_runs?: number | null;
+            /**
+             * Soft Quota Bytes
+             * @description From here on the service tells, and refuses nothing; null: it does not.
+             */
+            soft_quota_bytes?: number | null;
+            /**
+             * Soft Quota Checkpoints
+             * @description Likewise, of checkpoints.
+             */
+            soft_quota_checkpoints?: number | null;
+            /**
+             * Soft Quota Objects
+             * @description Likewise, of objects.
+             */
+            soft_quota_objects?: number | null;
+            /**
+             * Soft Quota Runs
+             * @description Likewise, of runs.
+             */
+            soft_quota_runs?: number | null;
         };
         /**
          * EditRun
@@ -3398,6 +3443,11 @@ export interface components {
              * @description null: it concerns all of them.
              */
             project?: string | null;
+            /**
+             * Quota
+             * @description What it counts: `bytes`, or `soft bytes` of a soft one.
+             */
+            quota?: string | null;
             /** Reason */
             reason?: string | null;
             /** Run */
@@ -3410,7 +3460,7 @@ export interface components {
          * EventType
          * @enum {string}
          */
-        EventType: "attempt.failed" | "attempt.lost" | "attempt.revived" | "attempt.preempted" | "attempt.finished" | "run.stalled" | "run.goes_on" | "restore.started" | "restore.finished" | "checkpoint.committed" | "checkpoint.aborted" | "checkpoint.trashed" | "checkpoint.purged" | "checkpoint.quarantined" | "checkpoint.diverged" | "checkpoint.corrupt" | "drill.succeeded" | "drill.failed" | "store.unavailable" | "store.available" | "webhook.test";
+        EventType: "attempt.failed" | "attempt.lost" | "attempt.revived" | "attempt.preempted" | "attempt.finished" | "run.stalled" | "run.goes_on" | "restore.started" | "restore.finished" | "checkpoint.committed" | "checkpoint.aborted" | "checkpoint.trashed" | "checkpoint.purged" | "checkpoint.quarantined" | "checkpoint.diverged" | "checkpoint.corrupt" | "drill.succeeded" | "drill.failed" | "store.unavailable" | "store.available" | "quota.near" | "quota.reached" | "quota.relieved" | "webhook.test";
         /** EventView */
         EventView: {
             data: components["schemas"]["EventData"];
@@ -4877,6 +4927,11 @@ export interface components {
              * @default 0
              */
             quota_used_bytes: number;
+            /**
+             * Quotas
+             * @description One of each kind; an older service tells none.
+             */
+            quotas?: components["schemas"]["QuotaView"][];
             /** Runs */
             runs: number;
             /**
@@ -5024,6 +5079,31 @@ export interface components {
             document: {
                 [key: string]: unknown;
             };
+        };
+        /**
+         * QuotaKind
+         * @description What a quota counts, by project.
+         * @enum {string}
+         */
+        QuotaKind: "bytes" | "objects" | "runs" | "checkpoints";
+        /** QuotaView */
+        QuotaView: {
+            /**
+             * Hard
+             * @description What would exceed it is refused; null: nothing is.
+             */
+            hard: number | null;
+            kind: components["schemas"]["QuotaKind"];
+            /**
+             * Soft
+             * @description The service tells that it is near and reached; null: it does not.
+             */
+            soft: number | null;
+            /**
+             * Used
+             * @description What counts now.
+             */
+            used: number;
         };
         /** RankNegotiated */
         RankNegotiated: {
@@ -6402,6 +6482,11 @@ export interface components {
         /** TokenCreated */
         TokenCreated: {
             /**
+             * Concurrent Requests
+             * @description null: what the service's settings say.
+             */
+            concurrent_requests?: number | null;
+            /**
              * Created At
              * Format: date-time
              */
@@ -6414,6 +6499,11 @@ export interface components {
             name: string;
             /** Project */
             project: string | null;
+            /**
+             * Requests Per Second
+             * @description null: what the service's settings say.
+             */
+            requests_per_second?: number | null;
             /** Revoked At */
             revoked_at: string | null;
             /** Scopes */
@@ -6427,6 +6517,11 @@ export interface components {
         /** TokenView */
         TokenView: {
             /**
+             * Concurrent Requests
+             * @description null: what the service's settings say.
+             */
+            concurrent_requests?: number | null;
+            /**
              * Created At
              * Format: date-time
              */
@@ -6439,6 +6534,11 @@ export interface components {
             name: string;
             /** Project */
             project: string | null;
+            /**
+             * Requests Per Second
+             * @description null: what the service's settings say.
+             */
+            requests_per_second?: number | null;
             /** Revoked At */
             revoked_at: string | null;
             /** Scopes */

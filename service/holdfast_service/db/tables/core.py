@@ -36,6 +36,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from holdfast_protocol.checkpoints import ShardSummary
+from holdfast_protocol.states import QuotaKind
 from holdfast_service.db.dialect import Digest, Document, Hex, Moment, RowId, partial_index
 from holdfast_service.db.lease import Leased
 
@@ -99,12 +100,26 @@ class Deletable:
     purged_at: Mapped[datetime | None] = mapped_column(Moment)
 
 
+QUOTA_COLUMNS = tuple(f"{soft}quota_{kind}" for soft in ("", "soft_") for kind in QuotaKind)
+"""Of `projects`: what people set."""
+
+
 class Project(Deletable, Table):
     __tablename__ = "projects"
     id: Mapped[str] = mapped_column(Text, primary_key=True)
     name: Mapped[str] = mapped_column(Text, unique=True)
     quota_bytes: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(Moment)
+    quota_objects: Mapped[int | None] = mapped_column(BigInteger)
+    quota_runs: Mapped[int | None] = mapped_column(BigInteger)
+    quota_checkpoints: Mapped[int | None] = mapped_column(BigInteger)
+    soft_quota_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    soft_quota_objects: Mapped[int | None] = mapped_column(BigInteger)
+    soft_quota_runs: Mapped[int | None] = mapped_column(BigInteger)
+    soft_quota_checkpoints: Mapped[int | None] = mapped_column(BigInteger)
+    # By the name of a quota's column: the level that was told of it last, of which quota, and what was used when it
+    # refused a call, if it has (quotas/crossings.py).
+    quota_levels: Mapped[dict[str, list[int]]] = mapped_column(Document, default=dict, server_default="{}")
 
 
 class Token(Table):
@@ -118,6 +133,9 @@ class Token(Table):
     created_by_token: Mapped[str | None] = mapped_column(Text)  # null: made at the database, or before it was kept
     expires_at: Mapped[datetime | None] = mapped_column(Moment)
     revoked_at: Mapped[datetime | None] = mapped_column(Moment)
+    # Null: what the settings say.
+    requests_per_second: Mapped[float | None] = mapped_column(Float)
+    concurrent_requests: Mapped[int | None] = mapped_column(Integer)
 
 
 class Run(Deletable, Table):
