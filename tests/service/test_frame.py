@@ -236,9 +236,38 @@ def test_the_log_has_one_json_line_per_request_and_no_secret(log: io.StringIO, s
         ("GET /v1/objects/abc?signature=xyz HTTP/1.1", "GET /v1/objects/abc?*** HTTP/1.1"),
         ("postgresql://user:pass@host/db", "postgresql://***@host/db"),
         ("git clone HTTPS://secret@host/x", "git clone HTTPS://***@host/x"),
+        ("'s3://key:secret@host/b?region=x', https://a/b?c", "'s3://***@host/b?***', https://a/b?***"),
+        ("a?b/c?d", "a?b/c?***"),
         ("signed by whsec_c2VjcmV0+/=", "signed by whsec_***"),
         ("why? because", "why? because"),
     ],
 )
 def test_secrets_are_taken_out_of_any_text(text: str, shown: str) -> None:
     assert without_secrets(text) == shown
+
+
+@pytest.mark.rule("limits-before-work")
+@pytest.mark.parametrize("part", ["/", "a-", "a://", "?", "/?", "hold_", "whsec_"])
+def test_secrets_are_looked_for_in_a_long_text_within_a_moment(part: str) -> None:
+    """The log does it on the event loop, with a path that any stranger chooses: as long as a head may be."""
+    began = time.process_time()
+    without_secrets(part * (64_000 // len(part)))
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.rule("limits-before-work")
+def test_a_path_that_a_stranger_made_up_is_one_short_line_that_no_terminal_obeys(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr("sys.stderr", written)
+    configure_logging(ServiceSettings(log_format="console"))
+    service.http(token=None).get("/%1B%5D0;title%07%0Amade_up" + "/x" * 10_000)
+    ends_at = time.monotonic() + 10
+    while "]0;title" not in written.getvalue():
+        assert time.monotonic() < ends_at, "the request has no line"
+        time.sleep(0.01)
+    (line,) = [line for line in written.getvalue().splitlines() if "]0;title" in line]
+    assert "made_up" in line
+    assert len(line) < 2000
+    assert not {"\x1b", "\x07"} & set(written.getvalue())

@@ -279,6 +279,7 @@ REQUEST_ID_HEADER = "X-Request-Id"
 # A caller's own id is kept if it cannot break a log line or a header.
 _SANE_ID = re.compile(r"^[A-Za-z0-9._:-]{8,128}\Z")
 _QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+_LONGEST_SHOWN_PATH = 500
 
 _log = structlog.get_logger("holdfast.requests")
 
@@ -352,9 +353,11 @@ class RequestFrame:
 
 
 def _shown_path(scope: Scope) -> str:
-    """Signed URLs hold their terms in the path: long, and of no use in a log."""
+    """Signed URLs hold their terms in the path: long, and of no use in a log. So is what a stranger makes up."""
     path: str = scope["path"]
-    return f"{OBJECTS_PATH}/…" if path.startswith(OBJECTS_PATH) else path
+    if path.startswith(OBJECTS_PATH):
+        return f"{OBJECTS_PATH}/…"
+    return path if len(path) <= _LONGEST_SHOWN_PATH else f"{path[:_LONGEST_SHOWN_PATH]}…"
 
 
 def _incoming_id(scope: Scope) -> str | None:
