@@ -46,6 +46,9 @@ CONNECTION = "holdfast_connection"
 STREAMS = "holdfast_streams"
 """Under this name it says that the reply goes on for as long as somebody reads."""
 
+UNREAD_SECONDS = 300.0
+"""Who takes so little of a reply in this time has gone. The slowest client that is allowed takes 64 KiB a second."""
+
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
@@ -54,13 +57,15 @@ def bounded_connections(header_seconds: float, most: int) -> type[H11Protocol]:
     for long (rule limits-before-work).
 
     uvicorn waits for the head of a request for ever, and refuses new callers while idle ones fill its limit. Here a
-    head has `header_seconds`, and so has what is left of a body that was refused. A connection too many takes the place
-    of the longest one without a request; only if each has a request in hand is the new one refused.
+    head has `header_seconds`, and so has what is left of a body that was refused; a reply that waits to be read has
+    UNREAD_SECONDS. A connection too many takes the place of the longest one without a request; only if each has a
+    request in hand is the new one refused.
     """
     waiting: dict[BoundedConnection, None] = {}  # without a request in hand, the longest first
 
     class BoundedConnection(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
+        _unread: asyncio.TimerHandle | None = None
         ending: asyncio.Event
         """Set when the server ends."""
 
@@ -74,6 +79,20 @@ def bounded_connections(header_seconds: float, most: int) -> type[H11Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             self._has_request()
+            self._is_read()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._is_read()
+
+        def _is_read(self) -> None:
+            if self._unread is not None:
+                self._unread.cancel()
+                self._unread = None
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
