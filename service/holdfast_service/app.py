@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -66,6 +66,7 @@ from holdfast_service.web.frame import (
     operation_id,
     registry_of_requests,
 )
+from holdfast_service.web.health import SharedCheck, check_readiness
 from holdfast_service.web.openapi import finished
 from holdfast_service.web.problem_reply import PROBLEM_MEDIA_TYPE, install_problem_replies
 
@@ -197,6 +198,7 @@ def create_app(
     app.state.context = context
     app.state.loops = loops_of(context.settings)
     app.state.failed_calls = FailedCalls()
+    app.state.readiness = SharedCheck(partial(check_readiness, context))
     app.state.page_folder = page_folder
     app.state.event_feed = EventFeed(context.database, context.epoch)
     # One registry per application, not the library's global one: several can live in one process.
