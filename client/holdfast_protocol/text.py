@@ -41,10 +41,15 @@ _SECRETS = (
 def without_secrets(text: str) -> str:
     """`text` without URLs' queries and passwords, and without our tokens, sessions, codes and webhooks' secrets: any
     error message may hold a signed URL. Idempotent; its time is linear in the text."""
-    text = _WORD.sub(_without_query, _USER_OF_URL.sub("://***@", text))
+    text = _WORD.sub(_without_query, without_users(text))
     for secret, instead in _SECRETS:
         text = secret.sub(instead, text)
     return text
+
+
+def without_users(text: str) -> str:
+    """`text` without the user and password of each URL."""
+    return _USER_OF_URL.sub("://***@", text)
 
 
 def _without_query(word: re.Match[str]) -> str:
