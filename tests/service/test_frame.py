@@ -11,6 +11,8 @@ from typing import Any
 import anyio.to_thread
 import httpx
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION, speaks_with
 from holdfast_protocol.problems import PROBLEM_KINDS, ProblemCode
@@ -229,8 +231,16 @@ def test_the_log_has_one_json_line_per_request_and_no_secret(log: io.StringIO, s
         assert secret not in log.getvalue()
 
 
+def test_an_error_of_the_database_tells_no_values(service: RunningService) -> None:
+    """The log has a bug's error whole."""
+    insert = text("INSERT INTO webhooks (id, no_such_column) VALUES (:id, :secret)")
+    with pytest.raises(DBAPIError) as raised, service.context.database.engine.begin() as connection:
+        connection.execute(insert, {"id": "wh_1", "secret": "hunter2"})
+    assert "hunter2" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("said", "shown"),
     [
         *((f"{kind}_0123456789abcdef_00ff end", f"{kind}_*** end") for kind in CredentialKind),
         ("GET /v1/objects/abc?signature=xyz HTTP/1.1", "GET /v1/objects/abc?*** HTTP/1.1"),
@@ -242,8 +252,8 @@ def test_the_log_has_one_json_line_per_request_and_no_secret(log: io.StringIO, s
         ("why? because", "why? because"),
     ],
 )
-def test_secrets_are_taken_out_of_any_text(text: str, shown: str) -> None:
-    assert without_secrets(text) == shown
+def test_secrets_are_taken_out_of_any_text(said: str, shown: str) -> None:
+    assert without_secrets(said) == shown
 
 
 @pytest.mark.rule("limits-before-work")
