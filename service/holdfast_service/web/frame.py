@@ -328,6 +328,7 @@ class RequestFrame:
             await self._app(scope, receive, send)
             return
         request_id = _incoming_id(scope) or uuid.uuid4().hex
+        scope["headers"] = [(name, _plain(value) if name == b"cookie" else value) for name, value in scope["headers"]]
         scope.setdefault("state", {})["request_id"] = request_id
         begun = time.monotonic()
         status: int | None = None
@@ -385,6 +386,12 @@ def _incoming_id(scope: Scope) -> str | None:
             text: str = value.decode("latin-1")
             return text if _SANE_ID.match(text) else None
     return None
+
+
+def _plain(cookies: bytes) -> bytes:
+    """Without those that have an escape: no cookie of ours has one. FastAPI has each cookie unquoted by Python, on the
+    event loop and at each route, which takes seconds for a long one before 3.11.10 and 3.12.6 (CVE-2024-7592)."""
+    return b";".join(cookie for cookie in cookies.split(b";") if b"\\" not in cookie)
 
 
 # A body has half a minute, and a second more for each so many bytes that have come.
