@@ -83,7 +83,12 @@ class SharedCheck(Generic[AnswerT]):
             asked = self._next
             begins, self._runs = not self._runs, True
         if begins:
-            threading.Thread(target=self._work, name="holdfast-readiness", daemon=True).start()
+            try:
+                threading.Thread(target=self._work, name="holdfast-readiness", daemon=True).start()
+            except RuntimeError as error:  # no thread can be started: the next caller tries again
+                with self._lock:
+                    self._next, self._runs = None, False
+                asked.set_exception(error)
         return await asyncio.shield(asyncio.wrap_future(asked))  # others share it with a caller that has gone
 
     def _work(self) -> None:
