@@ -31,7 +31,13 @@ _FAILED, _USAGE, _UNAVAILABLE = 1, 2, 5  # as holdfast_client.cli.output says
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder for catalog, store and token.")]
-DatabaseUrl = Annotated[str | None, typer.Option(help="sqlite:///path or postgresql://…")]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="sqlite:///path or postgresql://… One with a password belongs into HOLDFAST_DATABASE_URL: other users of "
+        "the machine see a command line."
+    ),
+]
 StoreUrl = Annotated[
     str | None,
     typer.Option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -223,6 +224,15 @@ def test_wrong_tokens_are_slowed_down_and_good_ones_are_not(service: RunningServ
     assert (reply.status_code, reply.json()["code"], reply.json()["retryable"]) == (429, "too_many_failures", True)
     assert 1 <= int(reply.headers["Retry-After"]) <= SECONDS_PER_FAILURE
     assert good.get("/v1/service").status_code == 200
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/projects", 401), ("/healthz", 200)])
+def test_a_long_cookie_is_looked_through_within_a_moment(service: RunningService, path: str, status: int) -> None:
+    """On the event loop, before anybody is known."""
+    http = service.http(token=None, headers=[("Cookie", 'a="' + "\\" * 60_000 + '"')])
+    began = time.process_time()
+    assert http.get(path).status_code == status
+    assert time.process_time() - began < 2
 
 
 class Clock:

@@ -19,9 +19,9 @@ from holdfast_service.auth.tokens import insert_token, token_facts, token_row
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import CatalogIdentity, Token
+from holdfast_service.stores.posix.signed_urls import new_signing_key
 
 _ONLY_ROW = 1
-_SIGNING_KEY_BYTES = 32
 BOOTSTRAP_NAME = "bootstrap"
 _START = Actor.controller("start")
 
@@ -34,7 +34,7 @@ def ensure_identity(database: Database) -> CatalogIdentity:
                 "id": _ONLY_ROW,
                 "catalog_id": uuid.uuid4().hex,
                 "epoch": 1,
-                "signing_key": secrets.token_bytes(_SIGNING_KEY_BYTES),
+                "signing_key": new_signing_key(),
                 "created_at": database_now(session),
             }
             insert_absent(session, CatalogIdentity, [fresh])

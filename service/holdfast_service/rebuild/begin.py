@@ -7,7 +7,6 @@ store keeps the row's number that its marker names: two stores must never change
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 
 from sqlalchemy import delete, exists, func, select, text
@@ -21,9 +20,9 @@ from holdfast_service.db.place import place_of
 from holdfast_service.db.tables.core import CatalogIdentity, Chunk, Project
 from holdfast_service.db.tables.core import Store as StoreRow
 from holdfast_service.rebuild.sources import RebuildRefusedError, SourceStore
+from holdfast_service.stores.posix.signed_urls import new_signing_key
 
 _ONLY_ROW = 1
-_SIGNING_KEY_BYTES = 32
 
 
 def refuse_unless_rebuilding(session: Session) -> None:
@@ -59,7 +58,7 @@ def begin(database: Database, sources: Sequence[SourceStore]) -> CatalogIdentity
         identity.catalog_id = catalog_id
         identity.epoch = max(each.marker.epoch for each in sources) + 1
         identity.claim = new_claim()
-        identity.signing_key = secrets.token_bytes(_SIGNING_KEY_BYTES)
+        identity.signing_key = new_signing_key()
         identity.place = place
         identity.rebuilding_from = url
         session.flush()

@@ -46,6 +46,9 @@ CONNECTION = "holdfast_connection"
 STREAMS = "holdfast_streams"
 """Under this name it says that the reply goes on for as long as somebody reads."""
 
+UNREAD_SECONDS = 300.0
+"""Who takes so little of a reply in this time has gone. The slowest client that is allowed takes 64 KiB a second."""
+
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
@@ -54,13 +57,15 @@ def bounded_connections(header_seconds: float, most: int) -> type[H11Protocol]:
     for long (rule limits-before-work).
 
     uvicorn waits for the head of a request for ever, and refuses new callers while idle ones fill its limit. Here a
-    head has `header_seconds`, and so has what is left of a body that was refused. A connection too many takes the place
-    of the longest one without a request; only if each has a request in hand is the new one refused.
+    head has `header_seconds`, and so has what is left of a body that was refused; a reply that waits to be read has
+    UNREAD_SECONDS. A connection too many takes the place of the longest one without a request; only if each has a
+    request in hand is the new one refused.
     """
     waiting: dict[BoundedConnection, None] = {}  # without a request in hand, the longest first
 
     class BoundedConnection(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
+        _unread: asyncio.TimerHandle | None = None
         ending: asyncio.Event
         """Set when the server ends."""
 
@@ -74,6 +79,20 @@ def bounded_connections(header_seconds: float, most: int) -> type[H11Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             self._has_request()
+            self._is_read()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._is_read()
+
+        def _is_read(self) -> None:
+            if self._unread is not None:
+                self._unread.cancel()
+                self._unread = None
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -279,6 +298,7 @@ REQUEST_ID_HEADER = "X-Request-Id"
 # A caller's own id is kept if it cannot break a log line or a header.
 _SANE_ID = re.compile(r"^[A-Za-z0-9._:-]{8,128}\Z")
 _QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+_LONGEST_SHOWN_PATH = 500
 
 _log = structlog.get_logger("holdfast.requests")
 
@@ -308,6 +328,7 @@ class RequestFrame:
             await self._app(scope, receive, send)
             return
         request_id = _incoming_id(scope) or uuid.uuid4().hex
+        scope["headers"] = [(name, _plain(value) if name == b"cookie" else value) for name, value in scope["headers"]]
         scope.setdefault("state", {})["request_id"] = request_id
         begun = time.monotonic()
         status: int | None = None
@@ -352,9 +373,11 @@ class RequestFrame:
 
 
 def _shown_path(scope: Scope) -> str:
-    """Signed URLs hold their terms in the path: long, and of no use in a log."""
+    """Signed URLs hold their terms in the path: long, and of no use in a log. So is what a stranger makes up."""
     path: str = scope["path"]
-    return f"{OBJECTS_PATH}/…" if path.startswith(OBJECTS_PATH) else path
+    if path.startswith(OBJECTS_PATH):
+        return f"{OBJECTS_PATH}/…"
+    return path if len(path) <= _LONGEST_SHOWN_PATH else f"{path[:_LONGEST_SHOWN_PATH]}…"
 
 
 def _incoming_id(scope: Scope) -> str | None:
@@ -363,6 +386,12 @@ def _incoming_id(scope: Scope) -> str | None:
             text: str = value.decode("latin-1")
             return text if _SANE_ID.match(text) else None
     return None
+
+
+def _plain(cookies: bytes) -> bytes:
+    """Without those that have an escape: no cookie of ours has one. FastAPI has each cookie unquoted by Python, on the
+    event loop and at each route, which takes seconds for a long one before 3.11.10 and 3.12.6 (CVE-2024-7592)."""
+    return b";".join(cookie for cookie in cookies.split(b";") if b"\\" not in cookie)
 
 
 # A body has half a minute, and a second more for each so many bytes that have come.
