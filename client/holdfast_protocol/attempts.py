@@ -33,12 +33,18 @@ Environment = Annotated[
 MOST_CONFIG_BYTES = 64 * 1024
 """As JSON."""
 DEEPEST_CONFIG = 32
+MOST_PATH_LETTERS = 2 * 1024**2
+"""Of the paths to all values together: one long key above a list of thousands stands in thousands of paths."""
 MOST_DIFFERENCES = 1000
 
 
 def _is_plain(config: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Raises ValueError for what the catalog cannot keep."""
+    """Raises ValueError for what the catalog cannot keep, or could not compare."""
+    letters = 0
     for path, value, depth in _walk(config):
+        letters += len(path)
+        if letters > MOST_PATH_LETTERS:
+            raise ValueError("the paths to its values are too long, all together; shorten its keys, or nest it less")
         if depth > DEEPEST_CONFIG:
             raise ValueError(f"{path} lies more than {DEEPEST_CONFIG} levels deep; flatten it")
         if not all(is_text(each, one_line=False) for each in (path, value) if isinstance(each, str)):

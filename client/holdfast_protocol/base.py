@@ -116,9 +116,10 @@ def example(value: dict[str, JsonValue]) -> ConfigDict:
 
 
 class Request(BaseModel):
-    """A client's message. Unknown fields are refused: the service would silently ignore a misspelt one."""
+    """A client's message. Unknown fields are refused: the service would silently ignore a misspelt one. So are NaN and
+    infinity, which JSON's readers take: one of them in a sum makes NaN of the advice to every run of the service."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     largest_body_bytes: ClassVar[int] = 64 * 1024
     """As JSON; the service reads no further."""

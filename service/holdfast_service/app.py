@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -53,7 +53,7 @@ from holdfast_service.release import VERSION
 from holdfast_service.replicate.metrics import CopyNumbers
 from holdfast_service.runs.metrics import CatalogNumbers
 from holdfast_service.scrub.metrics import ScrubNumbers
-from holdfast_service.stores.posix.endpoints import SignedStore, object_router
+from holdfast_service.stores.posix.endpoints import SignedStore, TransferLimits, object_router
 from holdfast_service.stores.posix.posix_store import PosixStore
 from holdfast_service.stores.posix.signed_urls import key_of_role
 from holdfast_service.usage.metrics import ByteNumbers
@@ -67,6 +67,7 @@ from holdfast_service.web.frame import (
     operation_id,
     registry_of_requests,
 )
+from holdfast_service.web.health import SharedCheck, check_readiness
 from holdfast_service.web.openapi import finished
 from holdfast_service.web.problem_reply import PROBLEM_MEDIA_TYPE, install_problem_replies
 
@@ -131,6 +132,10 @@ def _routes_of(routers: Iterable[APIRouter]) -> list[BaseRoute]:
     return every.routes
 
 
+_OF_ONE_PROJECT = 8
+"""This part of the connections may be transfers of one project's chunks. With its calls and streams, which have limits
+of their own, no project takes all connections of a process."""
+
 # Once per process: to work out what each route takes and gives is most of what an application costs.
 _ROUTES = _routes_of(ROUTERS)
 
@@ -188,10 +193,14 @@ def create_app(
         for attached in context.stores
         if isinstance(attached.store, PosixStore)
     ]
-    app = _application([*_ROUTES, *(_routes_of([object_router(mounted)]) if mounted else [])], lifespan)
+    limits = TransferLimits(
+        context.settings.longest_upload_seconds, max(1, context.settings.most_connections // _OF_ONE_PROJECT)
+    )
+    app = _application([*_ROUTES, *(_routes_of([object_router(mounted, limits)]) if mounted else [])], lifespan)
     app.state.context = context
     app.state.loops = loops_of(context.settings)
     app.state.failed_calls = FailedCalls()
+    app.state.readiness = SharedCheck(partial(check_readiness, context))
     app.state.page_folder = page_folder
     app.state.event_feed = EventFeed(context.database, context.epoch)
     # One registry per application, not the library's global one: several can live in one process.

@@ -31,7 +31,13 @@ _FAILED, _USAGE, _UNAVAILABLE = 1, 2, 5  # as holdfast_client.cli.output says
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder for catalog, store and token.")]
-DatabaseUrl = Annotated[str | None, typer.Option(help="sqlite:///path or postgresql://…")]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="sqlite:///path or postgresql://… One with a password belongs into HOLDFAST_DATABASE_URL: other users of "
+        "the machine see a command line."
+    ),
+]
 StoreUrl = Annotated[
     str | None,
     typer.Option(
@@ -206,13 +212,13 @@ def rotate_secrets_command(
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
 ) -> None:
-    from secrets import token_bytes
 
     from holdfast_service.audit.record import Actor
     from holdfast_service.auth.bootstrap import ensure_identity
-    from holdfast_service.secrets.kept import SIGNING_KEY_BYTES, give_up_lost, rotate
+    from holdfast_service.secrets.kept import give_up_lost, rotate
     from holdfast_service.secrets.keyring import keyring_of
     from holdfast_service.service import open_database
+    from holdfast_service.stores.posix.signed_urls import new_signing_key
 
     with _failures_said():
         settings = _settings(data_dir=data_dir, database_url=database_url)
@@ -221,7 +227,7 @@ def rotate_secrets_command(
         try:
             ensure_identity(database, keyring)
             if lost_key:
-                given_up = give_up_lost(database, keyring, token_bytes(SIGNING_KEY_BYTES), Actor.at_the_database())
+                given_up = give_up_lost(database, keyring, new_signing_key(), Actor.at_the_database())
                 new_key = "A new signing key was drawn: start every service again. " if given_up.signing_key else ""
                 sys.stdout.write(f"{new_key}{given_up.webhooks} webhooks were deleted; make them anew.\n")
                 return

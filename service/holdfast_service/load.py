@@ -1,4 +1,5 @@
-"""What one process knows of its callers: whether calls of training wait, and which project a checkpoint belongs to.
+"""What one process knows of its callers: whether calls of training wait, which project a checkpoint belongs to, and how
+many samples each has made.
 
 Kept in memory by each process for itself, and relied on for fairness alone. Thread-safe.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 _MOST_CHECKPOINTS = 10_000
 _SLICE_SECONDS = 0.5
@@ -17,6 +18,7 @@ class Load:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._projects: OrderedDict[str, str] = OrderedDict()
+        self._samples: dict[str, deque[float]] = {}
         self._quiet = threading.Event()
         self._quiet.set()
 
@@ -45,3 +47,15 @@ class Load:
         """None: it was not begun in this process, or long ago."""
         with self._lock:
             return self._projects.get(checkpoint_id)
+
+    def may_sample(self, owner: str, *, most: int, within_seconds: float) -> bool:
+        """Whether the owner has made fewer samples of a store than `most` in that time; if so, it is one more."""
+        now = time.monotonic()
+        with self._lock:
+            made = self._samples.setdefault(owner, deque())
+            while made and made[0] < now - within_seconds:
+                made.popleft()
+            if len(made) >= most:
+                return False
+            made.append(now)
+            return True

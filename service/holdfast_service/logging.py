@@ -1,7 +1,8 @@
 """Logs: one line per event on stderr, JSON unless a person looks at a terminal.
 
 Every library's records go the same way. Tokens and query strings (which hold signatures) are taken out of every value,
-wherever they come from; a traceback never shows local variables: they may be secrets.
+and so are the characters that a terminal obeys, wherever they come from. A traceback never shows local variables: they
+may be secrets.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict, Processor
 
-from holdfast_protocol.text import without_secrets
+from holdfast_protocol.text import printable, without_secrets
 from holdfast_service.settings import ServiceSettings
 
 
@@ -26,7 +27,7 @@ def configure_logging(settings: ServiceSettings) -> None:
         structlog.stdlib.PositionalArgumentsFormatter(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
-        _take_secrets_out,
+        _make_safe,
     ]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -59,10 +60,14 @@ def configure_logging(settings: ServiceSettings) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def _take_secrets_out(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """The last processor before rendering: whatever was logged, these do not leave the process."""
+_OF_LINES = frozenset({"exception", "stack"})
+
+
+def _make_safe(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """The last processor before rendering. Whatever was logged, no secret leaves the process, and a path that a
+    stranger made up is one line without what a terminal obeys."""
     event.pop("color_message", None)  # uvicorn's message once more, with terminal codes
     for key, value in event.items():
         if isinstance(value, str):
-            event[key] = without_secrets(value)
+            event[key] = printable(without_secrets(value), one_line=key not in _OF_LINES)
     return event

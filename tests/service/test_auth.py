@@ -141,6 +141,10 @@ def test_a_token_is_looked_at_before_the_work_once_a_minute() -> None:
         (Scope.OPERATE, "POST", "/v1/tokens", {"name": "x", "scopes": ["read"]}),
         (Scope.READ, "PATCH", "/v1/checkpoints/ck_0", {"labels": []}),
         (Scope.TRAIN, "PUT", "/v1/projects/other", {}),
+        (Scope.TRAIN, "POST", "/v1/projects/demo/runs/gpt/retention/prune", {"filter": {}}),
+        (Scope.TRAIN, "DELETE", "/v1/projects/demo/runs/gpt", {}),
+        (Scope.TRAIN, "PUT", "/v1/projects/demo/policies/retention", {"document": {}}),
+        (Scope.OPERATE, "POST", "/v1/holds/hd_0/release", {"reason": "x"}),
     ],
 )
 def test_a_scope_allows_its_own_calls_only(

@@ -4,6 +4,7 @@ record-outbox)."""
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +28,14 @@ from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import TO_RECORD, Checkpoint, Run
 from holdfast_service.db.tables.records import WrittenRecord
 from holdfast_service.errors import ProblemError
-from holdfast_service.records.documents import checkpoint_subject
+from holdfast_service.records.documents import (
+    FORMAT,
+    FORMAT_VERSION,
+    DamagedRecordError,
+    ManifestRecord,
+    checkpoint_subject,
+    decode,
+)
 from holdfast_service.records.outbox import record_in_store
 from holdfast_service.records.scanning import scan_records
 from holdfast_service.records.writing import forget_removed, remove_record
@@ -338,3 +346,11 @@ def test_a_store_that_is_unavailable_keeps_its_records_due_and_blocks_no_other(
         going(service, saved["id"], CheckpointState.DELETED)
         assert ready_stores(service.context).store_ids == {first.store_id, second.store_id}
         assert scan_records(second.store).by_subject[subject].removed
+
+
+@pytest.mark.parametrize("digest", ["0" * 64, "\u00e9", "\ud800", 7, None])
+def test_a_record_with_any_other_digest_is_damaged_and_no_bug(digest: object) -> None:
+    """Who can write to the bucket must not end a rebuild by it."""
+    outer = {"format": FORMAT, "format_version": FORMAT_VERSION, "record": {}, "sha256": digest}
+    with pytest.raises(DamagedRecordError, match="not those that were written"):
+        decode(json.dumps(outer).encode(), ManifestRecord)

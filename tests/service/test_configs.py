@@ -64,6 +64,7 @@ def test_many_differences_are_cut(service: RunningService) -> None:
         ({"a": {"nul": "\0"}}, "no database keeps"),
         ({"a": {"\0": 1}}, "no database keeps"),
         ([1], "be an object"),
+        ({"k" * 30_000: [0] * 10_000}, "paths to its values are too long"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_before_older_attempts_are_fenced(

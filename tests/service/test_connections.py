@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +13,10 @@ import httpx
 import pytest
 
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.stores.posix import endpoints as objects
+from holdfast_service.web import connections
 from tests.support.service import RunningService, running_service
+from tests.support.stores import chunk_key, put_ticket
 from tests.support.tls import Authority
 
 pytestmark = pytest.mark.rule("limits-before-work")
@@ -29,9 +33,10 @@ def sockets() -> Iterator[ExitStack]:
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    """Has no time for slow heads."""
+    """Has no time for slow heads and slow uploads."""
     data_dir = tmp_path_factory.mktemp("hasty")
-    with running_service(ServiceSettings(data_dir=data_dir, port=0, header_seconds=1.0)) as running:
+    settings = ServiceSettings(data_dir=data_dir, port=0, header_seconds=1.0, longest_upload_seconds=1)
+    with running_service(settings) as running:
         yield running
 
 
@@ -177,3 +182,62 @@ def test_handshakes_that_do_not_end_make_room_for_callers(
     trusted = ssl.create_default_context(cafile=tmp_path / "authority.pem")
     assert httpx.get(f"{secured.url}/healthz", verify=trusted, timeout=60).status_code == 200
     assert all(closed(connection) for connection in idle[: 2 * MOST])
+
+
+def test_a_reply_that_nobody_reads_is_not_kept(
+    hasty: RunningService, sockets: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.2)
+    whole = len(httpx.get(f"{hasty.url}/openapi.json", timeout=60).content)
+    connection = sockets.enter_context(socket.socket())
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # it must be said before it connects
+    connection.settimeout(60)
+    connection.connect(("127.0.0.1", int(hasty.url.rpartition(":")[2])))
+    ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    replies = 20  # more than the kernel keeps for the two of them
+    connection.sendall(ask * replies)
+    time.sleep(1.5)
+    come = 0
+    try:
+        while piece := connection.recv(1 << 20):
+            come += len(piece)
+    except ConnectionResetError:
+        pass
+    assert come < replies * whole
+
+
+CHUNK = b"chunk" * 20
+
+
+def begin_upload(service: RunningService, sockets: ExitStack, project_id: str = "p1") -> socket.socket:
+    """Sends the head of an upload by a good ticket, and no body."""
+    ticket = put_ticket(service.context.store, chunk_key(CHUNK, project_id), CHUNK)
+    head = (
+        f"PUT {ticket.url} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(CHUNK)}\r\nExpect: 100-continue\r\n\r\n"
+    )
+    return connect(service, sockets, head.encode())
+
+
+def test_no_project_takes_all_connections_for_its_chunks(small: RunningService, sockets: ExitStack) -> None:
+    assert MOST // 8 < 1, "one at a time"
+    first = begin_upload(small, sockets)
+    assert told(first, b"100 Continue")
+    assert told(begin_upload(small, sockets), b" 429 ")
+    other = begin_upload(small, sockets, "p2")
+    assert told(other, b"100 Continue")
+    first.sendall(CHUNK)
+    assert told(first, b" 201 ")
+    assert told(begin_upload(small, sockets), b"100 Continue")
+
+
+@pytest.mark.rule("late-put-window")
+@pytest.mark.parametrize("idle_seconds", [0.2, 60.0], ids=["stops coming", "takes too long"])
+def test_a_chunk_that_does_not_come_is_not_waited_for(
+    hasty: RunningService, sockets: ExitStack, monkeypatch: pytest.MonkeyPatch, idle_seconds: float
+) -> None:
+    monkeypatch.setattr(objects, "IDLE_SECONDS", idle_seconds)
+    connection = begin_upload(hasty, sockets)
+    assert told(connection, b"100 Continue")
+    connection.sendall(CHUNK[:50])
+    assert told(connection, b" 408 ")
+    assert not list(hasty.context.settings.data_dir.rglob("*.part"))

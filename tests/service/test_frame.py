@@ -11,6 +11,8 @@ from typing import Any
 import anyio.to_thread
 import httpx
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION, speaks_with
 from holdfast_protocol.problems import PROBLEM_KINDS, ProblemCode
@@ -229,16 +231,53 @@ def test_the_log_has_one_json_line_per_request_and_no_secret(log: io.StringIO, s
         assert secret not in log.getvalue()
 
 
+def test_an_error_of_the_database_tells_no_values(service: RunningService) -> None:
+    """The log has a bug's error whole."""
+    insert = text("INSERT INTO webhooks (id, no_such_column) VALUES (:id, :secret)")
+    with pytest.raises(DBAPIError) as raised, service.context.database.engine.begin() as connection:
+        connection.execute(insert, {"id": "wh_1", "secret": "hunter2"})
+    assert "hunter2" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("said", "shown"),
     [
         *((f"{kind}_0123456789abcdef_00ff end", f"{kind}_*** end") for kind in CredentialKind),
         ("GET /v1/objects/abc?signature=xyz HTTP/1.1", "GET /v1/objects/abc?*** HTTP/1.1"),
         ("postgresql://user:pass@host/db", "postgresql://***@host/db"),
         ("git clone HTTPS://secret@host/x", "git clone HTTPS://***@host/x"),
+        ("'s3://key:secret@host/b?region=x', https://a/b?c", "'s3://***@host/b?***', https://a/b?***"),
+        ("a?b/c?d", "a?b/c?***"),
         ("signed by whsec_c2VjcmV0+/=", "signed by whsec_***"),
         ("why? because", "why? because"),
     ],
 )
-def test_secrets_are_taken_out_of_any_text(text: str, shown: str) -> None:
-    assert without_secrets(text) == shown
+def test_secrets_are_taken_out_of_any_text(said: str, shown: str) -> None:
+    assert without_secrets(said) == shown
+
+
+@pytest.mark.rule("limits-before-work")
+@pytest.mark.parametrize("part", ["/", "a-", "a://", "?", "/?", "hold_", "whsec_"])
+def test_secrets_are_looked_for_in_a_long_text_within_a_moment(part: str) -> None:
+    """The log does it on the event loop, with a path that any stranger chooses: as long as a head may be."""
+    began = time.process_time()
+    without_secrets(part * (64_000 // len(part)))
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.rule("limits-before-work")
+def test_a_path_that_a_stranger_made_up_is_one_short_line_that_no_terminal_obeys(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr("sys.stderr", written)
+    configure_logging(ServiceSettings(log_format="console"))
+    service.http(token=None).get("/%1B%5D0;title%07%0Amade_up" + "/x" * 10_000)
+    ends_at = time.monotonic() + 10
+    while "]0;title" not in written.getvalue():
+        assert time.monotonic() < ends_at, "the request has no line"
+        time.sleep(0.01)
+    (line,) = [line for line in written.getvalue().splitlines() if "]0;title" in line]
+    assert "made_up" in line
+    assert len(line) < 2000
+    assert not {"\x1b", "\x07"} & set(written.getvalue())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from sqlalchemy import update
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.web import health
 from holdfast_service.work.processes import Presence, attached_here, say_alive
 from tests.support.rank import Job
 from tests.support.service import RunningService
@@ -51,3 +54,51 @@ def test_a_process_whose_stores_differ_says_which_setting_it_is(
         close_service(other)
     (told,) = service.http(token=None).get("/readyz").json()["warnings"]
     assert told.startswith(f"No process has store {second} of the catalog attached, and copies are in it.")
+
+
+@pytest.mark.rule("limits-before-work")
+def test_however_many_ask_there_is_one_check_at_a_time_and_none_is_older_than_its_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "LEAST_PAUSE_SECONDS", 0.0)
+    running, most_running, made = 0, 0, 0
+    goes_on = threading.Event()
+
+    def check() -> int:
+        nonlocal running, most_running, made
+        running += 1
+        most_running = max(most_running, running)
+        made += 1
+        number = made
+        goes_on.wait(60)
+        running -= 1
+        return number
+
+    shared = health.SharedCheck(check)
+
+    async def ask() -> tuple[int, list[int], int]:
+        first = asyncio.ensure_future(shared.answer())
+        while not made:
+            await asyncio.sleep(0.001)
+        others = [asyncio.ensure_future(shared.answer()) for _ in range(50)]
+        await asyncio.sleep(0)
+        others.pop().cancel()
+        goes_on.set()
+        return await first, await asyncio.gather(*others), await shared.answer()
+
+    first, others, last = asyncio.run(ask())
+    assert (first, set(others), last, most_running) == (1, {2}, 3, 1)
+
+
+def test_a_check_that_fails_fails_its_callers_alone() -> None:
+    answers = iter([ValueError("broken"), 7])
+
+    def check() -> int:
+        if isinstance(answer := next(answers), ValueError):
+            raise answer
+        return answer
+
+    shared = health.SharedCheck(check)
+    with pytest.raises(ValueError, match="broken"):
+        asyncio.run(shared.answer())
+    assert asyncio.run(shared.answer()) == 7

@@ -232,3 +232,10 @@ def test_a_rank_that_calls_while_the_reaper_takes_its_attempt_for_lost_is_heard(
         assert sealing.result()["state"] == "uploading"
     assert job.view()["outcome"] is None
     assert reap.reconcile(service.context).aborted == ()
+
+
+def test_a_rate_that_no_training_has_is_kept_as_none_at_all(service: RunningService) -> None:
+    """Postgres refuses to divide by it, for whoever asks for the figures of all projects."""
+    job = Job(service.http())
+    job.heartbeat(5, steps_run=5, steps_per_second=5e-324)
+    assert job.view()["steps_per_second"] == 0.0

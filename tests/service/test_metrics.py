@@ -132,9 +132,14 @@ def test_requests_are_counted_by_route_and_not_by_path(service: RunningService) 
 @pytest.mark.rule("limits-before-work")
 def test_metrics_are_for_tokens_that_read_nothing_else(service: RunningService) -> None:
     service.make_project("demo")
+    job = Job(service.http())
+    saved = job.save(1)
     http = scraper(service)
     assert http.get("/metrics").status_code == 200
-    assert http.get("/v1/projects").json()["code"] == "forbidden"
+    attempts = f"{job.base}/attempts"
+    for path in ("/v1/projects", attempts, f"{attempts}/1", f"{attempts}/1/config", f"/v1/checkpoints/{saved['id']}"):
+        assert http.get(path).json()["code"] == "forbidden", path
+    assert http.post("/v1/mount-proofs").json()["code"] == "forbidden"
     for token, status in (
         (None, 401),
         (service.token(Scope.READ), 403),

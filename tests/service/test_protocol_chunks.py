@@ -383,6 +383,15 @@ def test_whoever_cannot_read_the_nonce_gets_signed_urls(job: Job, wrong: str) ->
     assert each["ticket"]["path"] == ""
 
 
+@pytest.mark.rule("limits-before-work")
+def test_those_who_come_at_once_are_offered_one_file(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast_service.attached_stores.attached.SHARED_PROOF_SECONDS", 60.0)
+    offers = [answer(service.http().post("/v1/mount-proofs")) for _ in range(5)]
+    (path,) = {Path(offer["path"]) for offer in offers}
+    path.unlink()  # as where the mount is absent
+    assert Path(answer(service.http().post("/v1/mount-proofs"))["path"]).exists()
+
+
 @pytest.mark.rule("drop-box")
 def test_a_file_of_the_wrong_size_is_not_published(job: Job, service: RunningService) -> None:
     save = job.begin(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -261,6 +262,15 @@ def test_a_flood_of_wrong_tokens_costs_neither_statements_nor_turns(
     assert BURST <= len(looked) == codes[401, "unauthenticated"] <= BURST + service.context.settings.requests_at_once
     monkeypatch.setattr(service.app.state.admission, "call", None)
     assert wrong(0) == (429, "too_many_failures"), "it does not come to the line of those that wait"
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/projects", 401), ("/healthz", 200)])
+def test_a_long_cookie_is_looked_through_within_a_moment(service: RunningService, path: str, status: int) -> None:
+    """On the event loop, before anybody is known."""
+    http = service.http(token=None, headers=[("Cookie", 'a="' + "\\" * 60_000 + '"')])
+    began = time.process_time()
+    assert http.get(path).status_code == status
+    assert time.process_time() - began < 2
 
 
 class Clock:

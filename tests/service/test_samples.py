@@ -75,3 +75,14 @@ def test_no_other_object_can_be_named(service, sample):
 def test_a_reader_makes_no_sample(service):
     with connected(service, Scope.READ) as client, pytest.raises(errors.Forbidden):
         client.samples.create(REQUEST)
+
+
+@pytest.mark.rule("limits-before-work")
+def test_samples_are_no_way_around_a_quota(service, monkeypatch):
+    monkeypatch.setattr("holdfast_service.attached_stores.samples.MOST_OF_A_PROJECT", 2)
+    with connected(service, Scope.TRAIN) as one, connected(service, Scope.TRAIN) as other:
+        one.samples.create(REQUEST)
+        one.samples.create(REQUEST)
+        with pytest.raises(errors.RateLimited):
+            one.samples.create(REQUEST)
+        other.samples.create(REQUEST)

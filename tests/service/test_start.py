@@ -328,8 +328,10 @@ def test_after_a_restore_nothing_is_trusted_or_deleted_before_it_was_checked_and
         unfinished = job.begin(200)
         assert raise_epoch(service.context.database, Actor.at_the_database()) == 2
         assert "epoch" in readiness(service)[1]["database"], "the old process must not go on"
+        key_before = service.context.signing_key
     with running_service(settings) as service:
         assert readiness(service) == (200, {})
+        assert service.context.signing_key != key_before, "who has the backup must sign no URL"
         unfinished.job.http = service.http()
         with pytest.raises(Refused) as refused:
             unfinished.negotiate(0, [b"frozen"])

@@ -7,6 +7,7 @@ import json
 import httpx
 import pytest
 
+from holdfast_service.db.pages import encode_cursor
 from tests.support.rank import Job, Refused
 from tests.support.service import RunningService
 
@@ -63,3 +64,9 @@ def test_nul_in_a_path_is_refused_or_not_found(http: httpx.Client) -> None:
         "/v1/projects/demo/runs/gpt/checkpoints/best:%00",
     ):
         assert http.get(path).status_code in (404, 409, 422), path
+
+
+@pytest.mark.parametrize("text", ["\x00", "\ud800"])
+def test_a_cursor_of_such_text_is_refused_and_is_no_bug(http: httpx.Client, text: str) -> None:
+    reply = http.get("/v1/projects", params={"cursor": encode_cursor("projects", text)})
+    assert reply.json()["code"] == "invalid_request"

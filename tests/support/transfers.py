@@ -56,8 +56,11 @@ class Service(ScriptedServer):
         if seen.path == "/v1/mount-proofs":
             if self.mount is None:
                 return as_json({"proof_id": None, "path": None, "expires_in_seconds": 60})
-            (self.mount / "proof").write_text("ab" * 32)
-            return as_json({"proof_id": "0" * 32, "path": str(self.mount / "proof"), "expires_in_seconds": 60})
+            for folder in ("proofs", "incoming"):
+                (self.mount / folder).mkdir(exist_ok=True)
+            proof = self.mount / "proofs" / ("0" * 32)
+            proof.write_text("ab" * 32)
+            return as_json({"proof_id": proof.name, "path": str(proof), "expires_in_seconds": 60})
         if seen.path.endswith("/chunks"):
             return self.negotiate(seen.json)
         if seen.path.endswith("/reads"):
@@ -82,7 +85,7 @@ class Service(ScriptedServer):
     def ticket(self, digest: str, proven: bool) -> dict:
         expires = 0 if self.strikes("dead ticket") else 60
         if proven and self.mount is not None:
-            return {"kind": "file", "path": str(self.mount / digest), "expires_in_seconds": expires}
+            return {"kind": "file", "path": str(self.mount / "incoming" / digest), "expires_in_seconds": expires}
         return {"kind": "http", "url": f"/store/{digest}?sig=1", "headers": {}, "expires_in_seconds": expires}
 
     def proven(self, body) -> bool:
@@ -105,8 +108,8 @@ class Service(ScriptedServer):
     def verify(self, digest: str) -> str:
         if self.strikes("lost object"):
             self.objects.pop(digest, None)
-        if self.mount is not None and (self.mount / digest).exists():
-            self.objects[digest] = (self.mount / digest).read_bytes()
+        if self.mount is not None and (file := self.mount / "incoming" / digest).exists():
+            self.objects[digest] = file.read_bytes()
         if digest not in self.objects:
             return "missing"
         if hashlib.sha256(self.objects[digest]).hexdigest() != digest or self.strikes("mismatch"):

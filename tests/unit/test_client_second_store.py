@@ -13,6 +13,7 @@ from holdfast_client import Client, ClientSettings
 from holdfast_client.chunks import fetcher as fetcher_module
 from holdfast_client.chunks.fetcher import ShardFetcher
 from holdfast_client.chunks.mounted_files import MountAccess
+from holdfast_client.errors import DirectFileRefused
 from holdfast_protocol.checkpoints import MountProofOffer
 from holdfast_protocol.states import StoreRole
 from tests.support.scripted_http import Reply, ScriptedServer, as_json
@@ -89,8 +90,10 @@ def test_what_a_silent_store_does_not_give_comes_from_the_other_and_it_is_not_as
 
 
 def test_a_mount_that_is_unavailable_is_asked_about_again_and_others_are_proven(tmp_path) -> None:
-    (tmp_path / "proof").write_text("ab" * 32)
-    second = MountProofOffer(proof_id="1" * 32, path=str(tmp_path / "proof"), expires_in_seconds=60)
+    file = tmp_path / "proofs" / ("1" * 32)
+    file.parent.mkdir()
+    file.write_text("ab" * 32)
+    second = MountProofOffer(proof_id=file.name, path=str(file), expires_in_seconds=60)
     nothing = MountProofOffer(proof_id=None, path=None, expires_in_seconds=60)
     asked = []
 
@@ -102,6 +105,12 @@ def test_a_mount_that_is_unavailable_is_asked_about_again_and_others_are_proven(
     assert mount.proof() is None
     assert [proof.proof_id for proof in mount.other_proofs()] == ["1" * 32]
     assert len(asked) == 1
+    mount.check_read(str(tmp_path / "p1" / "chunks" / "00"))
+    for outside in (f"{tmp_path}/../x", "/etc/passwd"):
+        with pytest.raises(DirectFileRefused):
+            mount.check_read(outside)
+    with pytest.raises(DirectFileRefused):  # of another store than the one that is written to
+        mount.check_write(f"{tmp_path}/incoming/0123456789")
     mount._renew_at = 0.0
     mount.proof()
     assert len(asked) == 2, "a store that was unavailable is given up for good"

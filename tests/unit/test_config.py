@@ -62,6 +62,14 @@ def test_secrets_stay_here() -> None:
         "wandb": {"api_key": "k", "API-KEY": "k", "project": "p"},
         "hf_token": "t",
         "aws.secret": b"s",
+        "credentials": {"user": "u", "value": "s"},
+        "passwords": ["s"],
+        "wandbApiKey": "k",
+        "authToken": "t",
+        "data_url": "postgresql://u:s@host/db?x=1",
+        "secret_count": 2,
+        "api_keys": 3,
+        "special_tokens": ["<s>", "</s>"],
         "tokenizer": "bpe",
         "max_tokens": 4096,
         "pad_token": "<pad>",
@@ -69,6 +77,10 @@ def test_secrets_stay_here() -> None:
     told = read_config(given)
     assert told["wandb"] == {"api_key": "(left out)", "API-KEY": "(left out)", "project": "p"}
     assert (told["hf_token"], told["aws.secret"]) == ("(left out)", "(left out)")
+    for key in ("credentials", "passwords", "wandbApiKey", "authToken"):
+        assert told[key] == "(left out)", key
+    assert told["data_url"] == "postgresql://***@host/db?x=1"
+    assert (told["secret_count"], told["api_keys"], told["special_tokens"]) == (2, 3, ["<s>", "</s>"])
     assert (told["tokenizer"], told["max_tokens"]) == ("bpe", 4096)
 
 

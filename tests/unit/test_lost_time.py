@@ -193,3 +193,10 @@ def test_half_and_twice_the_interval_lose_more() -> None:
     half, here, twice = (lost_share(best * times, uptimes, 5 * HOUR, cost) for times in (0.5, 1.0, 2.0))
     assert 0 < here < half < 1
     assert here < twice < 1
+
+
+@pytest.mark.parametrize("source", [AdviceSource.PROJECT, AdviceSource.FLEET])
+def test_what_others_tell_of_their_saves_keeps_no_run_from_saving(source: AdviceSource) -> None:
+    """One job may say that a save blocked it for longer than the world is old."""
+    found = recommend(measured([], SaveCost(2.0**62, 1.0), source), BOUNDS)
+    assert found.interval_seconds <= BOUNDS.longest_seconds

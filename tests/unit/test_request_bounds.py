@@ -58,6 +58,18 @@ def test_an_integer_on_the_wire_is_an_integer(model: type[Request], name: str, v
     assert (name,) in [error["loc"][:1] for error in raised.value.errors()]
 
 
+FLOATS = [(model, name) for model, name in FIELDS if float in parts(model.model_fields[name].annotation)]
+
+
+@pytest.mark.parametrize(("model", "name"), FLOATS)
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_a_number_on_the_wire_is_finite(model: type[Request], name: str, value: str) -> None:
+    assert len(FLOATS) > 10
+    with pytest.raises(ValidationError) as raised:
+        TypeAdapter(model).validate_json(f'{{"{name}": {value}}}', strict=True)
+    assert (name,) in [error["loc"][:1] for error in raised.value.errors()]
+
+
 def test_examples_of_all_requests_pass_the_strict_reading() -> None:
     examples = [
         (model, example)

@@ -113,6 +113,11 @@ def test_a_record_with_one_flipped_bit_is_refused():
         decode_record(bytes(document))
 
 
+def test_a_record_whose_digest_is_no_digest_is_refused():
+    with pytest.raises(DocumentError, match="torn or altered"):
+        decode_record(b'{"record": {}, "sha256": "\\u00e9"}')
+
+
 def test_a_record_of_a_newer_version_is_left_to_that_version():
     document = record_of([SpooledChunk(digest=digest_of(b"a"), bytes=1)]).encode()
     newer = document.replace(b'"version":1', b'"version":2')

@@ -239,6 +239,8 @@ def test_encoding_keeps_no_reference_to_live_containers():
         {"array": ["|O", [1], ""]},
         {"array": ["<f4", [2], "AAAA"]},
         {"array": ["<f4", [1 << 62], ""]},
+        {"array": ["|S0", [1 << 20], ""]},
+        {"array": ["<U0", [1 << 20], ""]},
         {"tensor": ["name"]},
         {"tensor": ["name", "cpu", 1, 0]},
         {"default_dict": ["eval", []]},

@@ -31,6 +31,10 @@ def rendered(format_: WebhookFormat, said: Event):
         (body(EventType.TEST, reason="asked for by ada"), "demo: webhook.test. asked for by ada"),
         (body(EventType.ATTEMPT_FINISHED, run="gpt", attempt=3), "demo/gpt (attempt 3): attempt.finished"),
         (body(EventType.CHECKPOINT_COMMITTED, run="gpt", step=500), "demo/gpt@500: checkpoint.committed"),
+        (
+            body(EventType.TEST, reason="a\nprod/llm@9: store.unavailable"),
+            "demo: webhook.test. a prod/llm@9: store.unavailable",
+        ),
     ],
 )
 def test_the_line_that_people_read(said, line):

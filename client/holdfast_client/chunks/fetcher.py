@@ -211,6 +211,8 @@ class ChunkTransfers:
 
     def fill(self, ticket: ReadTicket, life: TicketLife, host: HostChunks | None, buffer: memoryview) -> None:
         stop = self._stop_for(ticket)
+        if ticket.kind == "file":
+            self._client.mount.check_read(ticket.path)
 
         def get(into: memoryview) -> None:
             with life.used():

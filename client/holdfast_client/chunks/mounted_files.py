@@ -1,6 +1,8 @@
 """Chunks as plain files, if this machine proves that it sees the store's own filesystem (rule drop-box). No HTTP.
 
-Writing ends in the store's `incoming` folder; the service publishes from there. Reading is checked like any other.
+Writing ends in the store's `incoming` folder; the service publishes from there. Reading is checked like any other. The
+service says which file, so the client looks whether it lies in the mount that was proven: else a service that has been
+taken over could have each trainer overwrite files of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from holdfast_client.chunks.rate_limit import RateLimit
@@ -115,6 +117,7 @@ def read_file(path: str, receiver: Receiver, digest: str, stop: threading.Event 
 
 
 _CONTENT = re.compile(r"[0-9a-f]{64}")
+_TICKET_ID = re.compile(r"[0-9a-zA-Z][0-9a-zA-Z-]{7,63}")
 _RENEW_AT = 0.7
 """Part of a proof's life after which a new one is asked for, so that none expires on its way."""
 
@@ -133,6 +136,8 @@ class MountAccess:
         self._usable = enabled
         self._proof: MountProof | None = None
         self._others: list[MountProof] = []
+        self._root: PurePath | None = None
+        self._other_roots: list[PurePath] = []
         self._renew_at = float("-inf")
         self._lock = threading.Lock()
 
@@ -149,6 +154,19 @@ class MountAccess:
             self._renew()
             return list(self._others)
 
+    def check_write(self, path: str) -> None:
+        """Raises DirectFileRefused for any file but one of `incoming` in the mount that is written to."""
+        file = PurePath(path)
+        if self._root is None or file.parent != self._root / "incoming" or not _TICKET_ID.fullmatch(file.name):
+            raise DirectFileRefused("The service names a file to write that is not in the store's own folder")
+
+    def check_read(self, path: str) -> None:
+        """Raises DirectFileRefused for a file outside of the mounts that were proven."""
+        file = PurePath(path)
+        roots = [*self._other_roots, *([] if self._root is None else [self._root])]
+        if ".." in file.parts or not any(file.is_relative_to(root) for root in roots):
+            raise DirectFileRefused("The service names a file to read that is not in a store's own folder")
+
     def give_up(self) -> None:
         """Reading or writing there was refused: use HTTP from now on."""
         with self._lock:
@@ -163,7 +181,11 @@ class MountAccess:
         except (Forbidden, RouteNotFound):
             offer = _NOTHING
         self._proof = _prove(offer)
-        self._others = [proof for other in offer.others if (proof := _prove(other)) is not None]
+        if self._proof is not None:
+            self._root = _root_of(offer)
+        proven = [(other, proof) for other in offer.others if (proof := _prove(other)) is not None]
+        self._others = [proof for _, proof in proven]
+        self._other_roots = [root for other, _ in proven if (root := _root_of(other)) is not None] or self._other_roots
         self._usable = self._proof is not None or bool(self._others) or offer.unavailable
         life_seconds = offer.expires_in_seconds * _RENEW_AT
         self._renew_at = asked_at + (min(life_seconds, _ASK_AGAIN_SECONDS) if offer.unavailable else life_seconds)
@@ -172,8 +194,17 @@ class MountAccess:
 _NOTHING = MountProofOffer(proof_id=None, path=None, expires_in_seconds=0)
 
 
-def _prove(offer: MountProofOffer) -> MountProof | None:
+def _root_of(offer: MountProofOffer) -> PurePath | None:
+    """The store's folder, of which the offer names the file `proofs/<proof id>`; None: it names another one."""
     if offer.proof_id is None or offer.path is None:
+        return None
+    file = PurePath(offer.path)
+    named = file.is_absolute() and ".." not in file.parts and file.parts[-2:] == ("proofs", offer.proof_id)
+    return file.parent.parent if named else None
+
+
+def _prove(offer: MountProofOffer) -> MountProof | None:
+    if offer.proof_id is None or offer.path is None or _root_of(offer) is None:
         return None
     try:
         with open(offer.path, encoding="ascii") as file:

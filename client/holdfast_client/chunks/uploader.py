@@ -391,6 +391,8 @@ class ShardUploader:
             jobs.start(workers.transfers, _Encoding(opened.digest), work)
 
     def _put(self, body: memoryview, ticket: UploadTicket, life: TicketLife) -> None:
+        if ticket.kind == "file":
+            self._client.mount.check_write(ticket.path)
         with life.used():
             put_chunk(ticket, body, self._client.transfers, stop=self._stop)
 

@@ -70,8 +70,12 @@ def round_trip(client: Client) -> str:
     md5 = hashlib.md5(body, usedforsecurity=False).hexdigest() if client.store_asks_md5() else None
     offer = client.samples.create(MakeSample(digest=digest, bytes=SIZE_BYTES, md5=md5))
     try:
+        if offer.ticket.kind == "file":
+            client.mount.check_write(offer.ticket.path)
         put_chunk(offer.ticket, memoryview(body), client.transfers)
         checked = client.samples.check(offer.id)
+        if checked.ticket.kind == "file":
+            client.mount.check_read(checked.ticket.path)
         if get_chunk(checked.ticket, None, digest, SIZE_BYTES, client.transfers) != body:
             raise IntegrityError("The bytes read back are not the saved ones")
     finally:

@@ -10,7 +10,6 @@ The next opening of the spool removes a dead process's claim, and a hold without
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -93,7 +92,7 @@ def decode_record(document: bytes) -> SpoolRecord:
     outer = parse(document)
     if not isinstance(outer, dict) or set(outer) != {"record", "sha256"} or not isinstance(outer["record"], dict):
         raise DocumentError("this is not a record of the spool")
-    if not hmac.compare_digest(_digest_of(outer["record"]), str(outer["sha256"])):
+    if _digest_of(outer["record"]) != outer["sha256"]:
         raise DocumentError("this record of the spool was torn or altered")
     if outer["record"].get("version") != VERSION:
         raise DocumentError("a newer version of holdfast has written this record; push it with that one")

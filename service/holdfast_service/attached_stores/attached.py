@@ -10,10 +10,11 @@ from holdfast_service.stores.base import MountedStore
 if TYPE_CHECKING:
     from holdfast_service.context import ServiceContext
 
+import os
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -203,6 +204,29 @@ SETTING_OF_ROLE = {
 }
 
 
+SHARED_PROOF_SECONDS = 1.0
+
+
+class MountProofs:
+    """Of one store. Those who ask within a second are offered one file: each call with a token would else make one, and
+    a flood of them would use up the filesystem's inodes before the sweep takes them away. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._offer: MountProofOffer | None = None
+        self._made_at = float("-inf")
+
+    def offer(self, store: MountedStore, seconds: int) -> MountProofOffer:
+        """Raises StoreError."""
+        with self._lock:
+            shared_until = self._made_at + min(SHARED_PROOF_SECONDS, seconds / 10)
+            if self._offer is None or time.monotonic() >= shared_until or not os.path.exists(self._offer.path or ""):
+                proof_id, path = store.new_mount_proof(expires_in_seconds=seconds)
+                self._offer = MountProofOffer(proof_id=proof_id, path=str(path), expires_in_seconds=seconds)
+                self._made_at = time.monotonic()
+            return self._offer
+
+
 @dataclass(frozen=True)
 class AttachedStore:
     """`store_id` is its row in the catalog; `watch` knows whether it is there and this catalog's."""
@@ -211,6 +235,7 @@ class AttachedStore:
     store: Store
     store_id: int
     watch: StoreWatch
+    proofs: MountProofs = field(default_factory=MountProofs, compare=False, repr=False)
 
 
 def ask_stores(context: ServiceContext) -> None:
@@ -233,7 +258,8 @@ def offer_mount_proof(context: ServiceContext) -> MountProofOffer:
         if not isinstance(attached.store, MountedStore):
             continue
         try:
-            offered = None if attached.watch.unavailable and not alone else _new_proof(attached.store, seconds)
+            silent = attached.watch.unavailable and not alone
+            offered = None if silent else attached.proofs.offer(attached.store, seconds)
         except StoreError:
             if alone:
                 raise
@@ -245,8 +271,3 @@ def offer_mount_proof(context: ServiceContext) -> MountProofOffer:
     others = [offer for role, offer in offers.items() if role is not StoreRole.PRIMARY]
     nothing = MountProofOffer(proof_id=None, path=None, expires_in_seconds=seconds)
     return offers.get(StoreRole.PRIMARY, nothing).model_copy(update={"unavailable": unavailable, "others": others})
-
-
-def _new_proof(store: MountedStore, seconds: int) -> MountProofOffer:
-    proof_id, path = store.new_mount_proof(expires_in_seconds=seconds)
-    return MountProofOffer(proof_id=proof_id, path=str(path), expires_in_seconds=seconds)

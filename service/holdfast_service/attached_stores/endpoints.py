@@ -26,8 +26,8 @@ router = APIRouter(route_class=GuardedRoute, prefix="/v1", tags=["stores"])
     name="create_sample",
     summary="Offer a sample object, and get a ticket to upload it",
 )
-def make(body: MakeSample, context: Context, _caller: Trainer) -> SampleOffer:
-    return sample.make_sample(context, body)
+def make(body: MakeSample, context: Context, caller: Trainer) -> SampleOffer:
+    return sample.make_sample(context, caller, body)
 
 
 @router.post(

@@ -35,6 +35,7 @@ from holdfast_service.db.tables.core import Store as StoreRow
 from holdfast_service.db.tables.records import RecordSubject, WrittenRecord
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import ObjectMissing, StoreError
+from holdfast_service.stores.posix.signed_urls import new_signing_key
 
 
 class NotCheckedError(ProblemError):
@@ -48,6 +49,8 @@ def raise_epoch(database: Database, actor: Actor, *, accept_loss: bool = False) 
     """The new epoch. A running service of the old one says so in /readyz and must be started again. `accept_loss`: what
     the database was found to have lost is given up with no look at a store, as for a clone that owns none.
 
+    URLs of a posix store are signed with a new key: who has the backup, or the clone, must not sign for this catalog.
+
     Every record is due again: what is beside the data may be newer than a catalog that was restored, and is outdone
     once the store is claimed.
 
@@ -60,6 +63,7 @@ def raise_epoch(database: Database, actor: Actor, *, accept_loss: bool = False) 
         identity = session.execute(select(CatalogIdentity).with_for_update()).scalar_one()
         identity.epoch += 1
         identity.claim = new_claim()
+        identity.signing_key, identity.encrypted_with = new_signing_key(), None  # the next start encrypts it
         if accept_loss:
             identity.went_back = None
         session.execute(

@@ -1,6 +1,7 @@
 """What `holdfast doctor` asks of the stores: a sample object there and back, and their clocks.
 
-A client that dies before it deletes its sample leaves the object; the next sample removes it.
+A client that dies before it deletes its sample leaves the object; the next sample removes it. Samples count against no
+quota, so each project has so many in an hour.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.restores import ReadTicket
 from holdfast_protocol.stores import MakeSample, SampleChecked, SampleOffer, StoreClock
 from holdfast_service.attached_stores.attached import AttachedStore
+from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import MountedStore, ObjectKey, ObjectMismatch, StoreError
@@ -23,10 +25,14 @@ _PROJECT = "samples"
 _TICKET_SECONDS = 300
 _LEFT_BEHIND = timedelta(hours=1)
 _ID = re.compile(r"([0-9a-f]{64})-([0-9a-f]{32})")
+MOST_OF_A_PROJECT = 500
+"""In the time that one may be left behind, for each process."""
+_RETRY_AFTER_SECONDS = 60
 
 
-def make_sample(context: ServiceContext, request: MakeSample) -> SampleOffer:
-    """Raises StoreError."""
+def make_sample(context: ServiceContext, caller: Principal, request: MakeSample) -> SampleOffer:
+    """Raises StoreError and `rate_limited`."""
+    _note_one_more(context, caller)
     _clear(context)
     key = ObjectKey(_PROJECT, request.digest, secrets.token_hex(16))
     put = context.store.presign_put(
@@ -45,6 +51,18 @@ def make_sample(context: ServiceContext, request: MakeSample) -> SampleOffer:
         answers=put.answers,
     )
     return SampleOffer(id=f"{key.digest}-{key.generation}", ticket=ticket)
+
+
+def _note_one_more(context: ServiceContext, caller: Principal) -> None:
+    owner = caller.project_id or caller.token_id
+    if context.load.may_sample(owner, most=MOST_OF_A_PROJECT, within_seconds=_LEFT_BEHIND.total_seconds()):
+        return
+    raise ProblemError(
+        ProblemCode.RATE_LIMITED,
+        f"{MOST_OF_A_PROJECT} samples were made by this token or its project within an hour, as many as a process of "
+        "the service lets be. Try again later.",
+        retry_after_seconds=_RETRY_AFTER_SECONDS,
+    )
 
 
 def check_sample(context: ServiceContext, sample_id: str) -> SampleChecked:

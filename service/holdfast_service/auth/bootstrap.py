@@ -19,8 +19,9 @@ from holdfast_service.auth.tokens import insert_token, token_facts, token_row
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import CatalogIdentity, Token
-from holdfast_service.secrets.kept import SIGNING_KEY_BYTES, encrypted_signing_key
+from holdfast_service.secrets.kept import encrypted_signing_key
 from holdfast_service.secrets.keyring import Keyring
+from holdfast_service.stores.posix.signed_urls import new_signing_key
 
 _ONLY_ROW = 1
 BOOTSTRAP_NAME = "bootstrap"
@@ -31,7 +32,7 @@ def ensure_identity(database: Database, keyring: Keyring) -> CatalogIdentity:
     """The catalog's id, epoch and signing key, as it is kept; made at the very first start."""
     with database.transaction() as session:
         if session.get(CatalogIdentity, _ONLY_ROW) is None:
-            signing_key = encrypted_signing_key(keyring, secrets.token_bytes(SIGNING_KEY_BYTES))
+            signing_key = encrypted_signing_key(keyring, new_signing_key())
             fresh = {
                 "id": _ONLY_ROW,
                 "catalog_id": uuid.uuid4().hex,

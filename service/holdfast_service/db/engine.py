@@ -169,6 +169,7 @@ class Database:
     def _postgres(self) -> Engine:
         from holdfast_service.db import postgres as postgres_limits  # psycopg takes 0.1 s, and SQLite never needs it
 
+        # An error with a statement's values would bring secrets of webhooks into the log, and what jobs tell.
         engine = create_engine(
             self.url,
             isolation_level="READ COMMITTED",
@@ -176,6 +177,7 @@ class Database:
             max_overflow=max(self._connections - _KEPT_CONNECTIONS, 0),
             pool_timeout=20,
             pool_pre_ping=True,
+            hide_parameters=True,
             connect_args=postgres_limits.CONNECT_ARGUMENTS,
         )
         ping = engine.dialect.do_ping
@@ -213,7 +215,9 @@ class Database:
                 raise DatabaseConfigurationError(f"there is no file {path}")
             else:
                 url = url.set(database=f"file:{quote(str(path.absolute()))}", query={"mode": "ro", "uri": "true"})
-        engine = create_engine(url, connect_args={"timeout": 30, "check_same_thread": False}, pool_size=20)
+        engine = create_engine(
+            url, connect_args={"timeout": 30, "check_same_thread": False}, pool_size=20, hide_parameters=True
+        )
 
         @event.listens_for(engine, "connect")
         def _configure(connection: Any, _record: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from holdfast_protocol.base import Page
 from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.text import is_text
 from holdfast_service.errors import ProblemError
 
 Row = TypeVar("Row")
@@ -36,6 +37,8 @@ def decode_cursor(kind: str, cursor: str, *types: type) -> tuple[Any, ...]:
         raise _refused() from None
     if made_for != kind or [type(part) for part in key] != list(types):
         raise _refused()
+    if not all(is_text(part, one_line=True) for part in key if isinstance(part, str)):
+        raise _refused()  # JSON can spell what no database takes
     return tuple(key)
 
 

@@ -187,8 +187,12 @@ def _bounded(best: float, cost: SaveCost, source: AdviceSource, bounds: Bounds) 
         interval, bound = bounds.default_seconds, AdviceBound.UNMEASURED
     if interval < bounds.shortest_seconds:
         interval, bound = bounds.shortest_seconds, AdviceBound.SHORTEST
-    # Last: whatever else is wanted, the store cannot give more.
-    if interval < (borne := STORE_TIMES * (cost.blocked_seconds + cost.durable_seconds)):
+    # Last: whatever else is wanted, the store cannot give more. But what the jobs of others tell of their saves keeps
+    # no run from saving at all.
+    borne = STORE_TIMES * (cost.blocked_seconds + cost.durable_seconds)
+    if source is not AdviceSource.RUN:
+        borne = min(borne, bounds.longest_seconds)
+    if interval < borne:
         interval, bound = borne, AdviceBound.STORE
     return interval, bound
 

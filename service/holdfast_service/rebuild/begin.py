@@ -7,7 +7,6 @@ store keeps the row's number that its marker names: two stores must never change
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 
 from sqlalchemy import delete, exists, func, select, text
@@ -21,8 +20,9 @@ from holdfast_service.db.place import place_of
 from holdfast_service.db.tables.core import CatalogIdentity, Chunk, Project
 from holdfast_service.db.tables.core import Store as StoreRow
 from holdfast_service.rebuild.sources import RebuildRefusedError, SourceStore
-from holdfast_service.secrets.kept import SIGNING_KEY_BYTES, keep_signing_key
+from holdfast_service.secrets.kept import keep_signing_key
 from holdfast_service.secrets.keyring import Keyring
+from holdfast_service.stores.posix.signed_urls import new_signing_key
 
 _ONLY_ROW = 1
 
@@ -60,7 +60,7 @@ def begin(database: Database, sources: Sequence[SourceStore], keyring: Keyring) 
         identity.catalog_id = catalog_id
         identity.epoch = max(each.marker.epoch for each in sources) + 1
         identity.claim = new_claim()
-        keep_signing_key(keyring, identity, secrets.token_bytes(SIGNING_KEY_BYTES))
+        keep_signing_key(keyring, identity, new_signing_key())
         identity.place = place
         identity.rebuilding_from = url
         session.flush()

@@ -20,7 +20,6 @@ its copy was made. The greatest name counts.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -345,7 +344,7 @@ def decode(data: bytes, model: type[Record]) -> Record:
                 f"A record beside the data has the format {outer.get('format_version')!r}, and this version of "
                 f"Holdfast reads {FORMAT_VERSION}. Install the version that wrote it, or a newer one."
             )
-        if not hmac.compare_digest(_digest(outer.get("record")), str(outer.get("sha256"))):
+        if _digest(outer.get("record")) != outer.get("sha256"):
             raise DamagedRecordError("its bytes are not those that were written")
         return model.model_validate(outer["record"], extra="ignore")
     except (DocumentError, UnicodeDecodeError):

@@ -23,7 +23,6 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.secrets.keyring import DecryptionError, Encrypted, Keyring
 from holdfast_service.settings import SettingsError
 
-SIGNING_KEY_BYTES = 32
 _AT_ONCE = 100
 _SIGNING_KEY = "catalog_identity.signing_key"
 

@@ -438,6 +438,7 @@ def _refuse_if_cut(attempt: Attempt) -> None:
 
 
 _LONGEST_AGE_SECONDS = 3650 * 86400.0
+_SLOWEST_RATE = 1e-9  # a tiny one overflows where a query divides by it, and with it the figures of all projects
 
 
 def take_progress_report(session: Session, attempt: Attempt, told: ProgressReport, now: datetime) -> None:
@@ -458,7 +459,7 @@ def take_progress_report(session: Session, attempt: Attempt, told: ProgressRepor
         progressed_at = _ago(now, told.progress_age_seconds, attempt.opened_at)
         attempt.progressed_at = max(attempt.progressed_at or progressed_at, progressed_at)
     if told.steps_per_second is not None:
-        attempt.steps_per_second = told.steps_per_second
+        attempt.steps_per_second = told.steps_per_second if told.steps_per_second >= _SLOWEST_RATE else 0.0
     if told.restore_seconds is not None:
         attempt.restore_seconds = max(attempt.restore_seconds or 0.0, told.restore_seconds)
     if told.saves_begun is not None:

@@ -40,7 +40,7 @@ from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.errors import ProblemError
 from holdfast_service.lineage.restore_choice import known_to
-from holdfast_service.runs.views import read_checkpoint
+from holdfast_service.runs.views import check_reads_or_trains, read_checkpoint
 from holdfast_service.training.abort import abort_checkpoint, fail_shard
 from holdfast_service.training.attempts import (
     end_attempt,
@@ -163,7 +163,8 @@ def negotiate(
 @uploads_router.post(
     "/v1/mount-proofs", status_code=201, summary="A nonce on the store's filesystem, for clients that see its mount"
 )
-def create_mount_proof(context: Context, _caller: AnyCaller) -> MountProofOffer:
+def create_mount_proof(context: Context, caller: AnyCaller) -> MountProofOffer:
+    check_reads_or_trains(caller)
     return offer_mount_proof(context)
 
 

@@ -20,6 +20,9 @@ CONNECTION = "holdfast_connection"
 STREAMS = "holdfast_streams"
 """Under this name it says that the reply goes on for as long as somebody reads."""
 
+UNREAD_SECONDS = 300.0
+"""Who takes so little of a reply in this time has gone. The slowest client that is allowed takes 64 KiB a second."""
+
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 # Clients that keep connections for later do not read that the service closes one, and do not answer.
 _TLS_CLOSES_WITHIN_SECONDS = 5.0
@@ -32,13 +35,14 @@ def bounded_connections(
     limits-before-work). `tls` is asked for each new connection, so a renewed certificate is that of the next one.
 
     uvicorn waits for the head of a request for ever, and refuses new callers while idle ones fill its limit. Here a
-    head has `header_seconds`, and so has a TLS handshake before it, and what is left of a body that was refused. For a
-    connection too many see `_Places`.
+    head has `header_seconds`, and so has a TLS handshake before it, and what is left of a body that was refused; a
+    reply that waits to be read has UNREAD_SECONDS. For a connection too many see `_Places`.
     """
     places = _Places(most)
 
     class BoundedConnection(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
+        _unread: asyncio.TimerHandle | None = None
         ending: asyncio.Event
         """Set when the server ends."""
         has_shown_certificate: bool
@@ -56,7 +60,21 @@ def bounded_connections(
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             self._cancel_deadline()
+            self._is_read()
             places.leave(self)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._is_read()
+
+        def _is_read(self) -> None:
+            if self._unread is not None:
+                self._unread.cancel()
+                self._unread = None
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)

@@ -2,13 +2,19 @@
 
 `/healthz` and `/readyz` are open: they tell no secrets. `/healthz` runs on the event loop: it answers while every
 thread waits for a database that does not. `/readyz` writes a row, because a standby that was not promoted, and a full
-disk, answer every question and take no save. `/metrics` names projects and runs: only for a token with the scope
-`metrics` and for every project. Such a token reads nothing else: a scraper's configuration holds no key to the data.
+disk, answer every question and take no save. So there is one check at a time, however many strangers ask. `/metrics`
+names projects and runs: only for a token with the scope `metrics` and for every project. Such a token reads nothing
+else: a scraper's configuration holds no key to the data.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Annotated, Generic, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry
@@ -20,7 +26,7 @@ from holdfast_protocol.codecs import Codec
 from holdfast_protocol.service import Readiness, ReadinessCheck, ServerInfo
 from holdfast_protocol.states import Scope, StoreRole
 from holdfast_service.auth.principal import Principal, require
-from holdfast_service.context import Context, ServiceContext
+from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.engine import what_can_be_lost
 from holdfast_service.db.migrate import pending_revision
@@ -46,11 +52,58 @@ async def healthz() -> dict[str, str]:
     summary="Whether database, migrations and a store answer",
     responses={503: {"model": Readiness, "description": "One of them does not."}},
 )
-def readyz(context: Context, response: Response) -> Readiness:
-    readiness = check_readiness(context)
+async def readyz(request: Request, response: Response) -> Readiness:
+    shared: SharedCheck[Readiness] = request.app.state.readiness
+    readiness = await shared.answer()
     if not readiness.ready:
         response.status_code = 503
     return readiness
+
+
+LEAST_PAUSE_SECONDS = 0.1
+AnswerT = TypeVar("AnswerT")
+
+
+class SharedCheck(Generic[AnswerT]):
+    """One check at a time, in a thread of its own, and some in a second at most (rule limits-before-work). Who asks
+    while one is under way shares the next one with all who do: no answer is older than its question."""
+
+    def __init__(self, check: Callable[[], AnswerT]) -> None:
+        self._check = check
+        self._lock = threading.Lock()
+        self._next: Future[AnswerT] | None = None
+        self._runs = False
+        self._began_at = float("-inf")
+
+    async def answer(self) -> AnswerT:
+        """Raises what the check raises."""
+        with self._lock:
+            if self._next is None:
+                self._next = Future()
+            asked = self._next
+            begins, self._runs = not self._runs, True
+        if begins:
+            try:
+                threading.Thread(target=self._work, name="holdfast-readiness", daemon=True).start()
+            except RuntimeError as error:  # no thread can be started: the next caller tries again
+                with self._lock:
+                    self._next, self._runs = None, False
+                asked.set_exception(error)
+        return await asyncio.shield(asyncio.wrap_future(asked))  # others share it with a caller that has gone
+
+    def _work(self) -> None:
+        while True:
+            time.sleep(max(self._began_at + LEAST_PAUSE_SECONDS - time.monotonic(), 0))
+            with self._lock:
+                asked, self._next = self._next, None
+                if asked is None:
+                    self._runs = False
+                    return
+            self._began_at = time.monotonic()
+            try:
+                asked.set_result(self._check())
+            except BaseException as error:
+                asked.set_exception(error)
 
 
 def check_readiness(context: ServiceContext) -> Readiness:

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from holdfast_protocol.events import Event, EventType
+from holdfast_protocol.text import printable
 from holdfast_protocol.webhooks import WebhookFormat
 
 _ENDS = {
@@ -94,7 +95,8 @@ def summary(body: Event) -> str:
         subject += f" (quota of {data.quota})"
     if data.attempt is not None:
         subject += f" (attempt {data.attempt})"
-    return f"{subject}: {body.type.value}" + (f". {data.reason}" if data.reason else "")
+    # A job writes its own reason: its second line could pass for another run's alert.
+    return f"{subject}: {body.type.value}" + (f". {printable(data.reason, one_line=True)}" if data.reason else "")
 
 
 def severity(event: EventType) -> str:

@@ -136,12 +136,32 @@ def test_a_file_that_reads_wrong_is_read_again_over_http(mounted, tmp_path):
     chunks = some_chunks(3)
     mounted.objects = dict(chunks)
     mounted.readable = set(chunks)
+    (tmp_path / "incoming").mkdir()
     for digest, body in chunks.items():
-        (tmp_path / digest).write_bytes(body)
+        (tmp_path / "incoming" / digest).write_bytes(body)
     stale = list(chunks)[1]
-    (tmp_path / stale).unlink()
+    (tmp_path / "incoming" / stale).unlink()
     assert fetch(mounted, chunks) == chunks
     assert len(mounted.of("GET", f"/store/{stale}")) == 1
+
+
+@pytest.mark.rule("drop-box")
+def test_no_file_outside_of_the_mount_is_read(mounted, tmp_path):
+    chunks = some_chunks(3)
+    mounted.objects = dict(chunks)
+    outside = tmp_path.with_name(f"{tmp_path.name} beside")
+    outside.mkdir()
+    for digest, body in chunks.items():
+        (outside / digest).write_bytes(body)
+    real_ticket = mounted.ticket
+
+    def elsewhere(digest, proven):
+        ticket = real_ticket(digest, proven)
+        return {**ticket, "path": f"{tmp_path}/../{outside.name}/{digest}"} if ticket["kind"] == "file" else ticket
+
+    mounted.ticket = elsewhere
+    assert fetch(mounted, chunks) == chunks
+    assert len([seen for seen in mounted.seen if seen.path.startswith("/store/")]) == 3
 
 
 def test_what_on_chunk_raises_ends_the_fetch(service):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import shutil
 import threading
 
 import pytest
@@ -188,7 +189,7 @@ def test_md5_is_computed_only_where_the_store_asks_for_it(service):
 def test_on_a_shared_mount_no_byte_goes_over_http(mounted, tmp_path):
     chunks = some_chunks()
     upload(mounted, chunks)
-    assert {path.name for path in tmp_path.iterdir()} == {*chunks, "proof"}
+    assert {path.name for path in (tmp_path / "incoming").iterdir()} == set(chunks)
     assert fetch(mounted, chunks) == chunks
     assert not [seen for seen in mounted.seen if seen.path.startswith("/store/")]
     assert len(mounted.of("POST", "/v1/mount-proofs")) == 2, "once per client"
@@ -199,13 +200,44 @@ def test_a_mount_that_cannot_be_used_is_left_silently(mounted, tmp_path):
     chunks = some_chunks()
     real_ticket = mounted.ticket
 
+    def unwritable(digest, proven):
+        ticket = real_ticket(digest, proven)
+        shutil.rmtree(tmp_path / "incoming", ignore_errors=True)
+        return ticket
+
+    mounted.ticket = unwritable
+    upload(mounted, chunks)
+    assert mounted.objects == chunks
+
+
+@pytest.mark.rule("drop-box")
+@pytest.mark.parametrize(
+    "where",
+    [
+        "{outside}/0123456789",
+        "{mount}/incoming/../../{outside.name}/0123456789",
+        "{mount}/0123456789",
+        "{mount}/incoming/a.b",
+    ],
+)
+def test_no_file_outside_of_the_drop_box_is_written(mounted, tmp_path, where):
+    outside = tmp_path.with_name(f"{tmp_path.name} beside")
+    outside.mkdir()
+    (outside / "0123456789").write_text("precious")
+    chunks = some_chunks(3)
+    real_ticket = mounted.ticket
+
     def elsewhere(digest, proven):
         ticket = real_ticket(digest, proven)
-        return {**ticket, "path": "/nonexistent/folder/x"} if ticket["kind"] == "file" else ticket
+        path = where.format(outside=outside, mount=tmp_path)
+        return {**ticket, "path": path} if ticket["kind"] == "file" else ticket
 
     mounted.ticket = elsewhere
     upload(mounted, chunks)
     assert mounted.objects == chunks
+    assert (outside / "0123456789").read_text() == "precious"
+    assert not list((tmp_path / "incoming").iterdir())
+    assert {path.name for path in tmp_path.iterdir()} == {"incoming", "proofs"}
 
 
 def test_direct_files_can_be_switched_off(mounted):

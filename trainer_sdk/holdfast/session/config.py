@@ -18,21 +18,26 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from holdfast_client.errors import ConfigurationError
 from holdfast_protocol.attempts import DEEPEST_CONFIG, Config
-from holdfast_protocol.text import printable
+from holdfast_protocol.text import printable, without_users
 
 _LEFT_OUT = "(left out)"
-_SECRET = re.compile(
-    r"(^|[_\-.])(tokens?|secrets?|passwords?|passwd|api[_-]?keys?|private[_-]?keys?|access[_-]?keys?|credentials?)$",
-    re.IGNORECASE,
+# At the end of a key, as a word of its own: after `_`, `-`, `.`, or as wandbApiKey has it.
+_WORD = r"(?:^|[_\-.]|(?-i:(?<=[a-z0-9])(?=[A-Z])))"
+_KEEPS_SECRETS = (
+    r"secrets?|passwords?|passwd|pwd|passphrases?|api[_-]?keys?|private[_-]?keys?|access[_-]?keys?|credentials?"
 )
+_SECRET = re.compile(rf"{_WORD}(?:tokens?|{_KEEPS_SECRETS})$", re.IGNORECASE)
+_SECRETS = re.compile(rf"{_WORD}(?:{_KEEPS_SECRETS})$", re.IGNORECASE)
+"""Whatever is below, it is left out. A map of tokens is a tokenizer's, and only texts are left out of it."""
 _CHECKED = TypeAdapter(Config)
 _PLAIN = (bool, int, float, str)
 
 
 def read_config(given: object) -> dict[str, JsonValue]:
     """`given`: a map, a dataclass, an argparse.Namespace, an object with `to_dict` or `model_dump`, or the path of a
-    JSON or YAML file. Text under a key that names a secret (`api_key`, `wandb_token`, …) is left out. What JSON has no
-    word for is told by its text, or by its type where the text differs from launch to launch.
+    JSON or YAML file. Text under a key that names a secret (`api_key`, `wandb_token`, …) is left out, and so is all
+    that is below `credentials` and the like, and the user and password of a URL. What JSON has no word for is told by
+    its text, or by its type where the text differs from launch to launch.
 
     Raises ConfigurationError, which says what to change."""
     tree = _from_file(Path(given)) if isinstance(given, str | PurePath) else given
@@ -84,7 +89,7 @@ def _plain(value: object, path: str, depth: int) -> JsonValue:
     if isinstance(value, Mapping):
         return {
             printable(str(key), one_line=True): _LEFT_OUT
-            if isinstance(each, str | bytes) and _SECRET.search(str(key))
+            if _is_secret(str(key), each)
             else _plain(each, f"{path}.{key}", depth + 1)
             for key, each in value.items()
         }
@@ -94,14 +99,20 @@ def _plain(value: object, path: str, depth: int) -> JsonValue:
         return [_plain(each, f"{path}[{number}]", depth + 1) for number, each in enumerate(value)]
     if callable(getattr(value, "item", None)) and getattr(value, "size", None) == 1:  # a number of numpy
         return _plain(value.item(), path, depth + 1)  # type: ignore[attr-defined]
-    told = str(value)
+    told = without_users(str(value))
     return printable(told) if " at 0x" not in told else f"<{type(value).__module__}.{type(value).__qualname__}>"
 
 
 def _scalar(value: bool | float | str | None) -> JsonValue:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return printable(value) if isinstance(value, str) else value
+    return printable(without_users(value)) if isinstance(value, str) else value
+
+
+def _is_secret(key: str, value: object) -> bool:
+    if isinstance(value, str | bytes):
+        return _SECRET.search(key) is not None
+    return not (value is None or isinstance(value, bool | int | float)) and _SECRETS.search(key) is not None
 
 
 def _opened(value: object) -> object:

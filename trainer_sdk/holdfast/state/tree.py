@@ -26,6 +26,7 @@ import torch
 
 from holdfast.errors import TreeFormatError, UnsupportedStateError
 from holdfast_protocol.digests import canonical_bytes
+from holdfast_protocol.index_documents import MAX_DIMENSIONS
 
 MAX_ARRAY_BYTES = 16 * 1024 * 1024
 """Every save sends the tree as JSON: large arrays belong into chunks, as tensors."""
@@ -54,6 +55,8 @@ def decode_array(payload: Any) -> np.ndarray[Any, Any]:
     text, shape, data = payload
     dtype = np.dtype(text)
     raw = base64.b64decode(data, validate=True)
+    if len(shape) > MAX_DIMENSIONS or not dtype.itemsize:  # numpy gives the elements of "S0" a byte each
+        raise ValueError(f"no array has {len(shape)} dimensions of {dtype.itemsize} bytes")
     if dtype.kind not in _KINDS or len(raw) != prod(shape) * dtype.itemsize:
         raise ValueError(f"an array of {shape} {text} does not have {len(raw)} bytes")
     array = np.empty(shape, dtype)

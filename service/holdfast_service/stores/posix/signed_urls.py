@@ -11,6 +11,7 @@ import base64
 import hashlib
 import hmac
 import json
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ from holdfast_service.stores.base import ObjectKey
 
 OBJECTS_PATH = "/v1/objects"
 _SHORTEST_KEY_BYTES = 32
+
+
+def new_signing_key() -> bytes:
+    return secrets.token_bytes(_SHORTEST_KEY_BYTES)
 
 
 def key_of_role(signing_key: bytes, role: StoreRole) -> bytes:
