@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from sqlalchemy import update
 
+from holdfast_service.attached_stores import attached
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
@@ -51,3 +54,31 @@ def test_a_process_whose_stores_differ_says_which_setting_it_is(
         close_service(other)
     (told,) = service.http(token=None).get("/readyz").json()["warnings"]
     assert told.startswith(f"No process has store {second} of the catalog attached, and copies are in it.")
+
+
+@pytest.mark.rule("store-outage-degrades")
+def test_a_store_that_hangs_keeps_no_thread_of_those_who_ask_whether_it_is_well(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A probe comes every few seconds, and all calls share forty threads."""
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hangs() -> None:
+        asked.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(service.context.store, "ping", hangs)
+    monkeypatch.setattr(attached, "_ANSWERS_WITHIN_SECONDS", 0.2)
+    with ThreadPoolExecutor(2) as threads, service.http(token=None) as http:
+        first = threads.submit(service.context.store_watch.reconcile)
+        try:
+            assert asked.wait(30)
+            for _ in range(2):
+                reply = threads.submit(http.get, "/readyz").result(timeout=30)
+                assert (reply.status_code, reply.json()["ready"]) == (503, False)
+                (store,) = [check for check in reply.json()["checks"] if check["name"] == "store"]
+                assert store["detail"] == "The store takes long to answer."
+        finally:
+            go_on.set()
+        assert first.result() is None
+        assert http.get("/readyz").status_code == 200

@@ -101,9 +101,10 @@ class StoreWatch:
         return self._silent
 
     def check(self) -> str | None:
-        """For /readyz: None if the store answers at this moment, else why not."""
-        self._ask()
-        return self._silent
+        """For /readyz: None if the store answers at this moment, else why not. While another caller asks a store that
+        hangs, this one waits shortly or not at all: else each probe that comes would keep a thread."""
+        asked = self._ask(wait_seconds=0 if self.unavailable else _ANSWERS_WITHIN_SECONDS)
+        return self._silent if asked else self.reason
 
     def _probe_again(self) -> None:
         """A store that was upgraded, or stands behind another gateway, may enforce other things than it did."""
@@ -134,7 +135,7 @@ class StoreWatch:
         inside a transaction."""
         fresh_seconds = _DOUBTED_FRESH_SECONDS if self._doubted else _FRESH_SECONDS
         if self._asked_at is None or time.monotonic() - self._asked_at > fresh_seconds:
-            self._ask(wait=False)
+            self._ask(wait_seconds=0)
 
     @property
     def unavailable(self) -> bool:
@@ -154,9 +155,10 @@ class StoreWatch:
         since = self._silent_since or self._asking_since
         return time.monotonic() - since if self.unavailable and since is not None else 0.0
 
-    def _ask(self, *, wait: bool = True) -> None:
-        if not self._asking.acquire(blocking=wait):
-            return
+    def _ask(self, *, wait_seconds: float = -1) -> bool:
+        """False: another caller was asking for all of that time. Below zero: there is no limit to it."""
+        if not self._asking.acquire(timeout=wait_seconds):
+            return False
         try:
             self._asking_since = time.monotonic()
             self._silent = self._answer()
@@ -168,6 +170,7 @@ class StoreWatch:
                 self._silent_since = self._asking_since
             self._asked_at = time.monotonic()
             self._doubted = False
+            return True
         finally:
             self._asking_since = None
             self._asking.release()
