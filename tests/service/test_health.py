@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,10 @@ from holdfast_service.attached_stores import attached
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.stores.base import StoreUnavailable
 from holdfast_service.work.processes import Presence, attached_here, say_alive
-from tests.support.rank import Job
+from tests.support.interleave import refused
+from tests.support.rank import Job, answer
 from tests.support.service import RunningService
 
 
@@ -56,29 +61,86 @@ def test_a_process_whose_stores_differ_says_which_setting_it_is(
     assert told.startswith(f"No process has store {second} of the catalog attached, and copies are in it.")
 
 
+@contextmanager
+def hanging(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The store hangs, and the pass that asks it has waited for longer than a store may take."""
+    watch, answers = service.context.store_watch, threading.Event()
+
+    def hangs() -> None:
+        assert answers.wait(60)
+
+    monkeypatch.setattr(service.context.store, "ping", hangs)
+    monkeypatch.setattr(attached, "_ANSWERS_WITHIN_SECONDS", 0.2)
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(watch.reconcile)
+        try:
+            deadline = time.monotonic() + 30
+            while not watch.unavailable:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            yield
+        finally:
+            answers.set()
+        assert asking.result() is None
+
+
 @pytest.mark.rule("store-outage-degrades")
 def test_a_store_that_hangs_keeps_no_thread_of_those_who_ask_whether_it_is_well(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A probe comes every few seconds, and all calls share forty threads."""
-    asked, go_on = threading.Event(), threading.Event()
-
-    def hangs() -> None:
-        asked.set()
-        assert go_on.wait(60)
-
-    monkeypatch.setattr(service.context.store, "ping", hangs)
-    monkeypatch.setattr(attached, "_ANSWERS_WITHIN_SECONDS", 0.2)
     with ThreadPoolExecutor(2) as threads, service.http(token=None) as http:
-        first = threads.submit(service.context.store_watch.reconcile)
-        try:
-            assert asked.wait(30)
+        with hanging(service, monkeypatch):
             for _ in range(2):
                 reply = threads.submit(http.get, "/readyz").result(timeout=30)
                 assert (reply.status_code, reply.json()["ready"]) == (503, False)
                 (store,) = [check for check in reply.json()["checks"] if check["name"] == "store"]
                 assert store["detail"] == "The store takes long to answer."
-        finally:
-            go_on.set()
-        assert first.result() is None
         assert http.get("/readyz").status_code == 200
+
+
+@pytest.mark.rule("store-outage-degrades")
+def test_no_call_begins_to_wait_for_a_store_that_hangs(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would keep its place until the store is back, and soon no job could say that it lives."""
+    chunks = [b"weights", b"index"]
+    with service.http() as http:
+        job = Job(http)
+        save = job.begin(1)
+        save.send(chunks, save.negotiate(0, chunks)["chunks"])
+        proof = {"proof_id": "0" * 32, "content": "0" * 64}
+        with hanging(service, monkeypatch):
+            for call in (
+                lambda: save.seal(0, chunks),
+                lambda: save.negotiate(0, finished=chunks),
+                lambda: save.negotiate(0, [b"more"], mount_proof=proof),
+                lambda: answer(http.post("/v1/mount-proofs")),
+            ):
+                with refused("store_unavailable"):
+                    call()
+            assert job.heartbeat(1)
+            assert save.negotiate(0, [b"more"])["chunks"][0]["ticket"]["kind"] == "http"
+        assert save.seal(0, chunks)["state"] == "committed"
+
+
+@pytest.mark.rule("store-outage-degrades")
+def test_a_store_that_was_silent_for_long_counts_as_hanging_until_it_answers(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, store = service.context.store_watch, service.context.store
+
+    def silent() -> None:
+        time.sleep(0.05)
+        raise StoreUnavailable("no answer")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "ping", silent)
+        watch.reconcile()
+        watch.refuse_hanging()  # it answers nothing, at once
+        broken.setattr(attached, "_ANSWERS_WITHIN_SECONDS", 0.01)
+        watch.reconcile()
+        with pytest.raises(StoreUnavailable, match="takes long"):
+            watch.refuse_hanging()
+    assert watch.reconcile() is None
+    watch.refuse_hanging()

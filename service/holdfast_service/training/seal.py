@@ -240,6 +240,8 @@ def seal_shards(
     for rank, request in left.items():
         check_sizes(request, [look.known[rank][digest].bytes for digest in request.chunks])
     pending = _pending(look, left)
+    if pending:
+        context.store_watch.refuse_hanging()
     if len(pending) > _ASKED_IN_A_MOMENT:
         with context.database.transaction() as session:
             writing = begin_writing(session, caller, checkpoint_id, fence, context.epoch)
