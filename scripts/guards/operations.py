@@ -238,6 +238,14 @@ GUARDS = (
         ("tests/service/test_health.py",),
     ),
     Guard(
+        "store-outage-degrades",
+        "calls share threads with the objects that are sent",
+        "service/holdfast_service/web/admission.py",
+        "functools.partial(work, *args, **named), limiter=threads)\n",
+        "functools.partial(work, *args, **named))\n",
+        ("tests/service/test_health.py",),
+    ),
+    Guard(
         "holds-outrank",
         "what moves to the trash or is purged does not ask for holds",
         "service/holdfast_service/retention/trash.py",

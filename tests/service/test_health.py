@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
+import anyio
+import anyio.to_thread
+import httpx
 import pytest
 from sqlalchemy import update
 
@@ -19,7 +23,7 @@ from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreUnavailable
 from holdfast_service.work.processes import Presence, attached_here, say_alive
 from tests.support.interleave import refused
-from tests.support.rank import Job, answer
+from tests.support.rank import Job, answer, digest_of, redeem
 from tests.support.service import RunningService
 
 
@@ -122,6 +126,46 @@ def test_no_call_begins_to_wait_for_a_store_that_hangs(
             assert job.heartbeat(1)
             assert save.negotiate(0, [b"more"])["chunks"][0]["ticket"]["kind"] == "http"
         assert save.seal(0, chunks)["state"] == "committed"
+
+
+@pytest.mark.rule("store-outage-degrades")
+def test_objects_that_a_mount_stopped_to_give_while_they_were_sent_keep_no_thread_of_calls(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers = int(anyio.run(total_threads)) + 1
+    begun, answers = threading.Semaphore(0), threading.Event()
+
+    def hangs() -> None:
+        begun.release()
+        assert answers.wait(60)
+
+    async def opens(*_: object, **__: object) -> NoReturn:
+        await anyio.to_thread.run_sync(hangs)
+        raise OSError("the mount is gone")
+
+    with service.http() as http, ThreadPoolExecutor(readers + 1) as threads:
+        job = Job(http)
+        save = job.begin(1)
+        save.write(0, [b"weights", b"index"])
+        asked = {"digests": [digest_of(b"weights")]}
+        (ticket,) = answer(http.post(f"/v1/checkpoints/{save.id}/reads", json=asked))["chunks"]
+        monkeypatch.setattr(anyio, "open_file", opens)
+        reading = [threads.submit(redeem, http, ticket) for _ in range(readers)]
+        try:
+            for _ in range(readers - 1):  # one waits for its thread
+                assert begun.acquire(timeout=30)
+            assert threads.submit(job.heartbeat, 2).result(timeout=30)
+            assert threads.submit(http.get, "/readyz").result(timeout=30).status_code == 200
+        finally:
+            answers.set()
+        for each in reading:
+            with pytest.raises(httpx.RemoteProtocolError):
+                each.result(timeout=30)
+
+
+async def total_threads() -> float:
+    """How many threads the framework has, on an event loop."""
+    return anyio.to_thread.current_default_thread_limiter().total_tokens
 
 
 @pytest.mark.rule("store-outage-degrades")

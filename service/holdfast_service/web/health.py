@@ -28,6 +28,7 @@ from holdfast_service.db.tables.core import CatalogIdentity
 from holdfast_service.errors import ProblemError
 from holdfast_service.records.history import settle_history
 from holdfast_service.release import VERSION
+from holdfast_service.web.admission import on_a_thread
 from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.openapi import OPEN
 from holdfast_service.work.processes import attached_here, say_alive, weaknesses_of, what_differs
@@ -46,8 +47,8 @@ async def healthz() -> dict[str, str]:
     summary="Whether database, migrations and a store answer",
     responses={503: {"model": Readiness, "description": "One of them does not."}},
 )
-def readyz(context: Context, response: Response) -> Readiness:
-    readiness = check_readiness(context)
+async def readyz(context: Context, response: Response) -> Readiness:
+    readiness = await on_a_thread(check_readiness, context)
     if not readiness.ready:
         response.status_code = 503
     return readiness
