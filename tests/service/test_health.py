@@ -16,6 +16,7 @@ import httpx
 import pytest
 from sqlalchemy import update
 
+import holdfast_service.retention.purge
 from holdfast_service.attached_stores import attached
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.service import close_service, open_service
@@ -120,12 +121,40 @@ def test_no_call_begins_to_wait_for_a_store_that_hangs(
                 lambda: save.negotiate(0, finished=chunks),
                 lambda: save.negotiate(0, [b"more"], mount_proof=proof),
                 lambda: answer(http.post("/v1/mount-proofs")),
+                lambda: answer(http.post("/v1/store-samples", json={"digest": digest_of(b"x"), "bytes": 1})),
             ):
                 with refused("store_unavailable"):
                     call()
+            (clock,) = answer(http.get("/v1/store-clocks"))["items"]
+            assert clock["problem"] == "The store takes long to answer."
             assert job.heartbeat(1)
             assert save.negotiate(0, [b"more"])["chunks"][0]["ticket"]["kind"] == "http"
         assert save.seal(0, chunks)["state"] == "committed"
+
+
+@pytest.mark.rule("store-outage-degrades")
+def test_while_a_store_hangs_a_report_is_refused_and_who_lists_the_controllers_does_not_ask_it(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def disk_usage(path: object) -> NoReturn:
+        asked.append(path)
+        raise OSError
+
+    monkeypatch.setattr(holdfast_service.retention.purge.shutil, "disk_usage", disk_usage)
+    with service.http() as http:
+        saved = Job(http).save(1, content=b"weights")
+        reports = f"/v1/checkpoints/{saved['id']}/chunk-reports"
+        report = {"digest": digest_of(b"weights"), "problem": "missing"}
+        with hanging(service, monkeypatch):
+            assert http.get("/v1/controllers").status_code == 200
+            assert asked == []
+            with refused("store_unavailable"):
+                answer(http.post(reports, json=report))
+        assert answer(http.post(reports, json=report))["readable"]
+        assert http.get("/v1/controllers").status_code == 200
+        assert len(asked) == 1
 
 
 @pytest.mark.rule("store-outage-degrades")

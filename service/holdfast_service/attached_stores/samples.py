@@ -27,6 +27,7 @@ _ID = re.compile(r"([0-9a-f]{64})-([0-9a-f]{32})")
 
 def make_sample(context: ServiceContext, request: MakeSample) -> SampleOffer:
     """Raises StoreError."""
+    context.store_watch.refuse_hanging()
     _clear(context)
     key = ObjectKey(_PROJECT, request.digest, secrets.token_hex(16))
     put = context.store.presign_put(
@@ -50,6 +51,7 @@ def make_sample(context: ServiceContext, request: MakeSample) -> SampleOffer:
 def check_sample(context: ServiceContext, sample_id: str) -> SampleChecked:
     """What the store says of it, and a ticket to read it. Raises StoreError, ObjectMissing if it has not arrived."""
     key = _key(sample_id)
+    context.store_watch.refuse_hanging()
     facts = context.store.head(key)
     if facts.sha256 not in (None, key.digest):
         raise ObjectMismatch("the store says another SHA-256 than the sample's")
@@ -69,7 +71,9 @@ def check_sample(context: ServiceContext, sample_id: str) -> SampleChecked:
 
 def delete_sample(context: ServiceContext, sample_id: str) -> None:
     """Its absence is fine. Raises StoreError."""
-    context.store.delete(_key(sample_id))
+    key = _key(sample_id)
+    context.store_watch.refuse_hanging()
+    context.store.delete(key)
 
 
 def _key(sample_id: str) -> ObjectKey:
@@ -99,6 +103,7 @@ def store_clocks(context: ServiceContext) -> list[StoreClock]:
 def _compared(attached: AttachedStore, ticket_seconds: int) -> StoreClock:
     asked_at = datetime.now(UTC)
     try:
+        attached.watch.refuse_hanging()
         told = attached.store.clock()
     except StoreError as error:
         return StoreClock(role=attached.role, ahead_seconds=None, tolerated_seconds=None, problem=str(error))
