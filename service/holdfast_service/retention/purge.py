@@ -65,13 +65,14 @@ def pressure_now(session: Session, context: ServiceContext) -> Pressure:
     used = bytes_against_quota(session, context, limited) if limited else {}
     share = context.settings.trash_quota_percent / 100
     return Pressure(
-        disk=any(_is_full(attached.store, context) for attached in context.stores),
+        disk=any(_is_full(attached.store, context) for attached in context.stores if not attached.watch.unavailable),
         projects=frozenset(project_id for project_id, quota in limited.items() if used[project_id] > quota * share),
     )
 
 
 def _is_full(store: object, context: ServiceContext) -> bool:
-    """A bucket has no end, and a mount that is unavailable says nothing."""
+    """A bucket has no end, and a mount that is unavailable says nothing. One that hangs must not be asked: whoever
+    lists the controllers or reads the metrics would wait for it, with a session."""
     if not isinstance(store, PosixStore):
         return False
     try:

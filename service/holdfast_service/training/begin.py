@@ -203,7 +203,7 @@ def _begin(session: Session, context: ServiceContext, locked: tuple[Project, Run
     checkpoint, attempt = fenced.checkpoint, fenced.attempt
     if checkpoint is None:
         _refuse_if_ended(session, attempt)
-        checkpoint = _insert(session, context, attempt, request, pushed_by=None, detached=False)
+        checkpoint = _insert(session, context, attempt, request, fenced.now, pushed_by=None, detached=False)
     return Writing(*locked, attempt, attempt, checkpoint, fenced.now)
 
 
@@ -218,7 +218,8 @@ def _begin_late(
         checkpoint = _live(session, late.origin, request.step, detached=True)
     if checkpoint is None:
         refuse_detached(late, request)
-        checkpoint = _insert(session, context, late.origin, request, pushed_by=late.pusher.number, detached=detached)
+        pushed_by = late.pusher.number
+        checkpoint = _insert(session, context, late.origin, request, now, pushed_by=pushed_by, detached=detached)
     if checkpoint.state == CheckpointState.UPLOADING:
         refuse_unless_pusher(checkpoint, request)
     return Writing(*locked, late.origin, late.pusher, checkpoint, now)
@@ -241,19 +242,19 @@ def _insert(
     context: ServiceContext,
     attempt: Attempt,
     request: BeginCheckpoint,
+    now: datetime,
     *,
     pushed_by: int | None,
     detached: bool,
 ) -> Checkpoint:
-    row = _new(session, context, attempt, request) | {"pushed_by": pushed_by, "detached": detached}
+    row = _new(context, attempt, request, now) | {"pushed_by": pushed_by, "detached": detached}
     insert_absent(session, Checkpoint, [row])
     checkpoint = _live(session, attempt, request.step, detached=detached)
     assert checkpoint is not None  # inserted here, or by a rank that was faster
     return checkpoint
 
 
-def _new(session: Session, context: ServiceContext, attempt: Attempt, request: BeginCheckpoint) -> dict[str, object]:
-    now = database_now(session)
+def _new(context: ServiceContext, attempt: Attempt, request: BeginCheckpoint, now: datetime) -> dict[str, object]:
     return {
         "id": f"ck_{uuid.uuid4().hex}",
         "run_id": attempt.run_id,
