@@ -230,6 +230,22 @@ GUARDS = (
         ("tests/service/replicate/test_reading.py",),
     ),
     Guard(
+        "store-outage-degrades",
+        "a call waits for a store that is known to hang",
+        "service/holdfast_service/attached_stores/attached.py",
+        "        if self._hung or self._is_overdue:\n",
+        "        if False:\n",
+        ("tests/service/test_health.py",),
+    ),
+    Guard(
+        "store-outage-degrades",
+        "calls share threads with the objects that are sent",
+        "service/holdfast_service/web/admission.py",
+        "functools.partial(work, *args, **named), limiter=threads)\n",
+        "functools.partial(work, *args, **named))\n",
+        ("tests/service/test_health.py",),
+    ),
+    Guard(
         "holds-outrank",
         "what moves to the trash or is purged does not ask for holds",
         "service/holdfast_service/retention/trash.py",

@@ -6,9 +6,11 @@ import pytest
 from sqlalchemy import update
 
 import holdfast_service.runs.views
+import holdfast_service.training.seal
 from holdfast_service.db.tables.core import Checkpoint
 from holdfast_service.liveness.abandoned_uploads import ReapReport, reconcile
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.stores.base import StoreUnavailable
 from holdfast_service.training.fencing import DRAIN_SECONDS
 from holdfast_service.work.processes import ProcessKind, attached_here, say_alive
 from tests.service.conftest import Clock
@@ -74,6 +76,29 @@ def test_each_call_of_a_rank_moves_the_deadline(service: RunningService, clock: 
         call()
         assert reconcile(service.context) == ReapReport()
     assert save.write(1, [b"w", b"i"])["state"] == "committed"
+
+
+def test_a_rank_that_waits_for_a_store_that_does_not_answer_is_not_silent(
+    service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(*_: object) -> None:
+        raise StoreUnavailable("no answer")
+
+    chunks, watch = [b"w", b"i"], service.context.store_watch
+    save = Job(service.http()).begin(100)
+    save.send(chunks, save.negotiate(0, chunks)["chunks"])
+    reconcile(service.context)
+    with monkeypatch.context() as broken:
+        broken.setattr(service.context.store, "ping", silent)
+        broken.setattr(holdfast_service.training.seal, "ask_for_all", silent)
+        watch.reconcile()
+        for _ in range(3):
+            clock.advance(IDLE_SECONDS - 1)
+            with refused("store_unavailable"):
+                save.seal(0, chunks)
+            assert reconcile(service.context) == ReapReport()
+    assert watch.reconcile() is None
+    assert save.seal(0, chunks)["state"] == "committed"
 
 
 @pytest.mark.rule("database-clock")

@@ -13,6 +13,7 @@ from fastapi.routing import iter_route_contexts
 from sqlalchemy import select
 
 from holdfast_protocol.states import Scope
+from holdfast_service.auth import bootstrap
 from holdfast_service.auth.principal import (
     ADMITTED_SECONDS,
     FailedCalls,
@@ -22,9 +23,11 @@ from holdfast_service.auth.principal import (
     parse_token,
 )
 from holdfast_service.db.tables.core import Token
+from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.settings import ServiceSettings, SettingsError
 from holdfast_service.web.frame import GuardedRoute, operation_id, required_by
 from tests.service.conftest import Clock
+from tests.support.interleave import hold_after, overlap
 from tests.support.rank import Job, Refused, Save, answer
 from tests.support.service import RunningService, running_service
 
@@ -249,6 +252,27 @@ def test_the_bootstrap_token_is_kept_as_given_and_stays_revoked(settings: Servic
         assert service.http(token=text).get("/v1/service").status_code == 401
         with service.context.database.read() as session:
             assert len(session.scalars(select(Token).where(Token.name == "bootstrap")).all()) == 1
+
+
+@pytest.mark.races
+def test_of_two_services_that_start_at_once_one_writes_down_that_the_first_token_was_made(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, text = service.context.database, new_token_text()
+
+    def made() -> int:
+        with database.read() as session:
+            return len(session.scalars(select(AuditEvent.id).where(AuditEvent.action == "token.create")).all())
+
+    before = made()
+    gate = hold_after(monkeypatch, bootstrap, "insert_new")
+    first, second = overlap(
+        service,
+        gate,
+        lambda: bootstrap.ensure_bootstrap_token(database, text),
+        lambda: bootstrap.ensure_bootstrap_token(database, text),
+    )
+    assert (first.result(), second.result(), made() - before) == (True, False, 1)
 
 
 @pytest.mark.parametrize("text", ["secret", "hold_0123456789abcdef_" + "0" * 64, "hold_0123456789abcdef_" + "ab" * 32])

@@ -20,13 +20,14 @@ from sqlalchemy import select, text, update
 import holdfast_service.db.lease
 import holdfast_service.records.controller
 import holdfast_service.records.writing
+import holdfast_service.retention.delete
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.collect.garbage import ready_stores
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import TO_RECORD, Checkpoint, Run
-from holdfast_service.db.tables.records import WrittenRecord
+from holdfast_service.db.tables.records import RecordSubject, WrittenRecord
 from holdfast_service.errors import ProblemError
 from holdfast_service.records.documents import (
     FORMAT,
@@ -44,8 +45,8 @@ from holdfast_service.stores.base import StoreUnavailable
 from tests.service.conftest import Clock
 from tests.support.databases import SqliteCatalogs
 from tests.support.death import Killed
-from tests.support.interleave import hold_before, in_background
-from tests.support.rank import Job
+from tests.support.interleave import hold_after, hold_before, in_background, overlap
+from tests.support.rank import Job, answer
 from tests.support.rebuilt import rebuild_into, record_all
 from tests.support.service import RunningService, running_service
 
@@ -354,3 +355,26 @@ def test_a_record_with_any_other_digest_is_damaged_and_no_bug(digest: object) ->
     outer = {"format": FORMAT, "format_version": FORMAT_VERSION, "record": {}, "sha256": digest}
     with pytest.raises(DamagedRecordError, match="not those that were written"):
         decode(json.dumps(outer).encode(), ManifestRecord)
+
+
+def test_a_pass_that_notes_what_is_recorded_fails_no_deletion_of_a_run(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deletion holds its checkpoints when it comes to its run's record; the pass goes over both."""
+    job = Job(service.http())
+    job.save(1)
+    job.end()
+    record_all(service.context)
+    with service.context.database.transaction() as session:  # as another store that was attached leaves it
+        for table in (Checkpoint, RecordSubject):
+            session.execute(update(table).values(recorded_version=0))
+    gate = hold_after(monkeypatch, holdfast_service.retention.delete, "mark_deleted")
+    deleting, noting = overlap(
+        service,
+        gate,
+        lambda: answer(service.http().request("DELETE", job.base, json={}, headers={"If-Match": "*"})),
+        lambda: holdfast_service.records.controller.reconcile(service.context),
+    )
+    assert deleting.result()["in_trash"] is not None
+    assert noting.result().error is None
+    assert due(service) == 1, "what the deletion says is not recorded yet"

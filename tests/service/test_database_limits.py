@@ -10,13 +10,14 @@ from unittest.mock import Mock
 
 import psycopg
 import pytest
-from sqlalchemy import make_url, text
+from sqlalchemy import func, make_url, select, text
 
 import holdfast_service.runs.endpoints
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.db import postgres
-from holdfast_service.db.engine import Database
+from holdfast_service.db.engine import Database, note_change
 from holdfast_service.db.migrate import exclusive_connection, upgrade
+from holdfast_service.db.tables.records import HistoryMark
 from holdfast_service.errors import ProblemError
 from tests.support.databases import PostgresCatalogs
 from tests.support.rank import Job, answer
@@ -147,6 +148,30 @@ def test_a_catalog_that_takes_no_writes_is_not_ready_and_says_so(service: Runnin
             refused = http.put("/v1/projects/other", json={})
             assert (refused.status_code, refused.json()["code"]) == (503, "catalog_read_only")
         assert http.get("/readyz").status_code == 200
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+def test_changes_whose_marks_the_database_refuses_leave_no_slot_behind(service: RunningService) -> None:
+    """Each outage would leave more rows, which every later question of the history reads."""
+    database = service.context.database
+
+    def change() -> None:
+        with database.transaction() as session:
+            note_change(session, "a change")
+
+    def slots() -> int:
+        with database.read() as session:
+            mine = HistoryMark.memory_id == database.memory.id
+            return session.execute(select(func.count()).select_from(HistoryMark).where(mine)).scalar_one()
+
+    change()
+    before = slots()
+    with read_only(database):
+        for _ in range(3):
+            with pytest.raises(ProblemError, match="takes no writes now"):
+                change()
+    change()
+    assert slots() == before
 
 
 @pytest.mark.rule("read-lease")

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
+import anyio
+import anyio.to_thread
+import httpx
 import pytest
 from sqlalchemy import update
 
+import holdfast_service.retention.purge
+from holdfast_service.attached_stores import attached
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.stores.base import StoreUnavailable
 from holdfast_service.web import health
 from holdfast_service.work.processes import Presence, attached_here, say_alive
-from tests.support.rank import Job
+from tests.support.interleave import refused
+from tests.support.rank import Job, answer, digest_of, redeem
 from tests.support.service import RunningService
 
 
@@ -102,3 +114,156 @@ def test_a_check_that_fails_fails_its_callers_alone() -> None:
     with pytest.raises(ValueError, match="broken"):
         asyncio.run(shared.answer())
     assert asyncio.run(shared.answer()) == 7
+
+
+@contextmanager
+def hanging(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The store hangs, and the pass that asks it has waited for longer than a store may take."""
+    watch, answers = service.context.store_watch, threading.Event()
+
+    def hangs() -> None:
+        assert answers.wait(60)
+
+    monkeypatch.setattr(service.context.store, "ping", hangs)
+    monkeypatch.setattr(attached, "_ANSWERS_WITHIN_SECONDS", 0.2)
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(watch.reconcile)
+        try:
+            deadline = time.monotonic() + 30
+            while not watch.unavailable:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            yield
+        finally:
+            answers.set()
+        assert asking.result() is None
+
+
+@pytest.mark.rule("store-outage-degrades")
+def test_a_store_that_hangs_keeps_no_thread_of_those_who_ask_whether_it_is_well(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A probe comes every few seconds, and all calls share forty threads."""
+    with ThreadPoolExecutor(2) as threads, service.http(token=None) as http:
+        with hanging(service, monkeypatch):
+            for _ in range(2):
+                reply = threads.submit(http.get, "/readyz").result(timeout=30)
+                assert (reply.status_code, reply.json()["ready"]) == (503, False)
+                (store,) = [check for check in reply.json()["checks"] if check["name"] == "store"]
+                assert store["detail"] == "The store takes long to answer."
+        assert http.get("/readyz").status_code == 200
+
+
+@pytest.mark.rule("store-outage-degrades")
+def test_no_call_begins_to_wait_for_a_store_that_hangs(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would keep its place until the store is back, and soon no job could say that it lives."""
+    chunks = [b"weights", b"index"]
+    with service.http() as http:
+        job = Job(http)
+        save = job.begin(1)
+        save.send(chunks, save.negotiate(0, chunks)["chunks"])
+        proof = {"proof_id": "0" * 32, "content": "0" * 64}
+        with hanging(service, monkeypatch):
+            for call in (
+                lambda: save.seal(0, chunks),
+                lambda: save.negotiate(0, finished=chunks),
+                lambda: save.negotiate(0, [b"more"], mount_proof=proof),
+                lambda: answer(http.post("/v1/mount-proofs")),
+                lambda: answer(http.post("/v1/store-samples", json={"digest": digest_of(b"x"), "bytes": 1})),
+            ):
+                with refused("store_unavailable"):
+                    call()
+            (clock,) = answer(http.get("/v1/store-clocks"))["items"]
+            assert clock["problem"] == "The store takes long to answer."
+            assert job.heartbeat(1)
+            assert save.negotiate(0, [b"more"])["chunks"][0]["ticket"]["kind"] == "http"
+        assert save.seal(0, chunks)["state"] == "committed"
+
+
+@pytest.mark.rule("store-outage-degrades")
+def test_while_a_store_hangs_a_report_is_refused_and_who_lists_the_controllers_does_not_ask_it(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def disk_usage(path: object) -> NoReturn:
+        asked.append(path)
+        raise OSError
+
+    monkeypatch.setattr(holdfast_service.retention.purge.shutil, "disk_usage", disk_usage)
+    with service.http() as http:
+        saved = Job(http).save(1, content=b"weights")
+        reports = f"/v1/checkpoints/{saved['id']}/chunk-reports"
+        report = {"digest": digest_of(b"weights"), "problem": "missing"}
+        with hanging(service, monkeypatch):
+            assert http.get("/v1/controllers").status_code == 200
+            assert asked == []
+            with refused("store_unavailable"):
+                answer(http.post(reports, json=report))
+        assert answer(http.post(reports, json=report))["readable"]
+        assert http.get("/v1/controllers").status_code == 200
+        assert len(asked) == 1
+
+
+@pytest.mark.rule("store-outage-degrades")
+def test_objects_that_a_mount_stopped_to_give_while_they_were_sent_keep_no_thread_of_calls(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers = int(anyio.run(total_threads)) + 1
+    begun, answers = threading.Semaphore(0), threading.Event()
+
+    def hangs() -> None:
+        begun.release()
+        assert answers.wait(60)
+
+    async def opens(*_: object, **__: object) -> NoReturn:
+        await anyio.to_thread.run_sync(hangs)
+        raise OSError("the mount is gone")
+
+    with service.http() as http, ThreadPoolExecutor(readers + 1) as threads:
+        job = Job(http)
+        save = job.begin(1)
+        save.write(0, [b"weights", b"index"])
+        asked = {"digests": [digest_of(b"weights")]}
+        (ticket,) = answer(http.post(f"/v1/checkpoints/{save.id}/reads", json=asked))["chunks"]
+        monkeypatch.setattr(anyio, "open_file", opens)
+        reading = [threads.submit(redeem, http, ticket) for _ in range(readers)]
+        try:
+            for _ in range(readers - 1):  # one waits for its thread
+                assert begun.acquire(timeout=30)
+            assert threads.submit(job.heartbeat, 2).result(timeout=30)
+            assert threads.submit(http.get, "/readyz").result(timeout=30).status_code == 200
+        finally:
+            answers.set()
+        for each in reading:
+            with pytest.raises(httpx.RemoteProtocolError):
+                each.result(timeout=30)
+
+
+async def total_threads() -> float:
+    """How many threads the framework has, on an event loop."""
+    return anyio.to_thread.current_default_thread_limiter().total_tokens
+
+
+@pytest.mark.rule("store-outage-degrades")
+def test_a_store_that_was_silent_for_long_counts_as_hanging_until_it_answers(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, store = service.context.store_watch, service.context.store
+
+    def silent() -> None:
+        time.sleep(0.05)
+        raise StoreUnavailable("no answer")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "ping", silent)
+        watch.reconcile()
+        watch.refuse_hanging()  # it answers nothing, at once
+        broken.setattr(attached, "_ANSWERS_WITHIN_SECONDS", 0.01)
+        watch.reconcile()
+        with pytest.raises(StoreUnavailable, match="takes long"):
+            watch.refuse_hanging()
+    assert watch.reconcile() is None
+    watch.refuse_hanging()

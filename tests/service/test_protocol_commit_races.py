@@ -17,7 +17,7 @@ import holdfast_service.training.seal
 from holdfast_service.collect.references import drop_past_references
 from holdfast_service.db.tables.core import Checkpoint, Shard, ShardChunk
 from tests.support.interleave import hold_after, hold_before, in_background, just_before, overlap, refused
-from tests.support.rank import Job, offer_of
+from tests.support.rank import Job, answer, offer_of
 from tests.support.service import RunningService
 
 
@@ -63,6 +63,25 @@ def test_a_begin_that_overlaps_the_fence_leaves_nothing_uploading(
     save = beginning.result()
     opening.result()
     assert save.now()["state"] == "aborted"
+
+
+@pytest.mark.rule("lock-order")
+def test_a_run_that_is_taken_back_again_and_a_negotiation_do_not_wait_for_each_other(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reply was lost, and the job was launched again: now a negotiation holds the run, on its way to the quota."""
+    service.make_project("demo", quota_bytes=1000)
+    job = Job(service.http())
+    save = job.begin(1)
+    gate = hold_before(monkeypatch, holdfast_service.training.negotiate, "lock_quota")
+    negotiating, coming = overlap(
+        service,
+        gate,
+        lambda: save.negotiate(0, [b"weights"]),
+        lambda: answer(service.http().post(f"{job.base}/undelete")),
+    )
+    assert [each["status"] for each in negotiating.result()["chunks"]] == ["upload"]
+    assert (coming.result()["checkpoints"], coming.result()["purged"]) == (0, 0)
 
 
 @pytest.mark.rule("commit-before-reply")

@@ -3,6 +3,7 @@ waiting-holds-nothing), and the catalog's clock (rule database-clock)."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -64,6 +65,23 @@ def test_waiting_ranks_hold_no_thread_and_no_session(
     assert save.seal(0, [b"weights", b"index"])["state"] == "committed"
     assert {future.result()["state"] for future in waiting} == {"committed"}
     assert service.context.notifier.waiting == 0
+
+
+@pytest.mark.rule("waiting-holds-nothing")
+def test_who_waits_is_told_while_a_mount_keeps_the_threads_that_move_objects(service: RunningService, job: Job) -> None:
+    saved, answers = job.save(100), threading.Event()
+
+    async def wait() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        moving = loop.run_in_executor(None, answers.wait, 60)
+        try:
+            await asyncio.wait_for(service.context.notifier.wait(saved["id"], 60), 30)
+        finally:
+            answers.set()
+            await moving
+
+    asyncio.run(wait())
 
 
 @pytest.mark.rule("waiting-holds-nothing")

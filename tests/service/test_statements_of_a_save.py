@@ -1,5 +1,5 @@
 """A rank's two calls make few statements: no more for many chunks than for few, and no more for a host than for a rank
-(docs/adr/0054, 0060)."""
+(docs/adr/0054, 0060). A heartbeat and a read make few, too."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sqlalchemy import event
 
 from holdfast_service.db.engine import Database
 from holdfast_service.settings import ServiceSettings
-from tests.support.rank import Job, offer_of
+from tests.support.rank import Job, answer, digest_of, offer_of
 from tests.support.service import RunningService
 
-MOST = {"begin": 9, "seal": 14}
+MOST = {"begin": 9, "seal": 14, "heartbeat": 4}
 
 
 @pytest.fixture
@@ -75,3 +75,29 @@ def test_the_two_calls_of_a_host_make_no_more_statements_than_those_of_a_rank(se
     assert (view["sealed_ranks"], view["missing_ranks"]) == (8, [0])
     said = {"begin": begin, "seal": seal}
     assert {name: len(each) for name, each in said.items() if len(each) > MOST[name]} == {}, "\n".join(begin + seal)
+
+
+def test_a_heartbeat_makes_few_statements_and_writes_its_attempt_once(service: RunningService) -> None:
+    with service.http() as http:
+        job = Job(http)
+        job.heartbeat(1, steps_run=1)
+        with statements_of(service.context.database) as said:
+            job.heartbeat(2, steps_run=2)
+    assert sum(each.startswith("UPDATE attempts ") for each in said) == 1
+    assert len(said) <= MOST["heartbeat"], "\n".join(said)
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+def test_a_begin_does_not_ask_for_the_time_by_itself_and_a_read_asks_once(service: RunningService) -> None:
+    chunks = [b"weights", b"index"]
+    with service.http() as http:
+        job = Job(http)
+        with statements_of(service.context.database) as begin:
+            save = job.begin(1, offers=[offer_of(0, chunks)])
+        save.send(chunks, save.view["negotiated"][0]["chunks"])
+        save.seal(0, chunks)
+        with statements_of(service.context.database) as read:
+            wanted = {"digests": [digest_of(b"weights")], "shard": 0}
+            assert answer(http.post(f"/v1/checkpoints/{save.id}/reads", json=wanted))["shard"]["rank"] == 0
+    alone = [[each for each in said if each == "SELECT clock_timestamp() AS clock_1"] for said in (begin, read)]
+    assert [len(each) for each in alone] == [0, 1], "\n".join(begin + read)

@@ -42,6 +42,7 @@ _PROBE_RETRY_SECONDS = 600.0
 _FRESH_SECONDS = 10.0
 _DOUBTED_FRESH_SECONDS = 1.0
 _ANSWERS_WITHIN_SECONDS = 5.0
+_TAKES_LONG = "The store takes long to answer."
 
 
 class StoreWatch:
@@ -71,6 +72,8 @@ class StoreWatch:
         self._asked_at: float | None = None
         self._silent: str | None = None
         self._silent_since: float | None = None
+        self._hung = False
+        """The last question had no answer, and not at once."""
         self._doubted = False
         self._probed_at = float("-inf")
 
@@ -101,9 +104,10 @@ class StoreWatch:
         return self._silent
 
     def check(self) -> str | None:
-        """For /readyz: None if the store answers at this moment, else why not."""
-        self._ask()
-        return self._silent
+        """For /readyz: None if the store answers at this moment, else why not. While another caller asks a store that
+        hangs, this one waits shortly or not at all: else each probe that comes would keep a thread."""
+        asked = self._ask(wait_seconds=0 if self.unavailable else _ANSWERS_WITHIN_SECONDS)
+        return self._silent if asked else self.reason
 
     def _probe_again(self) -> None:
         """A store that was upgraded, or stands behind another gateway, may enforce other things than it did."""
@@ -125,6 +129,12 @@ class StoreWatch:
         if self.foreign is not None:
             raise StoreUnavailable(self.foreign)
 
+    def refuse_hanging(self) -> None:
+        """Before a call waits for the store. Sends no request. Raises StoreUnavailable: a call that hangs keeps its
+        place, of which all calls share a few, and those that say that a job lives would wait behind it."""
+        if self._hung or self._is_overdue:
+            raise StoreUnavailable(_TAKES_LONG)
+
     def doubt(self) -> None:
         """A caller got no answer from the store: the service soon asks again."""
         self._doubted = True
@@ -134,19 +144,22 @@ class StoreWatch:
         inside a transaction."""
         fresh_seconds = _DOUBTED_FRESH_SECONDS if self._doubted else _FRESH_SECONDS
         if self._asked_at is None or time.monotonic() - self._asked_at > fresh_seconds:
-            self._ask(wait=False)
+            self._ask(wait_seconds=0)
 
     @property
     def unavailable(self) -> bool:
         """Whether the store is known not to answer. Sends no request."""
+        return self._is_overdue or self.problem is not None or self._silent is not None
+
+    @property
+    def _is_overdue(self) -> bool:
         began = self._asking_since
-        overdue = began is not None and time.monotonic() - began > _ANSWERS_WITHIN_SECONDS
-        return overdue or self.problem is not None or self._silent is not None
+        return began is not None and time.monotonic() - began > _ANSWERS_WITHIN_SECONDS
 
     @property
     def reason(self) -> str | None:
         """Why it is unavailable, as far as is known."""
-        return self.problem or self._silent or ("The store takes long to answer." if self.unavailable else None)
+        return self.problem or self._silent or (_TAKES_LONG if self.unavailable else None)
 
     @property
     def unavailable_seconds(self) -> float:
@@ -154,12 +167,14 @@ class StoreWatch:
         since = self._silent_since or self._asking_since
         return time.monotonic() - since if self.unavailable and since is not None else 0.0
 
-    def _ask(self, *, wait: bool = True) -> None:
-        if not self._asking.acquire(blocking=wait):
-            return
+    def _ask(self, *, wait_seconds: float = -1) -> bool:
+        """False: another caller was asking for all of that time. Below zero: there is no limit to it."""
+        if not self._asking.acquire(timeout=wait_seconds):
+            return False
         try:
             self._asking_since = time.monotonic()
             self._silent = self._answer()
+            self._hung = self._silent is not None and self._is_overdue
             if self._silent is None and self._silent_since is not None:
                 _log.info("store_back", store_id=self._store_id)
                 self._silent_since = None
@@ -168,6 +183,7 @@ class StoreWatch:
                 self._silent_since = self._asking_since
             self._asked_at = time.monotonic()
             self._doubted = False
+            return True
         finally:
             self._asking_since = None
             self._asking.release()
@@ -258,6 +274,7 @@ def offer_mount_proof(context: ServiceContext) -> MountProofOffer:
         if not isinstance(attached.store, MountedStore):
             continue
         try:
+            attached.watch.refuse_hanging()
             silent = attached.watch.unavailable and not alone
             offered = None if silent else attached.proofs.offer(attached.store, seconds)
         except StoreError:

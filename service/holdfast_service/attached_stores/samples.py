@@ -32,6 +32,7 @@ _RETRY_AFTER_SECONDS = 60
 
 def make_sample(context: ServiceContext, caller: Principal, request: MakeSample) -> SampleOffer:
     """Raises StoreError and `rate_limited`."""
+    context.store_watch.refuse_hanging()
     _note_one_more(context, caller)
     _clear(context)
     key = ObjectKey(_PROJECT, request.digest, secrets.token_hex(16))
@@ -68,6 +69,7 @@ def _note_one_more(context: ServiceContext, caller: Principal) -> None:
 def check_sample(context: ServiceContext, sample_id: str) -> SampleChecked:
     """What the store says of it, and a ticket to read it. Raises StoreError, ObjectMissing if it has not arrived."""
     key = _key(sample_id)
+    context.store_watch.refuse_hanging()
     facts = context.store.head(key)
     if facts.sha256 not in (None, key.digest):
         raise ObjectMismatch("the store says another SHA-256 than the sample's")
@@ -87,7 +89,9 @@ def check_sample(context: ServiceContext, sample_id: str) -> SampleChecked:
 
 def delete_sample(context: ServiceContext, sample_id: str) -> None:
     """Its absence is fine. Raises StoreError."""
-    context.store.delete(_key(sample_id))
+    key = _key(sample_id)
+    context.store_watch.refuse_hanging()
+    context.store.delete(key)
 
 
 def _key(sample_id: str) -> ObjectKey:
@@ -117,6 +121,7 @@ def store_clocks(context: ServiceContext) -> list[StoreClock]:
 def _compared(attached: AttachedStore, ticket_seconds: int) -> StoreClock:
     asked_at = datetime.now(UTC)
     try:
+        attached.watch.refuse_hanging()
         told = attached.store.clock()
     except StoreError as error:
         return StoreClock(role=attached.role, ahead_seconds=None, tolerated_seconds=None, problem=str(error))

@@ -16,7 +16,7 @@ from holdfast_protocol.states import Scope
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import new_token_text, parse_token
 from holdfast_service.auth.tokens import insert_token, token_facts, token_row
-from holdfast_service.db.dialect import database_now, insert_absent
+from holdfast_service.db.dialect import database_now, insert_absent, insert_new
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import CatalogIdentity, Token
 from holdfast_service.secrets.kept import encrypted_signing_key
@@ -87,7 +87,8 @@ def ensure_bootstrap_token(database: Database, text: str) -> bool:
         if session.get(Token, token_id) is not None:
             return False
         row = token_row(session, text, name=BOOTSTRAP_NAME, scopes=Scope, project_id=None, expires_at=None)
-        insert_absent(session, Token, [row])
+        if not insert_new(session, Token, [row], Token.id):
+            return False  # another service that starts at this moment was first
         record_event(session, _START, "token.create", after=token_facts(Token(**row)))
         return True
 

@@ -243,19 +243,26 @@ def _delete(context: ServiceContext, doomed: Doomed, unavailable: dict[int, Stor
 
 
 def _settle(context: ServiceContext, gone: Sequence[Doomed], left: Sequence[tuple[Doomed, StoreError]]) -> None:
-    with context.database.transaction() as session:
-        now = database_now(session)
-        # Deleted twice is deleted: a process that took it up after this lease ended finds it gone, and does no harm.
-        session.execute(
-            update(Copy)
-            .where(Copy.id.in_([each.copy_id for each in gone]), Copy.state == CopyState.DELETING)
-            .values(state=CopyState.GONE, **lease.ended())
-        )
-        session.execute(
-            update(CollectCandidate)
-            .where(CollectCandidate.chunk_id.in_({each.chunk_id for each in gone}))
-            .values(due_at=now)
-        )
-        for each, failure in left:
-            again = _RETRY_IF_UNAVAILABLE if failure.retryable else _AGAIN_IF_REFUSED
-            lease.give_back(session, Copy, each.lease_token, Copy.id == each.copy_id, until=now + again)
+    """Repeatable."""
+    context.database.run(lambda session: _write_outcome(session, gone, left))
+
+
+def _write_outcome(session: Session, gone: Sequence[Doomed], left: Sequence[tuple[Doomed, StoreError]]) -> None:
+    """Locks candidates before copies, as `mark` does: another collector may be at the same chunk."""
+    now = database_now(session)
+    session.execute(
+        update(CollectCandidate)
+        .where(CollectCandidate.chunk_id.in_({each.chunk_id for each in gone}))
+        .values(due_at=now),
+        execution_options=_UNSYNCHRONIZED,
+    )
+    # Deleted twice is deleted: a process that took it up after this lease ended finds it gone, and does no harm.
+    session.execute(
+        update(Copy)
+        .where(Copy.id.in_([each.copy_id for each in gone]), Copy.state == CopyState.DELETING)
+        .values(state=CopyState.GONE, **lease.ended()),
+        execution_options=_UNSYNCHRONIZED,
+    )
+    for each, failure in left:
+        again = _RETRY_IF_UNAVAILABLE if failure.retryable else _AGAIN_IF_REFUSED
+        lease.give_back(session, Copy, each.lease_token, Copy.id == each.copy_id, until=now + again)

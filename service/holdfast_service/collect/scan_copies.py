@@ -100,9 +100,8 @@ def _copies(context: ServiceContext, store_id: int, after: int) -> int | None:
                 or_(question.may_go(), Copy.state == CopyState.GONE),
             )
         ).all()
-    if found:
-        with context.database.transaction() as session:
-            leave_candidates(session, found)
+    if found:  # repeatable: another collector may wait for this one, and this one for candidates that it takes away
+        context.database.run(lambda session: leave_candidates(session, found))
     return portion.goes_on_after
 
 
@@ -120,11 +119,14 @@ def _lists(context: ServiceContext, _store_id: int, after: int) -> int | None:
 
 def _chunks(context: ServiceContext, _store_id: int, after: int) -> int | None:
     """Chunks that have no copy at all."""
-    with context.database.transaction() as session:
+
+    def leave(session: Session) -> _Portion:
         portion = _portion(session, Chunk, after)
         bare = ~exists().where(Copy.chunk_id == Chunk.id)
         leave_selected(session, select(Chunk.id).where(Chunk.id > after, Chunk.id <= portion.last, bare))
-    return portion.goes_on_after
+        return portion
+
+    return context.database.run(leave).goes_on_after
 
 
 @dataclass(frozen=True)

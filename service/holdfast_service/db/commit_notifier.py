@@ -11,6 +11,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy import select
 
@@ -18,6 +19,10 @@ from holdfast_protocol.states import CheckpointState
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import Checkpoint
 from holdfast_service.errors import ProblemError
+
+_READERS = 2
+"""Threads of its own: those that all of a loop share move the objects of a posix store, and a mount that hangs keeps
+them. A thousand ranks that begin to wait must not use up the database's connections either."""
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +33,7 @@ class CommitNotifier:
     def __init__(self, database: Database, *, poll_interval_seconds: float = 0.5) -> None:
         self._database = database
         self._poll_interval_seconds = poll_interval_seconds
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="holdfast-commits")
         self._lock = threading.Lock()
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._poller: asyncio.Task[None] | None = None
@@ -40,7 +46,7 @@ class CommitNotifier:
             self._waiters.setdefault(checkpoint_id, set()).add(woken)
         try:
             # Registered first, asked second: a commit in between wakes, an earlier one is seen here.
-            if await asyncio.to_thread(self._settled, [checkpoint_id]):
+            if await loop.run_in_executor(self._readers, self._settled, [checkpoint_id]):
                 return
             self._ensure_poller(loop)
             await asyncio.wait([woken], timeout=timeout_seconds)
@@ -84,7 +90,7 @@ class CommitNotifier:
             if not awaited:
                 return
             try:
-                settled = await asyncio.to_thread(self._settled, awaited)
+                settled = await asyncio.get_running_loop().run_in_executor(self._readers, self._settled, awaited)
             except ProblemError as problem:
                 _log.warning("cannot ask for awaited checkpoints: %s", problem.detail)
                 continue

@@ -440,14 +440,19 @@ class Memory:
             # Never issued twice: whether a commit whose reply was lost took place is not known.
             number = self._issued[slot] = self._issued.get(slot, 0) + 1
             acknowledged = self._acknowledged.get(slot, 0)
-        moved_at = database_now(session)
-        if not _move(session, self.id, slot, number, acknowledged, moved_at=moved_at):
-            if (lost := self.snapshot().lost(session)) is not None:
-                # The slot stays out of use, and its number in memory: it is the proof.
-                raise WentBackError(lost)
+        try:
+            moved_at = database_now(session)
+            if not _move(session, self.id, slot, number, acknowledged, moved_at=moved_at):
+                if (lost := self.snapshot().lost(session)) is not None:
+                    # The slot stays out of use, and its number in memory: it is the proof.
+                    raise WentBackError(lost)
+                with self._lock:
+                    self._acknowledged.clear()
+                _move(session, self.id, slot, number, 0, moved_at=moved_at)
+        except DBAPIError:  # the transaction is over, and the next one has the slot
             with self._lock:
-                self._acknowledged.clear()
-            _move(session, self.id, slot, number, 0, moved_at=moved_at)
+                self._free.append(slot)
+            raise
         return _Pending(slot, number, moved_at)
 
     def _end(self, pending: _Pending, *, acknowledged: bool) -> None:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -21,7 +20,7 @@ from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.errors import ProblemError
 from holdfast_service.events.feed import EventFeed
 from holdfast_service.events.reading import EventFilter, find_filter, find_position, list_events, position
-from holdfast_service.web.admission import Permit
+from holdfast_service.web.admission import Permit, on_a_thread
 from holdfast_service.web.connections import CONNECTION, STREAMS
 from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Cursor, Limit, Moment, Reader
@@ -93,8 +92,8 @@ async def stream(
         Query(ge=0, le=LONGEST_STREAM_SECONDS, description="The stream's end; with 0 after what is there already."),
     ] = LONGEST_STREAM_SECONDS,
 ) -> StreamingResponse:
-    wanted = await run_in_threadpool(find_filter, context, caller, project, run, types)
-    number = await run_in_threadpool(find_position, context, last_event_id or after)
+    wanted = await on_a_thread(find_filter, context, caller, project, run, types)
+    number = await on_a_thread(find_position, context, last_event_id or after)
     return _EventStream(request, context.epoch, wanted, number, seconds)
 
 
@@ -144,7 +143,7 @@ class _EventStream(StreamingResponse):
                 return
             if loop.time() >= good_until:
                 good_until = loop.time() + _QUIET_SECONDS
-                if not await run_in_threadpool(self._is_good):
+                if not await on_a_thread(self._is_good):
                     return  # a client that reconnects is told why
 
     def _position(self) -> str:

@@ -217,8 +217,10 @@ def _refuse_unfit(checkpoint: Checkpoint) -> None:
 
 def _refuse_without_object_lock(context: ServiceContext) -> None:
     for attached in context.stores:
-        if isinstance(attached.store, LockingStore) and attached.store.has_object_lock():
-            return
+        if isinstance(attached.store, LockingStore):
+            attached.watch.refuse_hanging()
+            if attached.store.has_object_lock():
+                return
     raise ProblemError(
         ProblemCode.INVALID_REQUEST,
         "No store of this service has Object Lock, so the hold cannot be mirrored. Enable it on the S3 bucket (without "

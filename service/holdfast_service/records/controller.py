@@ -124,8 +124,7 @@ def reconcile(context: ServiceContext) -> RecordsReport:
         written, refusal = _write(context, subject, stores)
         done, failed, error = done + written, failed + (refusal is not None), refusal or error
     if behind:
-        with context.database.transaction() as session:
-            note_recorded(session, context)
+        context.database.run(lambda session: note_recorded(session, context))
     for attached in stores:
         try:
             removed += remove_due_records(context, attached)

@@ -59,16 +59,17 @@ def _row(kind: RecordKind, subject_id: str, project_id: str) -> dict[str, object
     return {"kind": kind, "subject_id": subject_id, "project_id": project_id, "version": 1, "recorded_version": 0}
 
 
-# What has records, its kind and key, and what is due of it.
+# What has records, its kind and key, and what is due of it. Checkpoints first: whoever changes one locks it, and calls
+# `subject_changed` last.
 _RECORDED = (
-    (RecordSubject, RecordSubject.kind, RecordSubject.subject_id, SUBJECT_TO_RECORD),
     (Checkpoint, RecordKind.CHECKPOINT, Checkpoint.id, TO_RECORD),
+    (RecordSubject, RecordSubject.kind, RecordSubject.subject_id, SUBJECT_TO_RECORD),
 )
 
 
 def note_recorded(session: Session, context: ServiceContext) -> None:
     """A subject whose newest version every attached store has is due no more, until a store is attached that lacks it.
-    Asked of the rows: the answer does not depend on which process wrote last."""
+    Asked of the rows: the answer does not depend on which process wrote last. Repeatable."""
     for table, kind, key, behind in _RECORDED:
         older = [is_older(each, kind, key, table.version) for each in context.stores]
         session.execute(

@@ -39,6 +39,7 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import PROVEN, is_readable, object_key
 from holdfast_service.db.dialect import database_now
+from holdfast_service.db.lease import ended
 from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Project, ReadLease, Run, Shard
 from holdfast_service.db.tables.operations import Operation
 from holdfast_service.errors import ProblemError
@@ -286,11 +287,12 @@ def _read(store: Store, stored: StoredChunk, keep: bool) -> bytes:
 
 
 def _suspect(context: ServiceContext, stored: StoredChunk) -> None:
+    """Ends another process's lease: to give that back, the process would write what the copy was before."""
     with context.database.transaction() as session:
         session.execute(
             update(Copy)
-            .where(Copy.id == stored.copy_id, Copy.state == CopyState.VERIFIED)
-            .values(state=CopyState.SUSPECT)
+            .where(Copy.id == stored.copy_id, Copy.state.in_((CopyState.VERIFIED, CopyState.COLD)))
+            .values(state=CopyState.SUSPECT, **ended())
         )
 
 

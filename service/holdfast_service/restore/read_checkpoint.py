@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.orm import Session
@@ -164,9 +164,10 @@ def choose_copies(
     chunks: Sequence[Chunk],
     request: ReadChunks,
     *,
+    now: datetime,
     protocol_minor: int,
 ) -> dict[int, ChosenCopy]:
-    """Which copy of each chunk a reader is sent to, of all that can be read now, in any attached store; by chunk id.
+    """Which copy of each chunk a reader is sent to, of all that can be read `now`, in any attached store; by chunk id.
     First what lies in a store that the reader does not avoid and that answers; then verified before suspect, proven
     before unproven, and the primary store before the others. No I/O: what is known of the stores must be fresh.
 
@@ -175,7 +176,7 @@ def choose_copies(
     first.
     """
     stores = {attached.store_id: (place, attached) for place, attached in enumerate(context.stores)}
-    until = database_now(session) + timedelta(seconds=context.settings.ticket_seconds)
+    until = now + timedelta(seconds=context.settings.ticket_seconds)
     rows = session.scalars(
         select(Copy)
         .where(
@@ -330,7 +331,9 @@ def read_chunks(
             reading = _Reading.of(
                 session, context, caller, checkpoint_id, request, protocol_minor=protocol_minor, locked=True
             )
-            lease_id = _take_lease(session, caller, checkpoint_id, request.lease_id, lease_seconds)
+            lease_id = _take_lease(
+                session, caller, checkpoint_id, request.lease_id, now=reading.now, seconds=lease_seconds
+            )
         unprotected = None
     except ProblemError as error:
         if error.code is not ProblemCode.CATALOG_READ_ONLY:
@@ -351,7 +354,10 @@ def read_chunks(
 
 @dataclass(frozen=True)
 class _Reading:
+    """`now`: the database's clock behind the checkpoint's lock."""
+
     project_id: str
+    now: datetime
     chunks: dict[str, Chunk]
     chosen: dict[int, ChosenCopy]
     shard: ShardChunks | None
@@ -375,12 +381,13 @@ class _Reading:
             query = query.with_for_update(read=True, key_share=True)
         checkpoint = session.execute(query, execution_options={"populate_existing": True}).scalar_one()
         refuse_unless_whole(checkpoint)
+        now = database_now(session)
         chunks = chunks_of_checkpoint(session, project.id, checkpoint, request.digests)
         chosen = choose_copies(
-            session, context, checkpoint, list(chunks.values()), request, protocol_minor=protocol_minor
+            session, context, checkpoint, list(chunks.values()), request, now=now, protocol_minor=protocol_minor
         )
         shard = None if request.shard is None else _shard_chunks(session, checkpoint, request.shard)
-        return cls(project.id, chunks, chosen, shard)
+        return cls(project.id, now, chunks, chosen, shard)
 
 
 def _note_silent_stores(context: ServiceContext, request: ReadChunks) -> None:
@@ -391,9 +398,10 @@ def _note_silent_stores(context: ServiceContext, request: ReadChunks) -> None:
     ask_stores(context)
 
 
-def _take_lease(session: Session, caller: Principal, checkpoint_id: str, lease_id: str | None, seconds: int) -> str:
+def _take_lease(
+    session: Session, caller: Principal, checkpoint_id: str, lease_id: str | None, *, now: datetime, seconds: int
+) -> str:
     """Renews the caller's lease, or opens one: an unknown or expired lease is no reason to refuse a reader."""
-    now = database_now(session)
     expires_at = now + timedelta(seconds=seconds)
     if lease_id is not None:
         renewed = session.scalar(

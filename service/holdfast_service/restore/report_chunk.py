@@ -74,9 +74,11 @@ def _read_back_all(context: ServiceContext, claims: list[Claim]) -> dict[Claim, 
     """By copy; those that their store could not give are let go. Raises StoreError if that is all of them."""
     findings: dict[Claim, Finding] = {}
     failures: list[StoreError] = []
+    watches = {attached.store_id: attached.watch for attached in context.stores}
     try:
         for claimed in claims:
             try:
+                watches[claimed.store_id].refuse_hanging()
                 findings[claimed] = read_back(context, claimed)
             except StoreError as error:
                 failures.append(error)

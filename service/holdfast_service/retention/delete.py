@@ -213,8 +213,9 @@ def undelete_run(context: ServiceContext, caller: Principal, project: str, run: 
     with context.database.transaction() as session:
         refuse_if_went_back(session)
         owner, found = run_named(session, caller, project, run, deleted=True)
-        # A deletion of the project waits until this run lives again, and then is refused; or was first.
-        session.refresh(owner, with_for_update={"read": True})
+        # A deletion of the project waits until this run lives again, and then is refused; or was first. A negotiation,
+        # which holds the run's row and locks the project's for its quota, does not wait for this.
+        session.refresh(owner, with_for_update={"read": True, "key_share": True})
         refuse_if_deleted(owner)
         if lock_run(session, found.id).purged_at is not None:
             refuse_if_deleted(owner, found)

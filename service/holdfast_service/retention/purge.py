@@ -65,7 +65,7 @@ def pressure_now(session: Session, context: ServiceContext) -> Pressure:
     used = copies_against_quota(session, context, limited) if limited else {}
     share = context.settings.trash_quota_percent / 100
     return Pressure(
-        disk=any(_is_full(attached.store, context) for attached in context.stores),
+        disk=any(_is_full(attached.store, context) for attached in context.stores if not attached.watch.unavailable),
         projects=frozenset(
             project_id
             for project_id, limits in limited.items()
@@ -78,7 +78,8 @@ def pressure_now(session: Session, context: ServiceContext) -> Pressure:
 
 
 def _is_full(store: object, context: ServiceContext) -> bool:
-    """A bucket has no end, and a mount that is unavailable says nothing."""
+    """A bucket has no end, and a mount that is unavailable says nothing. One that hangs must not be asked: whoever
+    lists the controllers or reads the metrics would wait for it, with a session."""
     if not isinstance(store, PosixStore):
         return False
     try:

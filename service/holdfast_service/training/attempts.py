@@ -71,7 +71,7 @@ from holdfast_service.training.announcements import (
     why_there,
 )
 from holdfast_service.training.crash_loop import break_crash_loop
-from holdfast_service.training.fencing import beat, is_of_launch, lock_attempt, lock_run, pass_fence, reached
+from holdfast_service.training.fencing import is_of_launch, lock_attempt, lock_run, pass_fence, reached, revive_locked
 
 _SHORTEST_WORD = 3
 
@@ -442,12 +442,12 @@ _SLOWEST_RATE = 1e-9  # a tiny one overflows where a query divides by it, and wi
 
 
 def take_progress_report(session: Session, attempt: Attempt, told: ProgressReport, now: datetime) -> None:
-    """What an attempt tells of itself, in a heartbeat or with its end, goes into its row. The row is locked, or no
-    other call writes these columns meanwhile. A report that is older than what is known changes nothing: a request that
-    was held up may arrive after a later one, and a rank may be behind another."""
+    """What an attempt tells of itself, in a heartbeat or with its end, goes into its row, which the caller has locked.
+    A report that is older than what is known changes nothing: a request that was held up may arrive after a later one,
+    and a rank may be behind another."""
     attempt.heartbeat_at = now
     if told.step is not None:
-        reached(session, attempt, told.step)
+        reached(session, attempt, told.step, locked=True)
     # A client of before protocol 1.3 tells no more than that.
     if told.steps_run is None or (attempt.steps_run is not None and told.steps_run < attempt.steps_run):
         return
@@ -524,8 +524,8 @@ def take_heartbeat(
     ):
         fenced = pass_fence(session, lock_run(session, caller, project_name, run_name), request, context.epoch)
         run, attempt, now = fenced.run, fenced.attempt, fenced.now
-        beat(session, attempt, now, context.settings)
         lock_attempt(session, attempt)
+        revive_locked(session, attempt, run.project_id)
         take_progress_report(session, attempt, request, now)
         left_out = take_points(session, run.id, attempt.number, request.metrics)
     return HeartbeatReply(save_interval_seconds=context.save_advice.interval_seconds(run.id), metrics_left_out=left_out)

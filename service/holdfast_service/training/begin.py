@@ -206,7 +206,7 @@ def _begin(session: Session, context: ServiceContext, locked: tuple[Project, Run
     checkpoint, attempt = fenced.checkpoint, fenced.attempt
     if checkpoint is None:
         _refuse_if_ended(session, attempt)
-        checkpoint = _insert(session, context, locked[0], attempt, request, pushed_by=None, detached=False)
+        checkpoint = _insert(session, context, locked[0], attempt, request, fenced.now, pushed_by=None, detached=False)
     return Writing(*locked, attempt, attempt, checkpoint, fenced.now)
 
 
@@ -222,7 +222,9 @@ def _begin_late(
     if checkpoint is None:
         refuse_detached(late, request)
         pushed_by = late.pusher.number
-        checkpoint = _insert(session, context, locked[0], late.origin, request, pushed_by=pushed_by, detached=detached)
+        checkpoint = _insert(
+            session, context, locked[0], late.origin, request, now, pushed_by=pushed_by, detached=detached
+        )
     if checkpoint.state == CheckpointState.UPLOADING:
         refuse_unless_pusher(checkpoint, request)
     return Writing(*locked, late.origin, late.pusher, checkpoint, now)
@@ -246,11 +248,12 @@ def _insert(
     project: Project,
     attempt: Attempt,
     request: BeginCheckpoint,
+    now: datetime,
     *,
     pushed_by: int | None,
     detached: bool,
 ) -> Checkpoint:
-    row = _new(session, context, attempt, request) | {"pushed_by": pushed_by, "detached": detached}
+    row = _new(context, attempt, request, now) | {"pushed_by": pushed_by, "detached": detached}
     insert_absent(session, Checkpoint, [row])
     checkpoint = _live(session, attempt, request.step, detached=detached)
     assert checkpoint is not None  # inserted here, or by a rank that was faster
@@ -259,8 +262,7 @@ def _insert(
     return checkpoint
 
 
-def _new(session: Session, context: ServiceContext, attempt: Attempt, request: BeginCheckpoint) -> dict[str, object]:
-    now = database_now(session)
+def _new(context: ServiceContext, attempt: Attempt, request: BeginCheckpoint, now: datetime) -> dict[str, object]:
     return {
         "id": f"ck_{uuid.uuid4().hex}",
         "run_id": attempt.run_id,

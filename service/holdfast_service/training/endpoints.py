@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from holdfast_protocol.attempts import (
     AttemptOpened,
@@ -54,7 +53,7 @@ from holdfast_service.training.begin import begin_and_negotiate
 from holdfast_service.training.configs import read_config
 from holdfast_service.training.negotiate import negotiate_chunks
 from holdfast_service.training.seal import seal_shards
-from holdfast_service.web.admission import Permit
+from holdfast_service.web.admission import Permit, on_a_thread
 from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import AnyCaller, BusyTrainer, Cursor, Limit, ProtocolSpoken, Trainer, tagged
 
@@ -235,11 +234,11 @@ async def show(
     caller: AnyCaller,
     wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Seconds to wait for the outcome.")] = 0,
 ) -> CheckpointView:
-    view = await run_in_threadpool(read_checkpoint, context, caller, checkpoint_id)
+    view = await on_a_thread(read_checkpoint, context, caller, checkpoint_id)
     if wait and view.state == CheckpointState.UPLOADING:
         permit: Permit = request.state.permit
         with permit.long_poll():
             await context.notifier.wait(checkpoint_id, wait)
         await permit.take()
-        view = await run_in_threadpool(read_checkpoint, context, caller, checkpoint_id)
+        view = await on_a_thread(read_checkpoint, context, caller, checkpoint_id)
     return tagged(response, view)

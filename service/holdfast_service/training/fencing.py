@@ -360,13 +360,27 @@ def beat(session: Session, attempt: Attempt, now: datetime, settings: ServiceSet
         execution_options={"synchronize_session": False},
     )
     if revived is not None:
-        announce_revival(session, attempt, session.get_one(Run, attempt.run_id).project_id, "it has called again")
+        announce_revival(session, attempt, session.get_one(Run, attempt.run_id).project_id, _CALLED_AGAIN)
 
 
-def reached(session: Session, attempt: Attempt, step: int) -> None:
+_CALLED_AGAIN = "it has called again"
+
+
+def revive_locked(session: Session, attempt: Attempt, project_id: str) -> None:
+    """As `beat`, of an attempt whose row the caller has locked; its heartbeat is the caller's to write."""
+    if attempt.outcome == AttemptOutcome.LOST:
+        attempt.ended_at = attempt.outcome = attempt.outcome_detail = None
+        announce_revival(session, attempt, project_id, _CALLED_AGAIN)
+
+
+def reached(session: Session, attempt: Attempt, step: int, *, locked: bool = False) -> None:
     """`attempt` is known to have come to `step`: it told so, or a save of that step was begun. The one place where
-    `last_step`, the last step that it is known to have reached, moves; it never goes back."""
+    `last_step`, the last step that it is known to have reached, moves; it never goes back. `locked`: the caller has
+    locked the row, and the step is written with what else changes in it."""
     if attempt.last_step is not None and attempt.last_step >= step:
+        return
+    if locked:
+        attempt.last_step = step
         return
     session.execute(
         update(Attempt)

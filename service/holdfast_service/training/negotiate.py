@@ -193,6 +193,8 @@ def verify_finished(
             answers[digest] = FinishedAnswer(
                 digest=digest, state=FinishedState.MISMATCH, detail=f"this copy is {copy.state}; offer the chunk again"
             )
+    if pending:
+        context.store_watch.refuse_hanging()
     for verdict in verify_uploads(context.database, context.store, pending):
         digest = verdict.upload.key.digest
         answers[digest] = FinishedAnswer(digest=digest, state=_STATES[verdict.finding], detail=verdict.detail)
@@ -461,7 +463,7 @@ def _refer(
 
 class TicketOffice:
     """Makes the tickets of one call. `mount_proof` is checked once; a wrong one only means signed URLs. Raises
-    StoreUnavailable for a store that must take no upload."""
+    StoreUnavailable for a store that must take no upload, and for a mount that hangs."""
 
     def __init__(self, context: ServiceContext, project_id: str, mount_proof: MountProof | None) -> None:
         context.store_watch.refuse_foreign()
@@ -471,6 +473,7 @@ class TicketOffice:
         self._mounted: MountedStore | None = None
         store = context.store
         if mount_proof is not None and isinstance(store, MountedStore):
+            context.store_watch.refuse_hanging()
             seen = store.check_mount_proof(mount_proof.proof_id, mount_proof.content)
             self._mounted = store if seen else None
 

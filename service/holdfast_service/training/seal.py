@@ -235,15 +235,18 @@ def seal_shards(
         look = _look(context, caller, checkpoint_id, seals, fence)
     if look.view is not None:
         return look.view
-    context.store_watch.refuse_foreign()
     left = {rank: seals[rank] for rank in look.known}
     for rank, request in left.items():
         check_sizes(request, [look.known[rank][digest].bytes for digest in request.chunks])
     pending = _pending(look, left)
-    if len(pending) > _ASKED_IN_A_MOMENT:
+    # A rank that waits for a store is not silent, though no seal comes to its commit.
+    if len(pending) > _ASKED_IN_A_MOMENT or context.store_watch.unavailable:
         with context.database.transaction() as session:
             writing = begin_writing(session, caller, checkpoint_id, fence, context.epoch)
             keep_alive(session, writing, context.settings)
+    context.store_watch.refuse_foreign()
+    if pending:
+        context.store_watch.refuse_hanging()
     verdicts = ask_for_all(context.store, pending)
     _refuse_incomplete(context, look, left, verdicts)
 

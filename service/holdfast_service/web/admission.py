@@ -14,12 +14,17 @@ A token has limits of its own beside those of its project: `web/token_limits.py`
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
 
+import anyio
+import anyio.to_thread
+from anyio.lowlevel import RunVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.requests import HTTPConnection
 
@@ -65,6 +70,22 @@ _WAIT_BUCKETS_SECONDS = (0.005, 0.02, 0.1, 0.5, 2, 10, 30, 60)
 
 def class_of(methods: Collection[str], path: str) -> CallClass:
     return next((CLASSES[method, path] for method in methods if (method, path) in CLASSES), CallClass.OTHER)
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_MOST_THREADS = 40
+_THREADS: RunVar[anyio.CapacityLimiter] = RunVar("holdfast_threads_of_calls")
+
+
+async def on_a_thread(work: Callable[_P, _T], *args: _P.args, **named: _P.kwargs) -> _T:
+    """Does a call's work on one of the threads of calls. The framework's own send the objects of a posix store, and a
+    mount that hangs keeps each of them that reads."""
+    threads = _THREADS.get(None)
+    if threads is None:
+        threads = anyio.CapacityLimiter(_MOST_THREADS)
+        _THREADS.set(threads)
+    return await anyio.to_thread.run_sync(functools.partial(work, *args, **named), limiter=threads)
 
 
 @dataclass(eq=False)

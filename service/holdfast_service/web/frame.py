@@ -28,7 +28,6 @@ from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 from pydantic import TypeAdapter, ValidationError
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,7 +37,7 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_service.auth.principal import RequireScope, last_known
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.posix.signed_urls import OBJECTS_PATH
-from holdfast_service.web.admission import Admission, Permit, class_of
+from holdfast_service.web.admission import Admission, Permit, class_of, on_a_thread
 from holdfast_service.web.connections import STREAMS
 from holdfast_service.web.problem_reply import internal_problem, problem_response
 
@@ -337,7 +336,7 @@ class GuardedRoute(APIRoute):
                 request.state.permit = permit
                 if caller is None:
                     await permit.take()
-                    caller = await run_in_threadpool(required.caller_of, request)
+                    caller = await on_a_thread(required.caller_of, request)
                     permit.authenticated(caller, request.path_params)
                 request.state.caller = caller
                 if body is not None:
@@ -358,10 +357,10 @@ def _on_a_thread(endpoint: Callable[..., Any]) -> Callable[..., Any]:
         return endpoint
 
     @functools.wraps(endpoint)
-    async def on_a_thread(**arguments: Any) -> Any:
-        return await run_in_threadpool(endpoint, **arguments)
+    async def works(**arguments: Any) -> Any:
+        return await on_a_thread(endpoint, **arguments)
 
-    return on_a_thread
+    return works
 
 
 def required_by(dependant: Dependant) -> Iterator[RequireScope]:
@@ -406,7 +405,7 @@ class _Body:
             raise _invalid("the body must be JSON, with Content-Type: application/json")
         if len(body) <= _PARSED_AT_ONCE_BYTES:
             return _ReadRequest(request, self._parse(body))
-        return _ReadRequest(request, await run_in_threadpool(self._parse, body))
+        return _ReadRequest(request, await on_a_thread(self._parse, body))
 
     async def _receive(self, request: HttpRequest) -> bytes:
         announced = request.headers.get("content-length", "")

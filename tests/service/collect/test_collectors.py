@@ -4,6 +4,7 @@ rule mark-before-delete); and what a pass looks at."""
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +16,8 @@ import holdfast_service.collect.mark_and_delete
 import holdfast_service.collect.references
 import holdfast_service.collect.scan_copies
 from holdfast_service.collect.controller import collect, reconcile
+from holdfast_service.collect.mark_and_delete import delete_marked, mark
+from holdfast_service.collect.references import drop_past_references
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkList, ChunkListEntry, Copy, ShardChunk
 from holdfast_service.db.tables.operations import CollectCandidate
@@ -56,6 +59,26 @@ def test_two_collectors_at_once_share_the_work_and_do_nothing_twice(
     with service.context.database.read() as session:
         for table in (Copy, Chunk, CollectCandidate):
             assert session.scalar(select(func.count()).select_from(table)) == 0
+
+
+@pytest.mark.rule("mark-before-delete")
+def test_a_collector_that_settles_and_one_that_marks_do_not_wait_for_each_other(
+    job: Job, service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both come to one chunk: its bytes are deleted, and a person's collection has made every candidate due."""
+    given_up(job, b"data")
+    clock.let_tickets_expire(service.context.settings)
+    context = service.context
+    drop_past_references(context)
+    doomed = context.database.run(partial(mark, context=context, store_ids=context.store_ids)).doomed
+    with context.database.transaction() as session:
+        session.execute(update(CollectCandidate).values(due_at=database_now(session)))
+    gate = hold_after(monkeypatch, holdfast_service.collect.mark_and_delete, "_due_candidates")
+    marking, deleting = overlap(service, gate, lambda: reconcile(context), lambda: delete_marked(context, doomed))
+    assert marking.result().error is None
+    assert (len(doomed), deleting.result().copies) == (1, 1)
+    reconcile(context)
+    assert states_of(service, b"data", None) == []
 
 
 @pytest.mark.rule("mark-before-delete")

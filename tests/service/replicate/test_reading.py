@@ -15,6 +15,7 @@ from holdfast_protocol.copies import DrillResult
 from holdfast_protocol.states import CopyState, StoreRole
 from holdfast_service.background.registry import OPERATION_KINDS
 from holdfast_service.copies.predicates import object_key
+from holdfast_service.copies.read_back import claim_first, let_go
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.operations.controller import reconcile
 from tests.service.conftest import Clock
@@ -138,6 +139,22 @@ def test_a_drill_tells_why_the_second_store_does_not_give_it_back(
     assert "cannot be put together" in ended["error"], "its index is no index"
     assert 'holdfast_drill_succeeded{project="demo",run="gpt"} 0.0' in service.http().get("/metrics").text
     assert service.http().post("/v1/projects/demo/runs/gpt/drills", json={"store": "cold"}).status_code == 422
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_what_a_drill_found_rotten_stays_suspect_when_a_process_gives_its_lease_of_it_back(
+    service: RunningService, saved: dict[str, Any]
+) -> None:
+    """It had claimed the copy before, and its store did not answer."""
+    replicate(service)
+    (copy,) = copies_of(service, CONTENT, SECOND)
+    flip(attached(service, SECOND).store, object_key(copy.project_id, copy.stored_digest, copy))
+    with service.context.database.transaction() as session:
+        claimed = claim_first(session, Copy.id == copy.id, seconds=600)
+    assert claimed is not None
+    assert _drill(service)["state"] == "failed"
+    let_go(service.context, claimed)
+    assert states_of(service, CONTENT, SECOND) == [CopyState.SUSPECT]
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -11,7 +11,7 @@ What operators and controllers keep (policies, holds, operations, events) stands
 There are no reference counters, which would be hot rows: a caller that asks whether a chunk is needed reads the
 references, `shard_chunks` (negotiated under an open shard) and `chunk_list_entries` (sealed). Sums are in `tallies.py`.
 Enumerations are kept as text; what a checkpoint may become stands in `training.commit`.
-Lock order everywhere: run, checkpoint, chunks by digest.
+Locks are taken in one order everywhere (rule lock-order), those of chunks by digest.
 """
 
 from __future__ import annotations
