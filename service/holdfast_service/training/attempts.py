@@ -443,8 +443,7 @@ _SLOWEST_RATE = 1e-9  # a tiny one overflows where a query divides by it, and wi
 
 def take_progress_report(session: Session, attempt: Attempt, told: ProgressReport, now: datetime) -> None:
     """What an attempt tells of itself, in a heartbeat or with its end, goes into its row, which the caller has locked.
-    A report that is older than what is known changes nothing: a request that was held up may arrive after a later one,
-    and a rank may be behind another."""
+    An older report changes nothing: a call that was held up may arrive late, and a rank may be behind another."""
     attempt.heartbeat_at = now
     if told.step is not None:
         reached(session, attempt, told.step, locked=True)

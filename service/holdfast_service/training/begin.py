@@ -206,7 +206,9 @@ def _begin(session: Session, context: ServiceContext, locked: tuple[Project, Run
     checkpoint, attempt = fenced.checkpoint, fenced.attempt
     if checkpoint is None:
         _refuse_if_ended(session, attempt)
-        checkpoint = _insert(session, context, locked[0], attempt, request, fenced.now, pushed_by=None, detached=False)
+        checkpoint = _insert(
+            session, context, locked[0], attempt, request, now=fenced.now, pushed_by=None, detached=False
+        )
     return Writing(*locked, attempt, attempt, checkpoint, fenced.now)
 
 
@@ -223,7 +225,7 @@ def _begin_late(
         refuse_detached(late, request)
         pushed_by = late.pusher.number
         checkpoint = _insert(
-            session, context, locked[0], late.origin, request, now, pushed_by=pushed_by, detached=detached
+            session, context, locked[0], late.origin, request, now=now, pushed_by=pushed_by, detached=detached
         )
     if checkpoint.state == CheckpointState.UPLOADING:
         refuse_unless_pusher(checkpoint, request)
@@ -248,8 +250,8 @@ def _insert(
     project: Project,
     attempt: Attempt,
     request: BeginCheckpoint,
-    now: datetime,
     *,
+    now: datetime,
     pushed_by: int | None,
     detached: bool,
 ) -> Checkpoint:
