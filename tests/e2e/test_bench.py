@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import pytest
-from benchmarks import run, servers
+from benchmarks import processes, run, servers
 from benchmarks.bars import BARS
 from benchmarks.processes import Failed
 from benchmarks.rows import Row, Rows
+from benchmarks.spec import Spec
 
+from tests.support.forked import ForkedProgram
 from tests.support.serve import holdfast_serve
 
 
@@ -20,8 +23,9 @@ from tests.support.serve import holdfast_serve
 def test_a_small_benchmark_runs_and_has_a_row_for_every_bar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Nine services are started, and a start is not what is measured.
+    # Nine services and a hundred cases are started, and a start is not what is measured.
     monkeypatch.setattr(servers, "holdfast_serve", partial(holdfast_serve, forked=True))
+    monkeypatch.setattr(processes, "start", _forked)
     monkeypatch.setattr(
         sys, "argv", ["run", "--size=1MiB", "--repeats=1", "--without-peers", "--only-posix", f"--results={tmp_path}"]
     )
@@ -33,6 +37,11 @@ def test_a_small_benchmark_runs_and_has_a_row_for_every_bar(
     for name in ("stall_vs_memcpy", "save_peak_extra_memory_ratio", "dedup_sent_vs_changed", "train_rate_during_save"):
         assert rows[name]["value"] is not None, (rows[name]["how"], said)
     assert rows["posix holdfast, restore: rate"]["value"] > 0
+
+
+def _forked(_python: Path, spec: Spec, environment: Mapping[str, str], log: Path) -> ForkedProgram:
+    case = [spec.encode()]
+    return ForkedProgram("benchmarks.case", case, environment=environment, folder=processes.REPOSITORY, log=log)
 
 
 def test_a_peer_that_could_not_run_says_why_in_the_row() -> None:

@@ -99,5 +99,5 @@ def test_a_begin_does_not_ask_for_the_time_by_itself_and_a_read_asks_once(servic
         with statements_of(service.context.database) as read:
             wanted = {"digests": [digest_of(b"weights")], "shard": 0}
             assert answer(http.post(f"/v1/checkpoints/{save.id}/reads", json=wanted))["shard"]["rank"] == 0
-    alone = [[each for each in said if each == "SELECT clock_timestamp() AS clock_1"] for said in (begin, read)]
+    alone = [[each for each in said if each == "SELECT clock_timestamp() AS anon_1"] for said in (begin, read)]
     assert [len(each) for each in alone] == [0, 1], "\n".join(begin + read)

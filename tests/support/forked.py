@@ -139,6 +139,7 @@ def _run(
     os.environ.update(environment)
     os.chdir(folder)
     own_random_numbers()
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have children
     sys.argv = [program, *arguments]
     sys.path.insert(0, str(folder))
     module, _, function = program.partition(":")

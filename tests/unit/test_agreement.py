@@ -48,6 +48,12 @@ class Job:
         for agreement in self.agreements:
             agreement.close()
 
+    def wait_for(self, key):
+        give_up = time.monotonic() + WAIT_SECONDS
+        while key not in self.store and time.monotonic() < give_up:
+            time.sleep(0.002)
+        assert key in self.store
+
     def train(self, *, pauses, until=Ask.PREEMPT, together=False, start=0, stride=1, after=None):
         """Runs each rank until it is told `until`; what each was told, by step. `together`: no rank is ahead of another
         by more than the step it is in, as collectives make it."""
@@ -168,6 +174,26 @@ def test_what_all_ranks_have_read_of_a_save_does_not_stay_in_the_store(monkeypat
         assert told[0] == told[1] == told[2]
         # All had answered in round 5 when round 6 was called for.
         assert not {key.partition("/")[0] for key in job.store} & set("01234")
+
+
+@pytest.mark.rule("local-save-flag")
+def test_a_save_that_a_rank_has_not_come_to_stands_though_the_next_one_is_called_for(monkeypatch):
+    monkeypatch.setattr("holdfast.distributed.step_agreement.POLL_SECONDS", 0.005)
+    with Job(2) as job:
+        fast, slow = job.agreements
+        assert [fast.due(0), slow.due(0)] == [None, None]
+        fast.request(Ask.SAVE)
+        job.wait_for("0/verdict")
+        step = 1
+        while (told := fast.due(step)) is None:
+            step += 1
+        assert told is Ask.SAVE
+        fast.restart()
+        fast.request(Ask.SAVE)
+        job.wait_for("1/call")
+        time.sleep(0.1)  # the slow rank's thread has read it
+        assert [slow.due(at) for at in range(1, step + 1)] == [None] * (step - 1) + [Ask.SAVE]
+        job.wait_for("1/ack/1")
 
 
 def test_a_rank_that_is_at_its_end_is_waited_for_by_nobody():

@@ -25,7 +25,7 @@ from holdfast_service.ui.endpoints import BUILT_INTO
 from tests.support.prepare import NotHereError, prepare
 from tests.support.service import RunningService, running_service
 from tests.web.chromium import chromium, new_context
-from tests.web.screens import let_in, watch
+from tests.web.screens import let_in, settled, watch
 from tests.web.seeded_catalog import SeededCatalog
 
 expect.set_options(timeout=15_000)  # a busy machine
@@ -142,7 +142,8 @@ def screen(
     contexts: Callable[..., BrowserContext], refused: list[str], service: RunningService, catalog: SeededCatalog
 ) -> Iterator[Callable[..., Page]]:
     """Opens an address of the page, signed in with these scopes, or with all; its braces are fields of the catalog.
-    The test fails if the page does what no page may do (tests/web/screens.py)."""
+    The page is settled: a click may miss what still moves. The test fails if the page does what no page may do
+    (tests/web/screens.py)."""
     faults: list[str] = []
     with ExitStack() as stack:
 
@@ -150,6 +151,7 @@ def screen(
             page = stack.enter_context(contexts(*scopes).new_page())
             watch(page, service, faults=faults, refused=refused)
             page.goto(f"{service.url}/ui/{address.format_map(vars(catalog))}")
+            settled(page)
             return page
 
         yield open_screen

@@ -26,8 +26,8 @@ def let_in(context: BrowserContext, service: RunningService, token: str) -> None
 
 def settled(page: Page) -> None:
     """Nothing is being loaded, and what changes from now on is seen."""
-    expect(page.get_by_role("status").filter(has_text=re.compile("^Loading"))).to_have_count(0)
     expect(page.get_by_role("status").filter(has_text=re.compile("^Live$"))).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text=re.compile("^Loading"))).to_have_count(0)
 
 
 def heading(page: Page, text: str) -> Locator:

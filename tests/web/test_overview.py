@@ -21,7 +21,7 @@ from tests.support.rank import Job, answer, digest_of
 from tests.support.rot import attached, flip, key_of
 from tests.support.service import RunningService
 from tests.support.tallies import take_up
-from tests.web.screens import command, figure, heading, part, row, settled
+from tests.web.screens import command, figure, heading, part, row
 from tests.web.seeded_catalog import seed_samples, trains
 
 _LOST = b"the weights of spoiled at step 7"
@@ -122,7 +122,6 @@ def test_what_needs_somebody_comes_first_and_leads_to_where_one_acts(
     screen: Callable[..., Page], refused: list[str]
 ) -> None:
     page = screen("?project=demo")
-    settled(page)
     headings = page.get_by_role("heading", level=2)
     expect(headings).to_have_text(["Needs attention", "Live runs", "Bytes and cost", "The last week"])
     lines = part(page, "Needs attention").get_by_role("listitem")
@@ -179,7 +178,6 @@ def test_a_store_that_is_back_leaves_the_list_without_a_reload(
     screen: Callable[..., Page], service: RunningService
 ) -> None:
     page = screen("?project=demo")
-    settled(page)
     away = part(page, "Needs attention").get_by_role("link", name="Store: primary")
     expect(away).to_be_visible()
     tell_store(service, EventType.STORE_AVAILABLE, "")

@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 from tests.support.rank import Job, answer
 from tests.support.service import RunningService
 from tests.web.axe import grave_violations
-from tests.web.screens import audited, command, figure, heading, part, row, settled, state_of
+from tests.web.screens import audited, command, figure, heading, part, row, state_of
 from tests.web.seeded_catalog import SeededCatalog, trains
 
 
@@ -77,7 +77,6 @@ def test_a_rollback_is_told_from_a_kill(screen: Callable[..., Page]) -> None:
 
 def test_a_sign_of_the_timeline_opens_its_checkpoint(screen: Callable[..., Page]) -> None:
     page = screen("runs/gpt")
-    settled(page)
     sign = page.get_by_test_id("timeline").locator("a", has=page.locator("title", has_text="Step 250: committed"))
     sign.locator("circle").first.click(force=True)
     expect(heading(page, "demo/gpt@250#2")).to_be_visible()
@@ -212,7 +211,6 @@ def test_a_run_is_deleted_by_its_name_after_a_dry_run_and_taken_back(
     pin = f"/v1/checkpoints/{ids[0]}/pin"
     answer(http.put(pin, json={"reason": "figure 3"}, headers={"If-Match": "*"}))
     page = screen("runs/over")
-    settled(page)
     page.get_by_role("button", name="Delete run").click()
     dialog = page.get_by_role("dialog")
     expect(dialog.get_by_role("listitem")).to_contain_text("step 2 of attempt 1: pinned")

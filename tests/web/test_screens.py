@@ -89,7 +89,6 @@ def test_a_link_opens_its_screen_for_everybody(
 
 def test_the_keyboard_alone_leads_through_the_page(screen: Callable[..., Page], catalog: SeededCatalog) -> None:
     page = screen("")
-    settled(page)
     page.keyboard.press("Tab")
     skip = page.get_by_role("link", name="Skip to the content")
     expect(skip).to_be_focused()
@@ -113,7 +112,6 @@ def test_the_keyboard_alone_leads_through_the_page(screen: Callable[..., Page], 
 
 def test_a_dialog_keeps_the_focus_and_escape_gives_it_back(screen: Callable[..., Page]) -> None:
     page = screen("checkpoints/{restore_point}")
-    settled(page)
     pin = page.get_by_role("button", name="Pin", exact=True)
     tab_to(page, pin)
     page.keyboard.press("Enter")
@@ -133,7 +131,6 @@ def test_a_dialog_keeps_the_focus_and_escape_gives_it_back(screen: Callable[...,
 def test_no_key_closes_a_dialog_that_acts(screen: Callable[..., Page]) -> None:
     """A browser lets a page refuse the first Escape alone."""
     page = screen("checkpoints/{restore_point}")
-    settled(page)
     page.route("**/v1/checkpoints/*/pin", lambda _route: None)  # it never answers
     page.get_by_role("button", name="Pin", exact=True).click()
     dialog = page.get_by_role("dialog")
@@ -267,7 +264,6 @@ def test_a_tab_out_of_sight_holds_no_connection_and_misses_nothing(
     screen: Callable[..., Page], catalog: SeededCatalog
 ) -> None:
     page = screen("runs/gpt")
-    settled(page)
     page.evaluate(
         """() => {
         let sight = 'visible';
@@ -290,7 +286,6 @@ def test_a_commit_is_seen_without_a_reload(
     screen: Callable[..., Page], service: RunningService, catalog: SeededCatalog
 ) -> None:
     page = screen("runs/gpt")
-    settled(page)
     page.evaluate("() => { window.stays = true; }")
     trains(catalog.job, 411)
     catalog.job.save(410)
@@ -308,7 +303,6 @@ def test_a_commit_is_seen_without_a_reload(
 
 def test_the_curve_stands_over_the_attempts_on_the_same_steps_and_is_a_link(screen: Callable[..., Page]) -> None:
     page = screen("runs/gpt?from=100&to=400")
-    settled(page)
     expect(page.get_by_text("Not finite: nan at step 350.")).to_be_visible()
     curve = page.get_by_role("figure", name="loss over steps")
     expect(curve.locator(".u-over")).to_be_visible()

@@ -73,7 +73,6 @@ def test_a_failure_of_the_service_is_told_in_its_words_and_retried_by_hand(
     problem = {"type": "about:blank", "title": "Internal error", "status": 500, "code": "internal_error"}
     words = {"detail": "Report it with this request.", "retryable": False, "request_id": "req-7"}
     page = screen("operations/projects")
-    settled(page)
     page.route(
         RUNS,
         lambda route: route.fulfill(status=500, json=problem | words, content_type="application/problem+json"),
@@ -95,7 +94,6 @@ def test_a_service_that_cannot_be_reached_is_told_and_found_again(
 ) -> None:
     service.make_project("demo")
     page = screen("operations/projects")
-    settled(page)
     page.clock.install()
     page.route(RUNS, lambda route: route.abort("connectionrefused"))
     page.get_by_role("navigation", name="Screens").get_by_role("link", name="Runs").click()
@@ -111,7 +109,6 @@ def test_a_service_that_cannot_be_reached_is_told_and_found_again(
 def test_a_page_without_live_events_says_so(screen: Callable[..., Page], service: RunningService) -> None:
     service.make_project("demo")
     page = screen("operations/projects")
-    settled(page)
     page.route("**/v1/events/stream*", lambda route: route.abort("connectionrefused"))
     page.reload()
     live = page.get_by_role("status").filter(has_text="Not live")
@@ -125,7 +122,6 @@ def test_a_screen_whose_files_do_not_come_is_told_and_loaded_again(
 ) -> None:
     service.make_project("demo")
     page = screen("operations/projects")
-    settled(page)
     page.route(re.compile(r"/ui/assets/RetentionScreen.*\.js"), lambda route: route.abort("connectionrefused"))
     page.get_by_role("navigation", name="Screens").get_by_role("link", name="Retention and cost").click()
     expect(heading(page, "This screen failed")).to_be_visible()

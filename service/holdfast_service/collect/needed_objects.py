@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Select, exists, func, select
+from sqlalchemy import Select, exists, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.codecs import Codec
@@ -23,9 +23,9 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.collect.garbage import Question
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.corruption import lock_users, mark_cold
-from holdfast_service.copies.predicates import KEPT, PROVEN
+from holdfast_service.copies.predicates import KEPT, PROVEN, oldest_attempts
 from holdfast_service.db.dialect import database_now, insert_absent
-from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Shard
+from holdfast_service.db.tables.core import Chunk, Copy
 from holdfast_service.stores.base import StoredObject
 
 
@@ -70,7 +70,7 @@ def _take_back(
     ).all()
     # A later statement, behind the locks: it sees what another has committed meanwhile.
     chunks = session.scalars(_lacking(session, context, objects).where(Chunk.id.in_(found))).all()
-    encodings, attempts = _encodings(session, chunks), _attempts(session, [chunk.id for chunk in chunks])
+    encodings, attempts = _encodings(session, chunks), oldest_attempts(session, [chunk.id for chunk in chunks])
     in_this_store = select(Copy.generation).where(Copy.chunk_id.in_(found), Copy.store_id == store_id)
     there = set(session.scalars(in_this_store))  # a row that says `gone`, until the collector takes it away
     now = database_now(session)
@@ -127,15 +127,3 @@ def _encodings(session: Session, chunks: Sequence[Chunk]) -> dict[tuple[int, int
     )
     encodings = {(row.chunk_id, row.stored_bytes): (row.codec, row.stored_digest) for row in known}
     return encodings | {(chunk.id, chunk.bytes): (Codec.RAW.value, chunk.digest) for chunk in chunks}
-
-
-def _attempts(session: Session, chunk_ids: Sequence[int]) -> dict[int, int]:
-    """By chunk, the oldest attempt with a checkpoint that lists it."""
-    rows = session.execute(
-        select(ChunkListEntry.chunk_id, func.min(Checkpoint.attempt_id).label("attempt_id"))
-        .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
-        .join(Checkpoint, Checkpoint.id == Shard.checkpoint_id)
-        .where(ChunkListEntry.chunk_id.in_(chunk_ids))
-        .group_by(ChunkListEntry.chunk_id)
-    )
-    return {row.chunk_id: row.attempt_id for row in rows}

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, exists, false, literal, or_, select
+from sqlalchemy import ColumnElement, Select, and_, exists, false, func, literal, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
@@ -15,7 +15,7 @@ from holdfast_protocol.states import CopyState, Proof, StoreRole
 from holdfast_protocol.tiers import ARCHIVED
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now, insert_absent
-from holdfast_service.db.tables.core import Copy
+from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Shard
 from holdfast_service.db.tables.operations import CollectCandidate
 from holdfast_service.stores.base import ObjectKey
 
@@ -178,3 +178,15 @@ def leave_selected(session: Session, chunk_ids: Select[Any]) -> None:
     rows = rows.order_by(column)
     insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
     session.execute(insert(CollectCandidate).from_select(["chunk_id", "due_at"], rows).on_conflict_do_nothing())
+
+
+def oldest_attempts(session: Session, chunk_ids: Sequence[int]) -> dict[int, int]:
+    """By chunk, the oldest attempt with a checkpoint that lists it; none for a chunk that nothing needs."""
+    rows = session.execute(
+        select(ChunkListEntry.chunk_id, func.min(Checkpoint.attempt_id).label("attempt_id"))
+        .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
+        .join(Checkpoint, Checkpoint.id == Shard.checkpoint_id)
+        .where(ChunkListEntry.chunk_id.in_(chunk_ids))
+        .group_by(ChunkListEntry.chunk_id)
+    )
+    return {row.chunk_id: row.attempt_id for row in rows}

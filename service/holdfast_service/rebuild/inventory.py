@@ -13,15 +13,15 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import select
 
 from holdfast_protocol.codecs import Codec, DecodeError, decode
 from holdfast_protocol.states import CopyState, Proof
 from holdfast_protocol.tiers import ARCHIVED
+from holdfast_service.copies.predicates import oldest_attempts
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.engine import Database
-from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Shard
+from holdfast_service.db.tables.core import Chunk, Copy
 from holdfast_service.db.tables.records import FoundEncoding
 from holdfast_service.rebuild.report import RebuildReport
 from holdfast_service.rebuild.sources import SourceStore
@@ -62,7 +62,7 @@ def _put_batch(
     digests = {each.key.digest for each in batch}
     with database.read() as session:
         chunks = session.scalars(select(Chunk).where(Chunk.project_id == project_id, Chunk.digest.in_(digests))).all()
-        attempts = _attempts(session, [chunk.id for chunk in chunks])
+        attempts = oldest_attempts(session, [chunk.id for chunk in chunks])
         encodings = {
             (row.digest, row.stored_bytes): row
             for row in session.scalars(
@@ -102,18 +102,6 @@ def _put_batch(
     with database.transaction() as session:
         insert_absent(session, Copy, rows[: len(rows) // 2])
         insert_absent(session, Copy, rows[len(rows) // 2 :])
-
-
-def _attempts(session: Session, chunk_ids: list[int]) -> dict[int, int]:
-    """By chunk, the oldest attempt whose checkpoint needs it; none for a chunk that nothing needs."""
-    rows = session.execute(
-        select(ChunkListEntry.chunk_id, func.min(Checkpoint.attempt_id).label("attempt_id"))
-        .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
-        .join(Checkpoint, Checkpoint.id == Shard.checkpoint_id)
-        .where(ChunkListEntry.chunk_id.in_(chunk_ids))
-        .group_by(ChunkListEntry.chunk_id)
-    )
-    return {row.chunk_id: row.attempt_id for row in rows}
 
 
 def _owner(found: StoredObject, chunks: list[Chunk], store: Store) -> Chunk:

@@ -146,8 +146,7 @@ class RanksAgreement:
         if not current.decided.wait(self._ranks.timeout_seconds) or current.lost:
             raise RanksDisagree(f"No verdict came on saving after step {step}; rank 0 or the job's store has ended")
         if current.go:
-            # No save is proposed until restart(): the others may still be on their way to this barrier, and a second
-            # one would take its place.
+            # No save is proposed until restart(): this one would be asked for again.
             self._settled.set()
         self._drop(current)
         return Ask.SAVE if current.go else None
@@ -270,6 +269,11 @@ class RanksAgreement:
 
     def _follow_to_save(self, number: int, barrier: int) -> bool:
         """False if this thread must stop."""
+        # Rank 0 has passed the step that was agreed on before; this rank may not have. What is proposed now must not
+        # take its place.
+        while self._round is not None:
+            if self._stop.wait(_HURRY_SECONDS):
+                return False
         current, reachable = self._propose(barrier)
         self._store.set(f"{number}/ack/{self._ranks.rank}", "yes" if reachable else "no")
         if not self._appears(f"{number}/verdict"):

@@ -133,7 +133,7 @@ class FitsAnyWorld(ABC):  # noqa: B024 - others are registered or named, as they
     def __subclasshook__(cls, kind: type) -> bool:
         if cls is FitsAnyWorld and any((each.__module__, each.__qualname__) in _SCHEDULERS for each in kind.__mro__):
             return True
-        return NotImplemented
+        return super().__subclasshook__(kind)
 
 
 FitsAnyWorld.register(LRScheduler)

@@ -38,7 +38,8 @@ export function Frame() {
 
 function SignedIn({ session }: { session: Session }) {
   const project = useProject();
-  const live = useLive(project);
+  const { isPending } = useProjects();
+  const live = useLive(project, project !== undefined || !isPending);
   return (
     <>
       <a className={styles.skip} href="#content">

@@ -5,12 +5,13 @@ import { follow, type Live } from "./follow";
 import { Pace } from "./pace";
 
 /** Follows the event stream of a project (undefined: of all that the session sees) and asks again for what an event
- * touches. */
-export function useLive(project: string | undefined): Live {
+ * touches. `isKnown`: whether the project is known yet; before, it would be another stream. */
+export function useLive(project: string | undefined, isKnown = true): Live {
   const queries = useQueryClient();
   const [live, setLive] = useState<Live>("connecting");
 
   useEffect(() => {
+    if (!isKnown) return;
     const pace = new Pace(queries);
     const end = follow(project, {
       onState: setLive,
@@ -22,7 +23,7 @@ export function useLive(project: string | undefined): Live {
       end();
       pace.stop();
     };
-  }, [project, queries]);
+  }, [project, isKnown, queries]);
 
   return live;
 }
