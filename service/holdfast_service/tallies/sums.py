@@ -164,9 +164,3 @@ def copies_against_quota(session: Session, context: ServiceContext, project_ids:
     """By project id: what is in the primary store, which jobs write to. Copies elsewhere do not count, whether this
     process has that store attached or not: a replication policy must not stop the jobs' saves."""
     return _stored(session, project_ids, store_id=context.store_id)
-
-
-def bytes_against_quota(session: Session, context: ServiceContext, project_ids: Collection[str]) -> dict[str, int]:
-    """The bytes of these."""
-    counted = copies_against_quota(session, context, project_ids)
-    return {project_id: stored.bytes for project_id, stored in counted.items()}

@@ -23,7 +23,7 @@ from holdfast_service.db.tables.core import Checkpoint, Copy, Project
 from holdfast_service.db.tables.operations import AuditEvent, CheckpointCopy
 from holdfast_service.db.tables.records import WrittenRecord
 from holdfast_service.replicate import policy as rows
-from holdfast_service.tallies.sums import bytes_against_quota
+from holdfast_service.tallies.sums import copies_against_quota
 from tests.service.conftest import Clock
 from tests.support.rank import Job, answer
 from tests.support.replicated import CONTENT, SECOND, file_of, put_policy, replicate
@@ -83,10 +83,10 @@ def test_what_is_in_the_second_store_does_not_count_against_the_jobs_quota(
     lacking = replace(service.context, stores=service.context.stores[:1])
     with service.context.database.read() as session:
         projects = session.scalars(select(Project.id)).all()
-        counted = [bytes_against_quota(session, each, projects) for each in (service.context, lacking)]
+        counted = [copies_against_quota(session, each, projects) for each in (service.context, lacking)]
     assert counted[0] == counted[1]
     shown = answer(service.http().get("/v1/projects/demo"))
-    assert shown["quota_used_bytes"] == counted[0][shown["id"]] < shown["stored_bytes"]
+    assert shown["quota_used_bytes"] == counted[0][shown["id"]].bytes < shown["stored_bytes"]
     assert answer(service.http().get("/v1/projects"))["items"] == [shown]
 
 
