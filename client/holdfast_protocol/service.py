@@ -59,6 +59,11 @@ class ServerInfo(Reply):
     token_name: str
     token_project: str | None
     token_scopes: list[Scope]
+    token_id: str | None = Field(default=None, description="null: the service is older, and does not tell it.")
+    token_expires_at: datetime | None = Field(default=None, description="null: never.")
+    token_ends_soon: bool = Field(
+        default=False, description="A tenth of its life is left, or less, and never more than a week."
+    )
 
 
 class ReadinessCheck(Reply):
@@ -213,6 +218,27 @@ class TokenView(Reply):
 
 class TokenCreated(TokenView):
     token: str = Field(description="Shown once. The service keeps only its SHA-256.")
+
+
+LONGEST_OVERLAP_SECONDS = 90 * 86400
+
+
+class RotateToken(Request):
+    model_config = example({"overlap_seconds": 86400})
+
+    overlap_seconds: int = Field(
+        default=86400,
+        ge=60,
+        le=LONGEST_OVERLAP_SECONDS,
+        description="So long the token that is replaced stays good, unless it ends before.",
+    )
+    expires_in_seconds: int | None = Field(default=90 * 86400, ge=60, description="Of the new token. null: never.")
+
+
+class TokenRotated(TokenCreated):
+    """The new token, and the one that it replaces."""
+
+    replaced: TokenView = Field(description="With its end.")
 
 
 CSRF_HEADER = "X-Holdfast-CSRF"

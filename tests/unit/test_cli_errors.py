@@ -95,6 +95,9 @@ def test_a_wrong_setting_is_named(monkeypatch):
         ("projects", "edit", "demo"),
         ("projects", "edit", "demo", "--quota-runs", "many"),
         ("tokens", "create", "me", "--scope", "read", "--requests-per-second", "0"),
+        ("tokens", "rotate", "0123456789abcdef", "--overlap", "never"),
+        ("tokens", "rotate", "0123456789abcdef", "--overlap", "0m"),
+        ("tokens", "rotate", "0123456789abcdef", "--overlap", "91d"),
         ("nonsense",),
     ],
 )

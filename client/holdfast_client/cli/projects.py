@@ -1,4 +1,4 @@
-"""`holdfast projects`, `tokens`, `sessions` and `ui`. `trash` deletes and undeletes projects."""
+"""`holdfast projects`, `tokens`, `whoami`, `sessions` and `ui`. `trash` deletes and undeletes projects."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ from holdfast_client.cli.arguments import (
 from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, as_bytes, as_time, show_facts, show_json, show_table
 from holdfast_client.cli.say import show_line, show_note
+from holdfast_client.client import end_of_token
 from holdfast_client.errors import EditNeedsVersion, HoldfastError
 from holdfast_protocol.pruning import InTrash
 from holdfast_protocol.runs import EditProject, ProjectView, QuotaView
-from holdfast_protocol.service import CreateToken, TokenView
+from holdfast_protocol.service import LONGEST_OVERLAP_SECONDS, CreateToken, RotateToken, TokenCreated, TokenView
 from holdfast_protocol.states import QuotaKind, Scope
 from holdfast_protocol.text import counted
 from holdfast_protocol.usage import ProjectSample, RunSample, SampledEvery
@@ -39,6 +40,7 @@ from holdfast_protocol.usage import ProjectSample, RunSample, SampledEvery
 projects = noun("projects")
 tokens = noun("tokens")
 sessions = noun("sessions")
+whoami = typer.Typer(rich_markup_mode=None)
 ui = typer.Typer(rich_markup_mode=None)
 
 
@@ -280,13 +282,16 @@ def read_size(text: str) -> int | None:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
+ExpiresOption = Annotated[str, typer.Option(help="After this time, such as 12h, 90d or never.")]
+
+
 @tokens.command("create")
 def create_token(
     name: Annotated[str, typer.Argument(help="The job or person that it is for.")],
     *,
     scope: Annotated[list[Scope], typer.Option(help="What it may do; give it several times. None implies another.")],
     project: Annotated[str | None, typer.Option(help="Only in this project; without it, in every one.")] = None,
-    expires: Annotated[str, typer.Option(help="After this time, such as 12h, 90d or never.")] = "90d",
+    expires: ExpiresOption = "90d",
     requests_per_second: Annotated[
         float | None, typer.Option(min=0.001, help="Its calls a second, at most; seals and heartbeats do not count.")
     ] = None,
@@ -309,8 +314,37 @@ def create_token(
     if json:
         show_json(made)
         return
+    _show_made(made)
+
+
+def _show_made(made: TokenCreated) -> None:
     show_line(made.token)
     show_note(f"Token {made.id} ({_scopes(made)}), until {as_time(made.expires_at)}. It is not shown again.")
+
+
+@tokens.command()
+def rotate(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="As `holdfast tokens list` shows it.")],
+    *,
+    overlap: Annotated[str, typer.Option(help="So long the one before stays good, such as 24h.")] = "24h",
+    expires: ExpiresOption = "90d",
+    json: JsonOption = False,
+) -> None:
+    """Replace a token by one like it, and have it end after a while.
+
+    Meanwhile give the new one to the job or person that has the old one.
+    """
+    overlap_seconds = read_duration(overlap)
+    if overlap_seconds is None or not 60 <= overlap_seconds <= LONGEST_OVERLAP_SECONDS:
+        raise typer.BadParameter("The token before ends: give a time from a minute to 90 days, such as 24h.")
+    request = RotateToken(overlap_seconds=overlap_seconds, expires_in_seconds=read_duration(expires))
+    with connect() as client:
+        made = client.tokens.rotate(token_id, request)
+    if json:
+        show_json(made)
+        return
+    _show_made(made)
+    show_note(f"It replaces {made.replaced.id}, which is good until {as_time(made.replaced.expires_at)}.")
 
 
 @tokens.command("list")
@@ -401,6 +435,27 @@ def revoke_session(
 
 def _scopes(token: TokenView) -> str:
     return " ".join(scope.value for scope in token.scopes)
+
+
+@whoami.command("whoami")
+def show_caller(json: JsonOption = False) -> None:
+    """Show whose token this is, and what it may do."""
+    with connect() as client:
+        url, info = client.settings.url, client.service.info()
+    if json:
+        show_json(info)
+        return
+    show_facts(
+        (
+            ("token", f"{info.token_name} ({info.token_id or NOTHING})"),
+            ("project", info.token_project or "(all)"),
+            ("scopes", " ".join(scope.value for scope in info.token_scopes)),
+            ("ends (UTC)", as_time(info.token_expires_at)),
+            ("service", f"{url}, version {info.version}"),
+        )
+    )
+    if (ending := end_of_token(info)) is not None:
+        show_note(ending)
 
 
 _PAGE = "/ui/"

@@ -1625,6 +1625,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/tokens/{token_id}/rotate": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Replace a token by one like it, and have it end after a while; the text of the new one is shown once */
+        post: operations["tokens_rotate"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/usage": {
         parameters: {
             query?: never;
@@ -5511,6 +5528,26 @@ export interface components {
             run: string;
         };
         /**
+         * RotateToken
+         * @example {
+         *       "overlap_seconds": 86400
+         *     }
+         */
+        RotateToken: {
+            /**
+             * Expires In Seconds
+             * @description Of the new token. null: never.
+             * @default 7776000
+             */
+            expires_in_seconds: number | null;
+            /**
+             * Overlap Seconds
+             * @description So long the token that is replaced stays good, unless it ends before.
+             * @default 86400
+             */
+            overlap_seconds: number;
+        };
+        /**
          * RunCopies
          * @description How far the second store is behind: the loss if the first one were gone now (RPO).
          */
@@ -5913,6 +5950,22 @@ export interface components {
             store_asks_md5: boolean;
             /** Store Kind */
             store_kind: string;
+            /**
+             * Token Ends Soon
+             * @description A tenth of its life is left, or less, and never more than a week.
+             * @default false
+             */
+            token_ends_soon: boolean;
+            /**
+             * Token Expires At
+             * @description null: never.
+             */
+            token_expires_at?: string | null;
+            /**
+             * Token Id
+             * @description null: the service is older, and does not tell it.
+             */
+            token_id?: string | null;
             /** Token Name */
             token_name: string;
             /** Token Project */
@@ -6499,6 +6552,46 @@ export interface components {
             name: string;
             /** Project */
             project: string | null;
+            /**
+             * Requests Per Second
+             * @description null: what the service's settings say.
+             */
+            requests_per_second?: number | null;
+            /** Revoked At */
+            revoked_at: string | null;
+            /** Scopes */
+            scopes: components["schemas"]["Scope"][];
+            /**
+             * Token
+             * @description Shown once. The service keeps only its SHA-256.
+             */
+            token: string;
+        };
+        /**
+         * TokenRotated
+         * @description The new token, and the one that it replaces.
+         */
+        TokenRotated: {
+            /**
+             * Concurrent Requests
+             * @description null: what the service's settings say.
+             */
+            concurrent_requests?: number | null;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Expires At */
+            expires_at: string | null;
+            /** Id */
+            id: string;
+            /** Name */
+            name: string;
+            /** Project */
+            project: string | null;
+            /** @description With its end. */
+            replaced: components["schemas"]["TokenView"];
             /**
              * Requests Per Second
              * @description null: what the service's settings say.
@@ -12186,6 +12279,55 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["TokenView"];
+                };
+            };
+            /** @description What the caller must fix; `code` says what. */
+            "4XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+            /** @description Try again if `retryable`. */
+            "5XX": {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                    "application/problem+json": unknown;
+                };
+            };
+        };
+    };
+    tokens_rotate: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Any text of the client's own. The same call with the same key makes nothing twice. */
+                "idempotency-key"?: string | null;
+            };
+            path: {
+                token_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["RotateToken"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TokenRotated"];
                 };
             };
             /** @description What the caller must fix; `code` says what. */
