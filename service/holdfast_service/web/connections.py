@@ -15,6 +15,8 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.utils import get_remote_addr
 
+from holdfast_service.web.request_heads import read_strictly
+
 CONNECTION = "holdfast_connection"
 """Under this name a request's scope holds its BoundedConnection, where there is a connection."""
 STREAMS = "holdfast_streams"
@@ -47,6 +49,10 @@ def bounded_connections(
         """Set when the server ends."""
         has_shown_certificate: bool
         """One that TLS has verified."""
+
+        def __init__(self, **given: Any) -> None:
+            super().__init__(**given)
+            read_strictly(self.conn)
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
