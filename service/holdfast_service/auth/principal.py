@@ -347,13 +347,15 @@ def _refused(why: str) -> ProblemError:
 
 @dataclass(frozen=True)
 class RequireScope:
-    """None: any valid token. `from_memory`: while the database is unavailable, a token that was let in before is let in
-    again, and a session never.
+    """`scope` None: any valid token. `or_scope`: one that is as good.
+    `from_memory`: while the database is unavailable, a token that was let in before is let in again, and a session
+    never.
     `work_looks`: the call's work asks for the token itself, by `execute_for_caller`, before it does or tells anything.
     `takes_code`: a one-time code is as good as the token that has made it.
     """
 
     scope: Scope | None
+    or_scope: Scope | None = None
     from_memory: bool = False
     work_looks: bool = False
     takes_code: bool = False
@@ -370,8 +372,8 @@ class RequireScope:
             return None
         failed_calls: FailedCalls = request.app.state.failed_calls
         principal = failed_calls.last_known(credential, within_seconds=ADMITTED_SECONDS)
-        if principal is not None and self.scope is not None:
-            principal.check_scope(self.scope)
+        if principal is not None:
+            self._check_scope(principal)
         return principal
 
     def caller_of(self, request: Request) -> Principal:
@@ -390,9 +392,12 @@ class RequireScope:
             if known is None or error.code is not ProblemCode.DATABASE_UNAVAILABLE:
                 raise
             principal = known
-        if self.scope is not None:
-            principal.check_scope(self.scope)
+        self._check_scope(principal)
         return principal
+
+    def _check_scope(self, caller: Principal) -> None:
+        if self.scope is not None and self.or_scope not in caller.scopes:
+            caller.check_scope(self.scope)
 
     def _credential_of(self, request: Request) -> str:
         credential = credential_of(request)
@@ -418,6 +423,11 @@ def _address_of(request: Request) -> str:
 
 
 def require(
-    scope: Scope | None, *, from_memory: bool = False, work_looks: bool = False, takes_code: bool = False
+    scope: Scope | None,
+    *,
+    or_scope: Scope | None = None,
+    from_memory: bool = False,
+    work_looks: bool = False,
+    takes_code: bool = False,
 ) -> Any:
-    return Depends(RequireScope(scope, from_memory, work_looks, takes_code))
+    return Depends(RequireScope(scope, or_scope, from_memory, work_looks, takes_code))

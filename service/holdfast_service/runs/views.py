@@ -28,7 +28,6 @@ from holdfast_protocol.states import (
     Health,
     QuotaKind,
     RunStatus,
-    Scope,
     ShardState,
     Tier,
 )
@@ -106,12 +105,6 @@ def _deleted(found: Project | Run, name: str) -> str:
         f"{name} was deleted by {found.deleted_by}{why}. To go on with it, take it back{until}: "
         f"{back}. To begin anew, take another name; this one is free once the purge is over."
     )
-
-
-def check_reads_or_trains(caller: Principal) -> None:
-    """A job looks at its own attempts and checkpoints. Raises `forbidden`."""
-    if Scope.TRAIN not in caller.scopes:
-        caller.check_scope(Scope.READ)
 
 
 def attempt_numbered(session: Session, run: Run, number: int) -> Attempt:
@@ -481,7 +474,6 @@ def attempt_view(row: Attempt, *, listed: bool = False) -> AttemptView:
 
 def read_checkpoint(context: ServiceContext, caller: Principal, checkpoint_id: str) -> CheckpointView:
     """For tokens that read and for those that train: a job waits for its own commit. Raises `checkpoint_not_found`."""
-    check_reads_or_trains(caller)
     with context.database.read() as session:
         project, run, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
         return current_checkpoint_view(session, project.name, run.name, checkpoint)

@@ -53,7 +53,6 @@ from holdfast_service.records.outbox import subject_changed
 from holdfast_service.runs.views import (
     attempt_numbered,
     attempt_view,
-    check_reads_or_trains,
     ensure_project,
     ensure_run,
     first_components,
@@ -573,7 +572,6 @@ def list_attempts(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, *, cursor: str | None, limit: int
 ) -> Page[AttemptView]:
     """The newest first. For tokens that read and for those that train: a launch asks for the newest number."""
-    check_reads_or_trains(caller)
     with context.database.read() as session:
         _, run = run_named(session, caller, project_name, run_name)
         # A page of environments is much, and of no use: the view of one attempt shows its own.
@@ -594,7 +592,6 @@ def read_attempt(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, number: int
 ) -> AttemptView:
     """Raises `attempt_not_found`."""
-    check_reads_or_trains(caller)
     with context.database.read() as session:
         _, run = run_named(session, caller, project_name, run_name)
         return attempt_view(attempt_numbered(session, run, number))
