@@ -212,6 +212,9 @@ class TokenView(Reply):
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    last_used_at: datetime | None = Field(
+        default=None, description="Some minutes late. null: not yet, or before the service kept it."
+    )
     requests_per_second: float | None = Field(default=None, description="null: what the service's settings say.")
     concurrent_requests: int | None = Field(default=None, description="null: what the service's settings say.")
 

@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 
 from holdfast_protocol.states import StoreRole
 from holdfast_service.attached_stores.attached import AttachedStore, StoreWatch
+from holdfast_service.auth.last_use import TokensUsed
 from holdfast_service.copies.in_flight import TicketsInFlight
 from holdfast_service.db.commit_notifier import CommitNotifier
 from holdfast_service.db.engine import Database
@@ -55,6 +56,7 @@ class ServiceContext:
     save_advice: SaveAdvice
     keyring: Keyring = field(default_factory=Keyring, repr=False)
     tickets: TicketsInFlight = field(default_factory=TicketsInFlight)
+    tokens_used: TokensUsed = field(default_factory=TokensUsed)
     load: Load = field(default_factory=Load)
     process_id: str = field(default_factory=_new_process_id)
     stopping: threading.Event = field(default_factory=threading.Event, repr=False)

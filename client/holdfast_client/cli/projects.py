@@ -356,7 +356,7 @@ def list_tokens(*, limit: LimitOption = None, json: JsonOption = False) -> None:
         show_json(found)
         return
     show_table(
-        ["id", "name", "project", "scopes", ">calls/s", "ends (UTC)"],
+        ["id", "name", "project", "scopes", ">calls/s", "used (UTC)", "ends (UTC)"],
         (
             (
                 one.id,
@@ -364,6 +364,7 @@ def list_tokens(*, limit: LimitOption = None, json: JsonOption = False) -> None:
                 one.project or "(all)",
                 _scopes(one),
                 NOTHING if one.requests_per_second is None else f"{one.requests_per_second:g}",
+                as_time(one.last_used_at),
                 "revoked" if one.revoked_at else as_time(one.expires_at) if one.expires_at else NOTHING,
             )
             for one in found

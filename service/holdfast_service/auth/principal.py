@@ -392,6 +392,7 @@ class RequireScope:
             if known is None or error.code is not ProblemCode.DATABASE_UNAVAILABLE:
                 raise
             principal = known
+        context.tokens_used.add(principal.token_id)
         self._check_scope(principal)
         return principal
 

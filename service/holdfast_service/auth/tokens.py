@@ -85,6 +85,7 @@ def token_view(token: Token, project_name: str | None) -> TokenView:
         created_at=token.created_at,
         expires_at=token.expires_at,
         revoked_at=token.revoked_at,
+        last_used_at=token.last_used_at,
         requests_per_second=token.requests_per_second,
         concurrent_requests=token.concurrent_requests,
     )

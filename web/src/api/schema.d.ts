@@ -6548,6 +6548,11 @@ export interface components {
             expires_at: string | null;
             /** Id */
             id: string;
+            /**
+             * Last Used At
+             * @description Some minutes late. null: not yet, or before the service kept it.
+             */
+            last_used_at?: string | null;
             /** Name */
             name: string;
             /** Project */
@@ -6586,6 +6591,11 @@ export interface components {
             expires_at: string | null;
             /** Id */
             id: string;
+            /**
+             * Last Used At
+             * @description Some minutes late. null: not yet, or before the service kept it.
+             */
+            last_used_at?: string | null;
             /** Name */
             name: string;
             /** Project */
@@ -6623,6 +6633,11 @@ export interface components {
             expires_at: string | null;
             /** Id */
             id: string;
+            /**
+             * Last Used At
+             * @description Some minutes late. null: not yet, or before the service kept it.
+             */
+            last_used_at?: string | null;
             /** Name */
             name: string;
             /** Project */
