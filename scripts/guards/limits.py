@@ -184,7 +184,7 @@ GUARDS = (
     Guard(
         "limits-before-work",
         "a reply that nobody reads is kept",
-        "service/holdfast_service/web/frame.py",
+        "service/holdfast_service/web/connections.py",
         "self._unread = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)",
         "self._unread = None",
         ("tests/service/test_connections.py",),
