@@ -19,6 +19,7 @@ from holdfast import errors
 from holdfast.layout.plan import ChunkSizes
 from holdfast.save.job import SaveState
 from holdfast.save.pipeline import SaveReports
+from holdfast_client.chunks import uploader
 from holdfast_client.client import Client
 from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.tier import LocalTier
@@ -135,6 +136,31 @@ def test_a_disk_that_gives_a_save_back_no_more_keeps_no_later_save_from_the_stor
         assert "The saves after it go on" in caplog.text
         assert ckpt.stats.committed_late == 0, "the second was tried once"
     assert spooled(folder)[0] == [0], "for the next launch, or a person"
+
+
+def test_a_slow_store_holds_up_no_save_on_its_way_to_the_node(run, folder, monkeypatch):
+    """The upload of an earlier save reads on only when the store has taken what it has read."""
+    sending, store_takes_it = threading.Event(), threading.Event()
+    put = uploader.put_chunk
+
+    def slow(*args, **rest):
+        sending.set()
+        store_takes_it.wait(60)
+        put(*args, **rest)
+
+    monkeypatch.setattr(uploader, "put_chunk", slow)
+    monkeypatch.setattr("holdfast_client.local.push.READ_AHEAD_BYTES", 1)  # a chunk at a time
+    with holdfast.Checkpointer(run, local=folder, chunk_sizes=ChunkSizes(65536, 262144, 131072)) as ckpt:
+        ckpt.restore({})
+        first = ckpt.save(0, state_at(0))
+        assert sending.wait(60)
+        second = ckpt.save(1, state_at(1))
+        try:
+            assert second.local.result(timeout=30)
+            assert not first.committed.done()
+        finally:
+            store_takes_it.set()
+        assert [handle.committed.result(timeout=60).step for handle in (first, second)] == [0, 1]
 
 
 def test_a_full_folder_lets_saves_go_straight_to_the_store_and_says_what_helps(run, folder, monkeypatch, caplog):
