@@ -209,6 +209,26 @@ def test_a_save_through_a_window_that_finds_no_room_fails_alone(run, folder, mon
         assert ckpt.stats.spooled == 1
 
 
+def test_a_save_that_found_no_room_gives_back_no_memory_of_the_save_after_it(run, folder, monkeypatch):
+    """It ends on the upload thread, when the next save is in the slab and on its way to the node's disk."""
+    monkeypatch.setenv("HOLDFAST_LOCAL_BYTES", "1000000")
+    sizes = ChunkSizes(65536, 262144, 131072)
+    with holdfast.Checkpointer(run, local=folder, host_memory=600_000, chunk_sizes=sizes) as ckpt:
+        ckpt.restore({})
+        gate, disk = hold_uploads(ckpt), threading.Event()
+        first = ckpt.save(0, state_at(0))
+        add = ChunkFolder.add
+        monkeypatch.setattr(ChunkFolder, "add", lambda *args, **rest: disk.wait(60) and add(*args, **rest))
+        second = ckpt.save(1, {"big": {"tensor": torch.arange(100_000.0)}})
+        gate.set()
+        assert isinstance(first.committed.exception(timeout=60), errors.SaveFailed)
+        try:
+            assert ckpt.parts.pipeline.busy
+        finally:
+            disk.set()
+        assert second.committed.result(timeout=60).step == 1
+
+
 def test_other_content_for_a_step_that_is_committed_is_given_up_and_leaves_the_spool(run, folder):
     with holdfast.Checkpointer(run, local=folder) as ckpt:
         ckpt.restore({})
