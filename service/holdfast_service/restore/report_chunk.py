@@ -3,6 +3,8 @@ report-is-suspicion)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import structlog
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
@@ -15,6 +17,7 @@ from holdfast_service.audit.record import Actor
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.corruption import lock_users, mark_users
+from holdfast_service.copies.predicates import is_readable
 from holdfast_service.copies.read_back import (
     READABLE,
     Claim,
@@ -29,9 +32,10 @@ from holdfast_service.copies.read_back import (
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.errors import ProblemError
+from holdfast_service.lineage.restore_choice import available_stores
 from holdfast_service.restore.read_checkpoint import chunks_of_checkpoint
 from holdfast_service.runs.views import checkpoint_by_id, refuse_unless_whole
-from holdfast_service.stores.base import StoreError
+from holdfast_service.stores.base import StoreError, StoreUnavailable
 
 _log = structlog.get_logger("holdfast.reports")
 
@@ -40,7 +44,8 @@ def report_chunk(context: ServiceContext, caller: Principal, checkpoint_id: str,
     """Reads every copy of the chunk again, in each store that answers, and marks what cannot be read.
 
     Raises `checkpoint_not_found`, `chunk_not_found`, `busy` while another report of this chunk is looked into, and
-    `store_unavailable` where no store could tell, which proves nothing and marks nothing.
+    `store_unavailable` where no store could tell, which proves nothing and marks nothing, or where a store that may
+    soon answer has a copy and the others have none.
     """
     digest = request.digest
     ask_stores(context)
@@ -52,6 +57,8 @@ def report_chunk(context: ServiceContext, caller: Principal, checkpoint_id: str,
     if not findings:
         corrupt.update(_mark_without_copies(context, caller, checkpoint_id, digest))
     readable = Finding.GOOD in findings.values()
+    if not readable:
+        _refuse_unheard(context, caller, checkpoint_id, digest, findings)
     found = " and ".join(sorted(set(findings.values()))) or "has no copy left that can be read now"
     _log.warning(
         "chunk_reported",
@@ -121,6 +128,26 @@ def _claim_copies(
     seconds = context.settings.chunk_lease_seconds
     # A report proves nothing and the copies stay what they are: an upload that relies on one now goes on.
     return [claim(session, chunk, copy, seconds=seconds) for copy in copies]
+
+
+def _refuse_unheard(
+    context: ServiceContext, caller: Principal, checkpoint_id: str, digest: str, findings: Mapping[Claim, Finding]
+) -> None:
+    """What is called lost sends a job to an older checkpoint, and no job is sent to one for a store's short silence.
+    Raises StoreUnavailable if a store has a copy to read that was not read now, as long as the restore point waits for
+    that store."""
+    available = available_stores(context)
+    store_ids = context.store_ids if available is None else available.store_ids
+    with context.database.read() as session:
+        project, _, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
+        chunk = chunks_of_checkpoint(session, project.id, checkpoint, [digest])[digest]
+        unheard = select(Copy.id).where(
+            Copy.chunk_id == chunk.id,
+            Copy.id.not_in([claimed.copy_id for claimed in findings]),
+            is_readable(store_ids, checkpoint.attempt_id),
+        )
+        if session.scalars(unheard).first() is not None:
+            raise StoreUnavailable(f"the chunk {digest} may be whole in a store that does not answer at this moment")
 
 
 def _worth_asking(context: ServiceContext) -> list[int]:
