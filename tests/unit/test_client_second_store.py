@@ -116,3 +116,5 @@ def test_a_mount_that_is_unavailable_is_asked_about_again_and_others_are_proven(
     assert len(asked) == 2, "a store that was unavailable is given up for good"
     mount.give_up()
     assert (mount.proof(), mount.other_proofs()) == (None, [])
+    with pytest.raises(DirectFileRefused):  # by a ticket from before
+        mount.check_read(str(tmp_path / "p1" / "chunks" / "00"))

@@ -36,6 +36,7 @@ from holdfast_client.errors import (
     IntegrityError,
     ServiceUnavailable,
     StoreRefused,
+    StoreUnavailable,
     TicketProblem,
     TransferStopped,
     UnexpectedReply,
@@ -216,15 +217,21 @@ class ChunkTransfers:
 
         def get(into: memoryview) -> None:
             with life.used():
-                get_chunk(
-                    ticket,
-                    into,
-                    ticket.digest,
-                    into.nbytes,
-                    self._client.transfers.towards(ticket.store),
-                    stop=stop,
-                    retry_seconds=ELSEWHERE_AFTER_SECONDS if ticket.elsewhere else None,
-                )
+                try:
+                    get_chunk(
+                        ticket,
+                        into,
+                        ticket.digest,
+                        into.nbytes,
+                        self._client.transfers.towards(ticket.store),
+                        stop=stop,
+                        retry_seconds=ELSEWHERE_AFTER_SECONDS if ticket.elsewhere else None,
+                    )
+                except StoreUnavailable as error:
+                    if ticket.kind != "file" or ticket.elsewhere:
+                        raise
+                    # Where this machine's mount fails the service may reach the store all the same.
+                    raise DirectFileRefused(error.detail) from error
             with self._lock:
                 self._bytes_from[ticket.store] += into.nbytes
 
