@@ -171,7 +171,7 @@ def refusal(status: int, body: bytes, answers: Mapping[str, StoreAnswer]) -> Hol
         return ChunkNotFound("The store does not have this chunk")
     if code in _TRANSIENT_CODES or status in _TRANSIENT_STATUSES or _may_pass(status):
         return StoreUnavailable(f"The store asks to try later ({said})", context={"said": said})
-    if status == 404 and code in ("", "NoSuchKey", "NotFound"):
+    if status == 404 and code in ("", "NoSuchKey", "NoSuchVersion", "NotFound"):
         return ChunkNotFound("The store does not have this chunk")
     return StoreRefused(f"The store refuses the transfer ({said})", context={"said": said})
 
