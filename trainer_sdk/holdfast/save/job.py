@@ -224,7 +224,7 @@ class SaveJob:
     handle: SaveHandle
     standstill: Standstill = field(default_factory=Standstill)
     has_own_memory: bool = False
-    """It is not in the memory that the next save waits for (`stage_every=`)."""
+    """It is not, or no more, in the memory that the next save waits for (`stage_every=`)."""
     record: SpoolRecord | None = None
     """In the spool: its bytes come from the folder, and the staged ones are released."""
     begun_at: float = field(default_factory=time.monotonic)
