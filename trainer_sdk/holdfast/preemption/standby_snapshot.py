@@ -25,6 +25,7 @@ from holdfast.preemption.estimate import may_wait_for_a_step
 from holdfast.save.job import SaveJob
 from holdfast.save.pipeline import SavePipeline
 from holdfast.save.saver import Metrics, Saver
+from holdfast.schedule.save_policy import ends_a_round
 from holdfast.staging import StagedShard, StagingArea
 from holdfast.state.tensors import TensorPiece
 from holdfast_client.chunks.workers import WorkerThreads
@@ -74,9 +75,9 @@ class StandbySnapshot:
         """It is uploading, or is not wanted any more."""
         self._first_left: float | None = None
 
-    def is_due(self, step: int) -> bool:
-        """The same on all ranks. Steps count from 0, as for Every(steps=…)."""
-        return (step + 1) % self._every == 0
+    def is_due(self, step: int, last: int | None) -> bool:
+        """The same on all ranks. Steps are counted as for Every(steps=…). `last`: the step before."""
+        return ends_a_round(self._every, step, last)
 
     def stage(self, step: int, state: Mapping[str, Any], metrics: Metrics | None) -> None:
         """Collective. Raises as save() does. When it returns, the state may change."""
