@@ -384,6 +384,28 @@ def test_parameters_among_plain_values_stay_parameters():
     assert [tensor.requires_grad for tensor in state["free"]] == [False, True]
 
 
+class Temperature:
+    """Trained beside the model, and keeps the tensors that it is given."""
+
+    def __init__(self, value):
+        self.log_alpha = torch.full((1,), value, requires_grad=True)
+        self.average = nn.Parameter(torch.full((1,), value), requires_grad=False)
+
+    def state_dict(self):
+        return {"log_alpha": self.log_alpha, "average": self.average}
+
+    def load_state_dict(self, state):
+        self.log_alpha, self.average = state["log_alpha"], state["average"]
+
+
+def test_what_an_object_keeps_of_the_state_is_trained_as_before():
+    saved, live = save({"temperature": Temperature(0.5)}), Temperature(0.0)
+    load({"temperature": live}, [saved])
+    assert (live.log_alpha.item(), live.average.item()) == (0.5, 0.5)
+    assert (live.log_alpha.requires_grad, live.average.requires_grad) == (True, False)
+    assert type(live.average) is nn.Parameter
+
+
 @pytest.mark.rule("random-state-last")
 def test_a_loader_on_another_world_size_refuses_merges_or_is_declared():
     parts = [save({"loader": Merging(position)}, rank, 2) for rank, position in enumerate([3, 5])]
