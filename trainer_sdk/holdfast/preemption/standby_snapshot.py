@@ -104,14 +104,13 @@ class StandbySnapshot:
             if self._over or job is None or not self._is_wanted(job):
                 return
             if self._ranks.is_first:
-                if not self._is_last_moment(job, left_seconds) or not settle():
+                if not self._is_last_moment(job, left_seconds) or not settle() or not self._tell(job.step):
                     return
-                if self._store is not None:
-                    self._store.set("upload", str(job.step))
             elif not self._is_told_to(job.step):
                 return
             self._over = True
-            log.warning("no step has ended in time: the state staged after step %d is saved", job.step)
+            with suppress(Exception):  # of the script's log handler: the watch must go on
+                log.warning("no step has ended in time: the state staged after step %d is saved", job.step)
             self._pipeline.start(dataclasses.replace(job, begun_at=time.monotonic()))
 
     def close(self) -> None:
@@ -147,6 +146,14 @@ class StandbySnapshot:
         if self._first_left is None:
             self._first_left = left_seconds
         return left_seconds <= self._first_left - may_wait_for_a_step(self._first_left, seconds)
+
+    def _tell(self, step: int) -> bool:
+        """Tells the other ranks to upload it too. False if the job's store has ended together with the job."""
+        with suppress(RuntimeError):
+            if self._store is not None:
+                self._store.set("upload", str(step))
+            return True
+        return False
 
     def _is_told_to(self, step: int) -> bool:
         with suppress(RuntimeError):  # the job's store has ended together with the job
