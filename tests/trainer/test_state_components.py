@@ -198,6 +198,15 @@ def test_a_module_with_its_own_state_dict_is_saved_whole_and_named_once(caplog):
     assert caplog.text.count("WithoutBias has a state_dict() of its own") == 1
 
 
+def test_a_copy_of_an_optimizers_state_is_named_once_because_it_is_not_the_optimizers(caplog):
+    caplog.set_level(logging.WARNING, "holdfast")
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    for rank in (1, 0, 0):
+        capture({"copied": optimizer.state_dict(), "whole": optimizer}, rank=rank, world_size=2)
+    assert caplog.text.count("'copied' holds what an optimizer's state_dict() has returned") == 1
+    assert "'whole'" not in caplog.text
+
+
 @pytest.mark.rule("refuse-inexact")
 def test_fsdp1_is_refused_with_the_remedy(monkeypatch):
     module = nn.Linear(1, 1)
