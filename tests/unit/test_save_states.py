@@ -100,7 +100,7 @@ class EndedStore:
 def test_a_rank_whose_jobs_store_has_ended_asks_the_service_before_it_calls_its_save_lost(
     state: CheckpointState,
 ) -> None:
-    view = SimpleNamespace(state=state)
+    view: Any = SimpleNamespace(state=state)
     client: Any = SimpleNamespace(checkpoints=SimpleNamespace(get=lambda checkpoint_id: view))
     ranks: Any = SimpleNamespace(rank=1, host_leader=0, store=lambda purpose: EndedStore())
     watch = CommitWatch(client, ranks, threading.Event())
