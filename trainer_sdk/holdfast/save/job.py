@@ -385,6 +385,9 @@ class CommitWatch:
             told = self._store.get(self._key(number))
             return CheckpointView.model_validate_json(told) if told else None
         except RuntimeError as error:
+            # Rank 0 may have left, and the store with it, because this very checkpoint is committed.
+            if (view := self._look(checkpoint_id)) is not None:
+                return view
             raise HoldfastError(f"The job's store ended while a checkpoint was still under way ({error})") from error
 
     def _look(self, checkpoint_id: str) -> CheckpointView | None:
