@@ -229,6 +229,11 @@ class Impact(Reply):
     runs: list[AffectedRun]
     checkpoints: list[AffectedCheckpoint] = Field(description="The newest steps first, run by run.")
     left_off: int = Field(description="Affected checkpoints that are not shown, because there are too many.")
+    chunks_left_off: int = Field(
+        default=0,
+        description="Further bad chunks of the checkpoint that are not shown, nor what else they concern. What is lost "
+        "is shown first.",
+    )
     lost: bool = Field(description="One of them cannot be read whole from any attached store.")
 
 

@@ -3812,6 +3812,12 @@ export interface components {
             /** Chunks */
             chunks: components["schemas"]["ChunkImpact"][];
             /**
+             * Chunks Left Off
+             * @description Further bad chunks of the checkpoint that are not shown, nor what else they concern. What is lost is shown first.
+             * @default 0
+             */
+            chunks_left_off: number;
+            /**
              * Left Off
              * @description Affected checkpoints that are not shown, because there are too many.
              */
