@@ -5465,7 +5465,7 @@ export interface components {
             lag_bytes: number;
             /**
              * Lag Seconds
-             * @description Since the oldest commit that is newer than the newest whole copy; 0: none.
+             * @description Since the oldest commit that is newer than the newest whole copy that a launch would resume from; 0: none.
              */
             lag_seconds: number;
             /**
@@ -5494,7 +5494,7 @@ export interface components {
             rpo_objective_seconds?: number | null;
             /**
              * Rpo Seconds
-             * @description What the objective is compared with: the age of the oldest committed state that is newer than the newest whole copy, whether or not a policy wants it copied. 0: there is none. null: there is no objective.
+             * @description What the objective is compared with: the age of the oldest committed state that is newer than the newest whole copy that a launch would resume from, whether or not a policy wants it copied. 0: there is none. null: there is no objective.
              */
             rpo_seconds?: number | null;
             /** Run */

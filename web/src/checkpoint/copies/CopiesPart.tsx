@@ -81,7 +81,7 @@ function SecondStore({ found }: { found: Schemas["RunCopies"] }) {
     <>
       {found.copied_step === null
         ? "No checkpoint is whole there"
-        : `Whole up to step ${formatCount(found.copied_step)}`}
+        : `The newest that is whole there is step ${formatCount(found.copied_step)}`}
       , {formatCount(found.waiting)} waiting
       {found.error !== null && `. The last try failed: ${found.error}`}
     </>
