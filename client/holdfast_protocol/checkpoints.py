@@ -478,7 +478,11 @@ class CheckpointView(Reply):
     trashed_at: datetime | None = Field(default=None, description="In the trash since then.")
     trashed_by: str | None = Field(default=None, description="policy, person, or run: with its whole run.")
     trash_reason: str | None = None
-    purge_at: datetime | None = Field(default=None, description="Until when it can be taken back from the trash.")
+    purge_at: datetime | None = Field(
+        default=None,
+        description="Until when it can be taken back from the trash. What a policy expired goes before that while a "
+        "disk or the quota is short.",
+    )
     deleted_at: datetime | None = None
     sealed_ranks: int
     missing_ranks: list[int] = Field(description="The first 20 of ranks 0 to 99 that have not sealed.")

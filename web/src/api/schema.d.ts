@@ -2430,7 +2430,7 @@ export interface components {
             project: string;
             /**
              * Purge At
-             * @description Until when it can be taken back from the trash.
+             * @description Until when it can be taken back from the trash. What a policy expired goes before that while a disk or the quota is short.
              */
             purge_at?: string | null;
             /**
@@ -2582,7 +2582,7 @@ export interface components {
             project: string;
             /**
              * Purge At
-             * @description Until when it can be taken back from the trash.
+             * @description Until when it can be taken back from the trash. What a policy expired goes before that while a disk or the quota is short.
              */
             purge_at?: string | null;
             /**
@@ -4991,7 +4991,7 @@ export interface components {
             more: boolean;
             /**
              * Purge At
-             * @description Until when they can be taken back, in a dry run if they went now; null if none goes.
+             * @description Until when they can be taken back, in a dry run if they went now; null if none goes. What a policy expired goes before that while a disk or the quota is short.
              */
             purge_at: string | null;
             /**
