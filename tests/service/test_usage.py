@@ -160,18 +160,26 @@ def test_orphans_are_those_of_the_last_sweep_and_stand_beside(service: RunningSe
             "dry_run": False,
             "projects": [
                 {"project": name, "objects": 9, "bytes": 900, "orphans": 2, "orphan_bytes": size, "missing": 0}
-                for name, size in (("demo", 123), ("other", 4567))
+                | {"deleted": 1, "deleted_bytes": 100}
+                for name, size in (("demo", 223), ("other", 4567))
             ],
-            "due_orphans": 0,
-            "due_bytes": 0,
-            "deleted": 0,
-            "deleted_bytes": 0,
+            "due_orphans": 2,
+            "due_bytes": 200,
+            "deleted": 2,
+            "deleted_bytes": 200,
             "kept": 0,
             "stopped": None,
         }
         session.add(StoreMaintenance(store_id=service.context.store_id, swept_at=now, sweep=found))
     before = usage(service, "demo")
-    assert before["orphaned_bytes"] == 123
+    assert before["orphaned_bytes"] == 123, "what the sweep has deleted is gone"
+    told = {
+        sample.labels["project"]: sample.value
+        for family in text_string_to_metric_families(service.http().get("/metrics").text)
+        for sample in family.samples
+        if sample.name == "holdfast_bytes" and sample.labels["kind"] == "orphaned"
+    }
+    assert told == {"demo": 123, "other": 4467}
     assert before["stored_bytes"] == counted_by_hand(service)["stored_bytes"]
     assert usage(service, "demo/gpt")["orphaned_bytes"] is None
 

@@ -6545,7 +6545,7 @@ export interface components {
             logical_bytes: number;
             /**
              * Orphaned Bytes
-             * @description Beside all of these: objects that no row knows, as the last sweep of each store found them before it deleted those that were old enough. null: no sweep yet, or a run.
+             * @description Beside all of these: objects that no row knows, as the last sweep of each store left them: it deletes those that are old enough. null: no sweep yet, or a run.
              */
             orphaned_bytes: number | null;
             /**
