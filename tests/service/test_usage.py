@@ -275,6 +275,8 @@ def test_a_forecast_counts_with_the_runs_own_rhythm_and_refuses_what_is_no_polic
     assert (found["save_interval_seconds"], found["bytes_per_save"], found["shared_bytes"]) == (3600, 309, 4000)
     assert (found["kept_checkpoints"], found["trashed_checkpoints"], found["grows_per_month"]) == (4, 1, 0)
     assert found["per_month"] == pytest.approx((4000 + 5 * 309) * 2.0 / GIB)
+    kept = answer(http.post(path, json={"retention": {"keep_every_steps": 100}}))
+    assert (kept["kept_checkpoints"], kept["trashed_checkpoints"]) == (365 * 24, 0), "nothing expires"
     endless = answer(http.post(path, json={}))
     assert (endless["kept_checkpoints"], endless["retention"], endless["trashed_checkpoints"]) == (365 * 24, None, 0)
     assert endless["grows_per_month"] == pytest.approx(30 * 24 * 309 * 2.0 / GIB)
