@@ -471,7 +471,9 @@ class CheckpointView(Reply):
         description="One of its chunks has no good copy that the store or the service has hashed: the service must "
         "still read it. Only set in lists and if one checkpoint is selected.",
     )
-    pinned_at: datetime | None = Field(default=None, description="Since when it is safe from policies and prune.")
+    pinned_at: datetime | None = Field(
+        default=None, description="Since when it is safe from policies and prune. Null: it is not, or no longer."
+    )
     pinned_by: str | None = None
     pin_reason: str | None = None
     pinned_until: datetime | None = Field(default=None, description="Null, while pinned: until it is unpinned.")

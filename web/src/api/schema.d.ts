@@ -2416,7 +2416,7 @@ export interface components {
             pin_reason?: string | null;
             /**
              * Pinned At
-             * @description Since when it is safe from policies and prune.
+             * @description Since when it is safe from policies and prune. Null: it is not, or no longer.
              */
             pinned_at?: string | null;
             /** Pinned By */
@@ -2568,7 +2568,7 @@ export interface components {
             pin_reason?: string | null;
             /**
              * Pinned At
-             * @description Since when it is safe from policies and prune.
+             * @description Since when it is safe from policies and prune. Null: it is not, or no longer.
              */
             pinned_at?: string | null;
             /** Pinned By */
