@@ -214,3 +214,18 @@ def test_a_drill_from_the_first_store_hides_no_failed_one_from_the_second(servic
     metrics = service.http().get("/metrics").text
     for store, succeeded in (("primary", 1.0), ("second", 0.0)):
         assert f'holdfast_drill_succeeded{{project="demo",run="doctor",store="{store}"}} {succeeded}' in metrics
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_drill_of_what_the_clock_dated_too_late_says_what_is_newer(service: RunningService, clock: Clock) -> None:
+    ahead = 10 * 86400
+    with Client(ClientSettings(url=service.url, token=service.token())) as client:
+        clock.advance(ahead)
+        save_little_checkpoint(client, "demo")
+        put_policy(service)
+        while replicate(service).done:
+            pass
+        clock.advance(-ahead)
+        save_little_checkpoint(client, "demo")
+    found = DrillResult.model_validate(_drill(service, run="doctor")["result"])
+    assert (found.step, found.newest_step, found.rpo_steps) == (1, 2, 1)
