@@ -11,7 +11,7 @@ import typer.core
 from typer.main import get_command
 
 from holdfast_client.cli import output as show
-from holdfast_client.cli.arguments import first, read_duration
+from holdfast_client.cli.arguments import first, read_duration, say_if_cut
 from holdfast_client.cli.checkpoints import lateness
 from holdfast_client.cli.main import ENTRIES, SUBJECTS, app
 from holdfast_client.cli.output import as_bytes, as_metric, as_time, show_facts, show_table
@@ -275,3 +275,9 @@ def test_a_dry_run_of_several_runs_says_that_what_they_share_is_not_counted(caps
     ]
     show_what_goes("demo", found, back="", done=done)
     assert ("What only these runs share is freed, too" in capsys.readouterr().out) is told
+
+
+@pytest.mark.parametrize(("shown", "told"), [(49, False), (50, True)])
+def test_a_list_that_ends_at_its_limit_says_so(capsys, shown, told):
+    say_if_cut([None] * shown, 50)
+    assert ("There may be more" in capsys.readouterr().err) is told
