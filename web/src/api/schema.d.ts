@@ -5640,7 +5640,7 @@ export interface components {
             status_detail?: string | null;
             /**
              * Stored Bytes
-             * @description Bytes of the copies of their chunks in the store, even if other runs need them too. Null in lists, because it is added up for one run at a time.
+             * @description Bytes of the copies of their chunks, in all stores together, even if other runs need them too. Null in lists, because it is added up for one run at a time.
              */
             stored_bytes?: number | null;
             /**
