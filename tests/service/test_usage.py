@@ -253,6 +253,18 @@ def test_cost_is_bytes_times_prices_and_prices_are_the_administrators(service: R
         assert session.scalar(select(text("count(*)")).select_from(text("price_lists"))) == 1
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_what_is_being_thawed_is_in_the_line_of_its_storage_class(service: RunningService) -> None:
+    Job(service.http()).save(100, content=b"x" * 1000)
+    with service.context.database.transaction() as session:
+        for size, state in ((1000, CopyState.COLD), (1006, CopyState.THAWING)):
+            archived = {"storage_class": "archive", "state": state}
+            session.execute(update(Copy).where(Copy.stored_bytes == size).values(**archived))
+    cost = answer(service.http().get("/v1/projects/demo/runs/gpt/cost"))
+    assert [(line["storage_class"], line["stored_bytes"]) for line in cost["lines"]] == [("archive", 2006)]
+    assert len(usage(service, "demo/gpt")["stores"]) == 2
+
+
 def test_a_forecast_counts_with_the_runs_own_rhythm_and_refuses_what_is_no_policy(service: RunningService) -> None:
     job = Job(service.http())
     http = service.http()
