@@ -172,7 +172,8 @@ def test_a_drill_tells_why_the_second_store_does_not_give_it_back(
         session.execute(update(Copy).where(Copy.id == copy.id).values(state=CopyState.VERIFIED))
     ended = _drill(service)
     assert "cannot be put together" in ended["error"], "its index is no index"
-    assert 'holdfast_drill_succeeded{project="demo",run="gpt"} 0.0' in service.http().get("/metrics").text
+    of_second = 'holdfast_drill_succeeded{project="demo",run="gpt",store="second"} 0.0'
+    assert of_second in service.http().get("/metrics").text
     assert service.http().post("/v1/projects/demo/runs/gpt/drills", json={"store": "cold"}).status_code == 422
 
 
@@ -238,3 +239,28 @@ def test_the_age_of_a_checkpoint_that_a_person_names_misses_no_objective(service
     assert named.rpo_seconds >= 7200
     assert (named.rpo_objective_seconds, named.rto_objective_seconds, named.missed) == (None, 600, [])
     assert (latest.rpo_seconds, latest.rpo_objective_seconds) == (0, 60)
+
+
+def test_a_drill_from_the_first_store_hides_no_failed_one_from_the_second(service: RunningService) -> None:
+    with Client(ClientSettings(url=service.url, token=service.token())) as client:
+        save_little_checkpoint(client, "demo")
+    assert _drill(service, run="doctor")["state"] == "failed", "nothing was copied"
+    assert _drill(service, run="doctor", store="primary")["state"] == "done"
+    metrics = service.http().get("/metrics").text
+    for store, succeeded in (("primary", 1.0), ("second", 0.0)):
+        assert f'holdfast_drill_succeeded{{project="demo",run="doctor",store="{store}"}} {succeeded}' in metrics
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_drill_of_what_the_clock_dated_too_late_says_what_is_newer(service: RunningService, clock: Clock) -> None:
+    ahead = 10 * 86400
+    with Client(ClientSettings(url=service.url, token=service.token())) as client:
+        clock.advance(ahead)
+        save_little_checkpoint(client, "demo")
+        put_policy(service)
+        while replicate(service).done:
+            pass
+        clock.advance(-ahead)
+        save_little_checkpoint(client, "demo")
+    found = DrillResult.model_validate(_drill(service, run="doctor")["result"])
+    assert (found.step, found.newest_step, found.rpo_steps) == (1, 2, 1)

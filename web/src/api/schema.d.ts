@@ -2416,7 +2416,7 @@ export interface components {
             pin_reason?: string | null;
             /**
              * Pinned At
-             * @description Since when it is safe from policies and prune.
+             * @description Since when it is safe from policies and prune. Null: it is not, or no longer.
              */
             pinned_at?: string | null;
             /** Pinned By */
@@ -2430,7 +2430,7 @@ export interface components {
             project: string;
             /**
              * Purge At
-             * @description Until when it can be taken back from the trash.
+             * @description Until when it can be taken back from the trash. What a policy expired goes before that while a disk or the quota is short.
              */
             purge_at?: string | null;
             /**
@@ -2568,7 +2568,7 @@ export interface components {
             pin_reason?: string | null;
             /**
              * Pinned At
-             * @description Since when it is safe from policies and prune.
+             * @description Since when it is safe from policies and prune. Null: it is not, or no longer.
              */
             pinned_at?: string | null;
             /** Pinned By */
@@ -2582,7 +2582,7 @@ export interface components {
             project: string;
             /**
              * Purge At
-             * @description Until when it can be taken back from the trash.
+             * @description Until when it can be taken back from the trash. What a policy expired goes before that while a disk or the quota is short.
              */
             purge_at?: string | null;
             /**
@@ -3812,6 +3812,12 @@ export interface components {
             /** Chunks */
             chunks: components["schemas"]["ChunkImpact"][];
             /**
+             * Chunks Left Off
+             * @description Further bad chunks of the checkpoint that are not shown, nor what else they concern. What is lost is shown first.
+             * @default 0
+             */
+            chunks_left_off: number;
+            /**
              * Left Off
              * @description Affected checkpoints that are not shown, because there are too many.
              */
@@ -4985,7 +4991,7 @@ export interface components {
             more: boolean;
             /**
              * Purge At
-             * @description Until when they can be taken back, in a dry run if they went now; null if none goes.
+             * @description Until when they can be taken back, in a dry run if they went now; null if none goes. What a policy expired goes before that while a disk or the quota is short.
              */
             purge_at: string | null;
             /**
@@ -5459,7 +5465,7 @@ export interface components {
             lag_bytes: number;
             /**
              * Lag Seconds
-             * @description Since the oldest commit that is newer than the newest whole copy; 0: none.
+             * @description Since the oldest commit that is newer than the newest whole copy that a launch would resume from; 0: none.
              */
             lag_seconds: number;
             /**
@@ -5488,7 +5494,7 @@ export interface components {
             rpo_objective_seconds?: number | null;
             /**
              * Rpo Seconds
-             * @description What the objective is compared with: the age of the oldest committed state that is newer than the newest whole copy, whether or not a policy wants it copied. 0: there is none. null: there is no objective.
+             * @description What the objective is compared with: the age of the oldest committed state that is newer than the newest whole copy that a launch would resume from, whether or not a policy wants it copied. 0: there is none. null: there is no objective.
              */
             rpo_seconds?: number | null;
             /** Run */
@@ -5634,7 +5640,7 @@ export interface components {
             status_detail?: string | null;
             /**
              * Stored Bytes
-             * @description Bytes of the copies of their chunks in the store, even if other runs need them too. Null in lists, because it is added up for one run at a time.
+             * @description Bytes of the copies of their chunks, in all stores together, even if other runs need them too. Null in lists, because it is added up for one run at a time.
              */
             stored_bytes?: number | null;
             /**
@@ -6539,7 +6545,7 @@ export interface components {
             logical_bytes: number;
             /**
              * Orphaned Bytes
-             * @description Beside all of these: objects that no row knows, as the last sweep of each store found them before it deleted those that were old enough. null: no sweep yet, or a run.
+             * @description Beside all of these: objects that no row knows, as the last sweep of each store left them: it deletes those that are old enough. null: no sweep yet, or a run.
              */
             orphaned_bytes: number | null;
             /**
