@@ -194,7 +194,7 @@ class RunView(Reply):
     deduplicated_bytes: int = Field(default=0, description="Bytes that these did not send, because the store had them.")
     stored_bytes: int | None = Field(
         default=None,
-        description="Bytes of the copies of their chunks in the store, even if other runs need them too. "
+        description="Bytes of the copies of their chunks, in all stores together, even if other runs need them too. "
         "Null in lists, because it is added up for one run at a time.",
     )
     restore_point: RestorePoint | None

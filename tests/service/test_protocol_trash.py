@@ -112,9 +112,12 @@ def test_what_a_policy_expired_is_pinned_for_a_while_when_it_is_taken_back(
     assert back["pin_reason"] == "taken back from the trash"
     assert plan(service)["expired"] == 0
     clock.advance(72 * HOUR + 1)
+    shown = answer(service.http().get(f"{RUN}/checkpoints/1"))
+    listed = answer(service.http().get(f"{RUN}/checkpoints"))["items"]
+    assert {shown["pinned_at"], *(each["pinned_at"] for each in listed)} == {None}, "a pin that is over keeps nothing"
     assert plan(service)["expired"] == 1
     apply(service, plan(service))
-    assert undelete(service, ids[0], pin=False)["pinned_until"] == back["pinned_until"]
+    assert undelete(service, ids[0], pin=False)["pinned_at"] is None
     assert plan(service)["expired"] == 1
 
 
@@ -141,6 +144,9 @@ def test_where_room_is_short_only_what_a_policy_expired_goes_early(
         monkeypatch.setattr(holdfast_service.retention.purge.shutil, "disk_usage", lambda _: full)
     assert purge(service) == PurgeReport(done=1)
     assert states(service) == {1: "deleted", 2: "trashed", 3: "committed", 4: "committed"}
+    (told,) = [why or "" for _, what, why in events(service, ids[0]) if what == "checkpoint.purge"]
+    assert told.startswith("retention policy of the run, version 1: purged before ")
+    assert {"disk": "a store's disk is more than 90 % full", "quota": "more than 90 % of its quota"}[short] in told
 
 
 @pytest.mark.rule("database-clock")

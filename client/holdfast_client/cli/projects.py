@@ -24,6 +24,7 @@ from holdfast_client.cli.arguments import (
     first,
     read_duration,
     read_past,
+    say_if_cut,
 )
 from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, as_bytes, as_time, show_facts, show_json, show_table
@@ -235,6 +236,7 @@ def samples(
     if json:
         show_json(found)
         return
+    say_if_cut(found, limit)
     cells = (
         [
             str(one.live_runs),

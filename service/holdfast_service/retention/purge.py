@@ -228,10 +228,13 @@ def _begin(context: ServiceContext, run_id: str, checkpoint_ids: Sequence[str], 
             .order_by(Checkpoint.id),
             execution_options={"populate_existing": True},
         ).all()
+        now = database_now(session)
         for checkpoint in going:
             checkpoint.state = CheckpointState.DELETING
             checkpoint.version += 1
-            _tell(session, checkpoint, "checkpoint.purge", CheckpointState.TRASHED)
+            early = checkpoint.purge_at is not None and checkpoint.purge_at > now
+            why = _why_early(context.settings, pressure, checkpoint) if early else ""
+            _tell(session, checkpoint, "checkpoint.purge", CheckpointState.TRASHED, why)
 
 
 def _going(session: Session) -> list[_Going]:
@@ -264,7 +267,17 @@ def _finish(context: ServiceContext, going: _Going) -> bool:
     return True
 
 
-def _tell(session: Session, checkpoint: Checkpoint, action: str, before: CheckpointState) -> None:
+def _why_early(settings: ServiceSettings, pressure: Pressure, checkpoint: Checkpoint) -> str:
+    """A person was told that it can be taken back for longer."""
+    short = (
+        f"a store's disk is more than {settings.trash_disk_percent:g} % full"
+        if pressure.disk
+        else f"its project uses more than {settings.trash_quota_percent:g} % of its quota"
+    )
+    return f"purged before {checkpoint.purge_at:%Y-%m-%d %H:%M} UTC, for {short}"
+
+
+def _tell(session: Session, checkpoint: Checkpoint, action: str, before: CheckpointState, why: str = "") -> None:
     project_id = session.scalar(select(Run.project_id).where(Run.id == checkpoint.run_id))
     record_event(
         session,
@@ -273,7 +286,7 @@ def _tell(session: Session, checkpoint: Checkpoint, action: str, before: Checkpo
         project_id=project_id,
         run_id=checkpoint.run_id,
         checkpoint_id=checkpoint.id,
-        reason=checkpoint.trash_reason or None,
+        reason=": ".join(part for part in (checkpoint.trash_reason, why) if part) or None,
         before={"state": before.value},
         after={"state": checkpoint.state, "step": checkpoint.step},
     )

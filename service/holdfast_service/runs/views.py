@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from sqlalchemy import ColumnElement, Select, bindparam, case, exists, or_, select
 from sqlalchemy.orm import Session
@@ -324,7 +325,7 @@ class SealProgress:
 def checkpoint_view(
     project_name: str, run_name: str, row: Checkpoint, sealed_ranks: int, missing_ranks: Sequence[int]
 ) -> CheckpointView:
-    """`sealed_ranks` and `missing_ranks` come from `seal_progress`."""
+    """`sealed_ranks` and `missing_ranks` come from `seal_progress`. It has a pin that is over, too."""
     return CheckpointView(
         id=row.id,
         project=project_name,
@@ -433,7 +434,18 @@ def missing_ranks(sealed: set[int], world_size: int) -> list[int]:
 def current_checkpoint_view(session: Session, project_name: str, run_name: str, row: Checkpoint) -> CheckpointView:
     """The view with its progress read in this session."""
     progress = _progress_of(session, row)
-    return checkpoint_view(project_name, run_name, row, progress.sealed_ranks, progress.missing_ranks)
+    view = checkpoint_view(project_name, run_name, row, progress.sealed_ranks, progress.missing_ranks)
+    return view if view.pinned_until is None else without_ended_pin(view, database_now(session))
+
+
+_NO_PIN = {"pinned_at": None, "pinned_by": None, "pin_reason": None, "pinned_until": None}
+
+
+def without_ended_pin(view: CheckpointView, now: datetime) -> CheckpointView:
+    """A pin that is over keeps nothing: shown as one, it would say that the checkpoint is safe. `now` is the
+    database's."""
+    is_over = view.pinned_until is not None and view.pinned_until <= now
+    return view.model_copy(update=_NO_PIN) if is_over else view
 
 
 def attempt_view(row: Attempt, *, listed: bool = False) -> AttemptView:

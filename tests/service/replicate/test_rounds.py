@@ -247,6 +247,35 @@ def test_the_runs_that_miss_their_objective_are_listed_apart(
     assert listed(late=True) == []
 
 
+def test_a_copy_of_what_has_diverged_hides_no_lag(
+    service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest goes there first, and no launch would resume from it."""
+    http = service.http()
+    job = Job(http)
+    job.save(100, content=b"a")
+    diverged = job.save(200, content=b"b")
+    edit = {"health": "diverged", "health_reason": "the loss is NaN"}
+    answer(http.patch(f"/v1/checkpoints/{diverged['id']}", json=edit, headers={"If-Match": diverged["etag"]}))
+    put_policy(service)
+    answer(http.put("/v1/projects/demo/policies/objectives", json={"document": {"rpo_seconds": 60}}))
+    clock.advance(120)
+
+    def behind() -> tuple[int, float, float]:
+        found = answer(http.get("/v1/projects/demo/runs/gpt/copies"))
+        return found["copied_step"], found["lag_seconds"], found["rpo_seconds"]
+
+    with monkeypatch.context() as slow:
+        slow.setattr(holdfast_service.replicate.controller, "_CHECKPOINTS_AT_ONCE", 1)
+        assert replicate(service).whole == (diverged["id"],)
+    step, lag, exposed = behind()
+    assert step == 200
+    assert lag >= 120
+    assert exposed >= 120
+    replicate(service)
+    assert behind() == (200, 0, 0)
+
+
 @pytest.mark.rule("database-clock")
 def test_a_commit_that_the_clock_dated_too_late_hides_no_lag(service: RunningService, clock: Clock) -> None:
     http = service.http()
