@@ -8,8 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import update
 
+from holdfast_service.db import cached_read
 from holdfast_service.db.tables.core import Checkpoint, Copy
-from holdfast_service.runs import metrics as catalog_numbers
 from tests.support.rank import Job, answer
 from tests.support.service import RunningService
 
@@ -81,7 +81,7 @@ def test_an_empty_project_has_nothing(service: RunningService) -> None:
 
 
 def test_prometheus_is_told_the_three_apart(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog_numbers, "CACHE_SECONDS", 0.0)
+    monkeypatch.setattr(cached_read, "LONGEST_SECONDS", 0.0)
     job = Job(service.http())
     for step in (100, 200, 300):
         job.save(step, content=CONTENT)

@@ -16,11 +16,11 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import Scope
 from holdfast_service import app
-from holdfast_service.background import metrics as numbers
 from holdfast_service.background import reconcile as begin
 from holdfast_service.background.reconcile import begin_pass, run_pass
 from holdfast_service.background.registry import loops_of
 from holdfast_service.context import ServiceContext
+from holdfast_service.db import cached_read
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.errors import ProblemError
@@ -346,7 +346,7 @@ def test_controllers_are_for_tokens_of_every_project(service: RunningService, tr
 
 @pytest.fixture
 def _no_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(numbers, "CACHE_SECONDS", 0.0)
+    monkeypatch.setattr(cached_read, "LONGEST_SECONDS", 0.0)
     return iter(())
 
 

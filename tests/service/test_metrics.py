@@ -11,7 +11,7 @@ from sqlalchemy import event, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import Health, Scope
-from holdfast_service.attached_stores import metrics as store_numbers
+from holdfast_service.db import cached_read
 from holdfast_service.db.tables.core import Checkpoint, Store
 from holdfast_service.insights import metrics as run_numbers
 from holdfast_service.runs import metrics as catalog_numbers
@@ -23,7 +23,7 @@ from tests.support.service import RunningService
 
 @pytest.fixture(autouse=True)
 def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog_numbers, "CACHE_SECONDS", 0.0)
+    monkeypatch.setattr(cached_read, "LONGEST_SECONDS", 0.0)
 
 
 def scraper(service: RunningService) -> httpx.Client:
@@ -87,8 +87,7 @@ def test_a_live_run_is_told_with_its_hosts(
     assert not any(name.startswith(("holdfast_attempt_", "holdfast_restore_")) for name, _ in scrape(service))
 
 
-def test_a_store_that_cannot_be_used_is_told(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_numbers, "CACHE_SECONDS", 0.0)
+def test_a_store_that_cannot_be_used_is_told(service: RunningService) -> None:
     assert scrape(service)["holdfast_store_unavailable", ("primary",)] == 0
     with service.context.database.transaction() as session:
         session.execute(update(Store).values(unavailable_as="primary"))

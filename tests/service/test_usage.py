@@ -11,10 +11,10 @@ from sqlalchemy import select, text, update
 
 from holdfast_protocol.states import CheckpointState, CopyState, Scope
 from holdfast_protocol.usage import DEFAULT_PRICES, GIB
+from holdfast_service.db import cached_read
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Copy
 from holdfast_service.db.tables.operations import StoreMaintenance
-from holdfast_service.usage import metrics as byte_numbers
 from tests.support.interleave import refused
 from tests.support.rank import Job, Refused, answer, digest_of
 from tests.support.service import RunningService
@@ -178,7 +178,7 @@ def test_orphans_are_those_of_the_last_sweep_and_stand_beside(service: RunningSe
 
 @pytest.mark.usefixtures("scene")
 def test_prometheus_is_told_the_same_figures(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(byte_numbers, "CACHE_SECONDS", 0.0)
+    monkeypatch.setattr(cached_read, "LONGEST_SECONDS", 0.0)
     take_up(service)
     seen = {
         sample.labels["kind"]: sample.value

@@ -1,12 +1,7 @@
-"""How the controllers are doing, for `/metrics`: true for all processes together, so take `max` and not `sum`.
-
-Read at most once in CACHE_SECONDS, however many scrapers come: counting what is due reads the catalog.
-"""
+"""How the controllers are doing, for `/metrics`: true for all processes together, so take `max` and not `sum`."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -15,10 +10,8 @@ from prometheus_client.registry import Collector
 from holdfast_protocol.service import ControllerView
 from holdfast_service.background.controllers import controller_views
 from holdfast_service.context import ServiceContext
-from holdfast_service.errors import ProblemError
+from holdfast_service.db.cached_read import CachedRead
 from holdfast_service.work.report import MOST_COUNTED, ControllerLoop
-
-CACHE_SECONDS = 10.0
 
 _GAUGES: tuple[tuple[str, str, Callable[[ControllerView], float | None]], ...] = (
     ("due", f"Rows that wait for the controller, counted up to {MOST_COUNTED}.", lambda view: view.due),
@@ -36,18 +29,16 @@ class ControllerNumbers(Collector):
     """Registered once per application."""
 
     def __init__(self, context: ServiceContext, loops: Sequence[ControllerLoop]) -> None:
-        self._context = context
-        self._loops = loops
-        self._lock = threading.Lock()
-        self._read_at = float("-inf")
-        self._views: list[ControllerView] = []
+        self._views: CachedRead[list[ControllerView]] = CachedRead(
+            context.database, lambda session: controller_views(session, context, loops), []
+        )
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not read the catalog."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        views = self._current()
+        views = self._views()
         for name, text, value_of in _GAUGES:
             gauge = GaugeMetricFamily(f"holdfast_controller_{name}", text, labels=("controller",))
             for view in views:
@@ -60,14 +51,3 @@ class ControllerNumbers(Collector):
             for view in views:
                 counter.add_metric([view.name], count_of(view))
             yield counter
-
-    def _current(self) -> list[ControllerView]:
-        with self._lock:
-            if time.monotonic() - self._read_at >= CACHE_SECONDS:
-                try:
-                    with self._context.database.read() as session:
-                        self._views = controller_views(session, self._context, self._loops)
-                except ProblemError:  # the process's own metrics must still be shown
-                    self._views = []
-                self._read_at = time.monotonic()
-            return self._views

@@ -1,13 +1,11 @@
 """How runs fare, for `/metrics`: true for all processes together, so take `max` and not `sum`.
 
 By project and not by run, for runs come without number; the goodput of the newest ones alone, for it looks at every
-attempt of a run. Read at most once in CACHE_SECONDS, however many scrapers come.
+attempt of a run.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,13 +18,12 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import RunStatus
 from holdfast_service.context import ServiceContext
+from holdfast_service.db.cached_read import CachedRead
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Attempt, Project, Run
-from holdfast_service.errors import ProblemError
 from holdfast_service.insights.goodput import attempt_histories, goodput_of
 from holdfast_service.runs.views import MOST_RUNS_TOLD, project_label, run_status
 
-CACHE_SECONDS = 30.0
 _RECENT = timedelta(days=1)
 
 
@@ -42,17 +39,14 @@ class RunNumbers(Collector):
     """Registered once per application."""
 
     def __init__(self, context: ServiceContext) -> None:
-        self._context = context
-        self._lock = threading.Lock()
-        self._read_at = float("-inf")
-        self._numbers = _Numbers()
+        self._numbers = CachedRead(context.database, _read, _Numbers())
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not read the catalog."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        numbers = self._current()
+        numbers = self._numbers()
         runs = GaugeMetricFamily(
             "holdfast_runs",
             "Runs by how they fare, without those whose newest attempt ended more than a day ago.",
@@ -78,17 +72,6 @@ class RunNumbers(Collector):
         for project, steps in sorted(numbers.steps_lost.items()):
             lost.add_metric([project], steps)
         yield from (runs, ended, goodput, lost)
-
-    def _current(self) -> _Numbers:
-        with self._lock:
-            if time.monotonic() - self._read_at >= CACHE_SECONDS:
-                try:
-                    with self._context.database.read() as session:
-                        self._numbers = _read(session)
-                except ProblemError:  # the process's own metrics must still be shown
-                    self._numbers = _Numbers()
-                self._read_at = time.monotonic()
-            return self._numbers
 
 
 def _read(session: Session) -> _Numbers:

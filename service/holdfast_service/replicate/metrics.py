@@ -1,13 +1,9 @@
 """How far the second store is behind, and what the last drills said, for `/metrics`: true for all processes together,
-so take `max` and not `sum`.
-
-Read at most once in CACHE_SECONDS, however many scrapers come.
-"""
+so take `max` and not `sum`."""
 
 from __future__ import annotations
 
-import threading
-import time
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,15 +14,13 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CheckpointState, OperationState, StoreRole
 from holdfast_service.context import ServiceContext
+from holdfast_service.db.cached_read import CachedRead
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Project, Run
 from holdfast_service.db.tables.operations import TO_COPY, CheckpointCopy, Operation
-from holdfast_service.errors import ProblemError
 from holdfast_service.replicate.drill import KIND
 from holdfast_service.replicate.lag import lag_of
 from holdfast_service.runs.views import MOST_RUNS_TOLD, live_runs
-
-CACHE_SECONDS = 10.0
 
 _Labels = tuple[str, str]
 
@@ -58,25 +52,16 @@ class CopyNumbers(Collector):
     """Registered once per application."""
 
     def __init__(self, context: ServiceContext) -> None:
-        self._context = context
-        self._lock = threading.Lock()
-        self._read_at = float("-inf")
-        self._numbers = _Numbers({}, {}, {}, {})
+        self._numbers = CachedRead(
+            context.database, functools.partial(_read, context=context), _Numbers({}, {}, {}, {})
+        )
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not read the catalog."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        with self._lock:
-            if time.monotonic() - self._read_at >= CACHE_SECONDS:
-                try:
-                    with self._context.database.read() as session:
-                        self._numbers = _read(session, self._context)
-                except ProblemError:  # the process's own metrics must still be shown
-                    self._numbers = _Numbers({}, {}, {}, {})
-                self._read_at = time.monotonic()
-            numbers = self._numbers
+        numbers = self._numbers()
         for name, told, field in _NAMES:
             gauge = GaugeMetricFamily(name, told, labels=("project", "run"))
             for labels, value in getattr(numbers, field).items():

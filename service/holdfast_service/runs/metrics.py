@@ -1,13 +1,11 @@
 """The catalog's own numbers, read for `/metrics`: true for all processes together, and across restarts.
 
-Every process shows the same values, so dashboards take `max`, not `sum`. They are read at most once in CACHE_SECONDS,
-however many scrapers come.
+Every process shows the same values, so dashboards take `max`, not `sum`.
 """
 
 from __future__ import annotations
 
-import threading
-import time
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -20,15 +18,14 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.states import CheckpointState
 from holdfast_protocol.text import unfold_hosts
 from holdfast_service.context import ServiceContext
+from holdfast_service.db.cached_read import CachedRead
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
 from holdfast_service.db.tables.operations import ForgottenTotal
-from holdfast_service.errors import ProblemError
 from holdfast_service.lineage.restore_choice import newest_restore_points
 from holdfast_service.runs.views import MOST_RUNS_TOLD, live_runs
 from holdfast_service.tallies.sums import Sums, bytes_against_quota, stored_bytes, sums_of_projects
 
-CACHE_SECONDS = 10.0
 MOST_HOSTS_TOLD = 2000
 """Of all live runs together."""
 
@@ -71,33 +68,21 @@ class CatalogNumbers(Collector):
     """Registered once per application."""
 
     def __init__(self, context: ServiceContext) -> None:
-        self._context = context
-        self._lock = threading.Lock()
-        self._read_at = float("-inf")
-        self._numbers: _Numbers | None = None
+        self._numbers: CachedRead[_Numbers | None] = CachedRead(
+            context.database, functools.partial(_read, context=context), None
+        )
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not read the catalog."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        numbers = self._current()
+        numbers = self._numbers()
         up = GaugeMetricFamily("holdfast_catalog_up", "1 if the catalog's numbers could be read.")
         up.add_metric([], 0 if numbers is None else 1)
         yield up
         if numbers is not None:
             yield from _families(numbers)
-
-    def _current(self) -> _Numbers | None:
-        with self._lock:
-            if time.monotonic() - self._read_at >= CACHE_SECONDS:
-                try:
-                    with self._context.database.read() as session:
-                        self._numbers = _read(session, self._context)
-                except ProblemError:  # the process's own metrics must still be shown
-                    self._numbers = None
-                self._read_at = time.monotonic()
-            return self._numbers
 
 
 def _families(numbers: _Numbers) -> Iterator[Metric]:

@@ -1,24 +1,18 @@
-"""How the scrubbing is doing, for `/metrics`: true for all processes together, so take `max` and not `sum`.
-
-Read at most once in CACHE_SECONDS, however many scrapers come.
-"""
+"""How the scrubbing is doing, for `/metrics`: true for all processes together, so take `max` and not `sum`."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from holdfast_service.context import ServiceContext
+from holdfast_service.db.cached_read import CachedRead
 from holdfast_service.db.tables.operations import ScrubTotal
-from holdfast_service.errors import ProblemError
 from holdfast_service.scrub.controller import oldest_seconds
-
-CACHE_SECONDS = 10.0
 
 _COUNTERS = (
     ("read_bytes", "Bytes that were read back to prove, scrub and repair, since the catalog was made."),
@@ -27,25 +21,23 @@ _COUNTERS = (
     ("repaired_copies", "Bad copies whose store has another one that was read."),
 )
 
+_Numbers = tuple[Mapping[int, ScrubTotal], Mapping[int, float]]
+"""By store: the totals, and for how many seconds the oldest proof has waited."""
+
 
 class ScrubNumbers(Collector):
     """Registered once per application. Everything is told by the store's role."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
-        self._lock = threading.Lock()
-        self._read_at = float("-inf")
-        self._totals: dict[int, ScrubTotal] = {}
-        self._oldest: dict[int, float] = {}
+        self._numbers: CachedRead[_Numbers] = CachedRead(context.database, self._read, ({}, {}))
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not read the catalog."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        with self._lock:
-            self._refresh()
-            totals, oldest = self._totals, self._oldest
+        totals, oldest = self._numbers()
         gauge = GaugeMetricFamily(
             "holdfast_scrub_oldest_seconds",
             "How long ago the copy was proven that has waited the longest to be read again.",
@@ -62,13 +54,6 @@ class ScrubNumbers(Collector):
                 counter.add_metric([attached.role.value], 0 if total is None else getattr(total, name))
             yield counter
 
-    def _refresh(self) -> None:
-        if time.monotonic() - self._read_at < CACHE_SECONDS:
-            return
-        try:
-            with self._context.database.read() as session:
-                self._totals = {total.store_id: total for total in session.scalars(select(ScrubTotal))}
-                self._oldest = oldest_seconds(session, self._context)
-        except ProblemError:  # the process's own metrics must still be shown
-            self._totals, self._oldest = {}, {}
-        self._read_at = time.monotonic()
+    def _read(self, session: Session) -> _Numbers:
+        totals = {total.store_id: total for total in session.scalars(select(ScrubTotal))}
+        return totals, oldest_seconds(session, self._context)

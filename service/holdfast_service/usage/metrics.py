@@ -4,10 +4,10 @@ other numbers are: take `max` and not `sum`. The sums are kept (`tallies/`): a s
 
 from __future__ import annotations
 
-import threading
-import time
+import functools
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -16,44 +16,42 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.stores import StoreSweep
 from holdfast_service.context import ServiceContext
+from holdfast_service.db.cached_read import CachedRead
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Project
 from holdfast_service.db.tables.operations import StoreMaintenance
 from holdfast_service.db.tables.tallies import TallyComparison
-from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import project_label
 from holdfast_service.tallies.sums import counted_bytes, counted_until
 
-CACHE_SECONDS = 10.0
+
+@dataclass(frozen=True)
+class _Numbers:
+    size: Counter[tuple[str, str, str]]
+    """By project, kind and store."""
+    lag_seconds: float | None = None
+    drifted: int | None = None
 
 
 class ByteNumbers(Collector):
     """Registered once per application."""
 
     def __init__(self, context: ServiceContext) -> None:
-        self._context = context
-        self._lock = threading.Lock()
-        self._read_at = float("-inf")
-        self._bytes: Counter[tuple[str, str, str]] = Counter()  # by project, kind and store
-        self._lag_seconds: float | None = None
-        self._drifted: int | None = None
+        self._numbers = CachedRead(context.database, functools.partial(_read, context=context), _Numbers(Counter()))
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not read the catalog."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        with self._lock:
-            if time.monotonic() - self._read_at >= CACHE_SECONDS:
-                self._read()
-            size, lag, drifted = self._bytes, self._lag_seconds, self._drifted
+        numbers = self._numbers()
         family = GaugeMetricFamily(
             "holdfast_bytes",
             "Bytes in the stores. committed, arriving, trashed and pending_collection add up to all copies; pinned and "
             "held are parts of committed and trashed; orphaned stands beside them, as the last sweep found it.",
             labels=("project", "kind", "store"),
         )
-        for labels, value in sorted(size.items()):
+        for labels, value in sorted(numbers.size.items()):
             family.add_metric(labels, value)
         yield family
         since = GaugeMetricFamily(
@@ -61,28 +59,27 @@ class ByteNumbers(Collector):
             "How long ago the oldest change was that is not in holdfast_bytes by kind. After an upgrade there is no "
             "value until all copies are counted.",
         )
-        if lag is not None:
-            since.add_metric([], lag)
+        if numbers.lag_seconds is not None:
+            since.add_metric([], numbers.lag_seconds)
         yield since
         drift = CounterMetricFamily(
             "holdfast_tally_drift",
             "Sums and copies that were found to be counted wrongly, and were put right, since the catalog was made. "
             "It must stay 0.",
         )
-        if drifted is not None:
-            drift.add_metric([], drifted)
+        if numbers.drifted is not None:
+            drift.add_metric([], numbers.drifted)
         yield drift
 
-    def _read(self) -> None:
-        try:
-            with self._context.database.read() as session:
-                self._bytes = _count(session, self._context)
-                until = counted_until(session)
-                self._lag_seconds = None if until is None else max(0.0, (database_now(session) - until).total_seconds())
-                self._drifted = int(session.scalar(select(func.sum(TallyComparison.drifted))) or 0)
-        except ProblemError:  # the process's own metrics must still be shown
-            self._bytes, self._lag_seconds, self._drifted = Counter(), None, None
-        self._read_at = time.monotonic()
+
+def _read(session: Session, context: ServiceContext) -> _Numbers:
+    size = _count(session, context)
+    until = counted_until(session)
+    return _Numbers(
+        size,
+        lag_seconds=None if until is None else max(0.0, (database_now(session) - until).total_seconds()),
+        drifted=int(session.scalar(select(func.sum(TallyComparison.drifted))) or 0),
+    )
 
 
 def _count(session: Session, context: ServiceContext) -> Counter[tuple[str, str, str]]:
