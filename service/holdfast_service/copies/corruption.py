@@ -183,8 +183,10 @@ def mark_cold(session: Session, chunk_ids: Collection[int], *, actor: Actor, tar
     """The ids of the checkpoints that need one of these chunks and cannot read it before a thaw, though it is not lost.
     `target`: where the chunks have gone. A process that takes the last readable copy of a chunk away calls it in the
     same transaction, with the locks of all users held (`lock_users`)."""
-    readable = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, is_readable_anywhere(Checkpoint.attempt_id))
-    kept = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id, keeps_anywhere(Checkpoint.attempt_id))
+    of_it = exists().where(Copy.chunk_id == ChunkListEntry.chunk_id)
+    # Without it the checkpoint within would be any that there is.
+    readable = of_it.where(is_readable_anywhere(Checkpoint.attempt_id)).correlate(ChunkListEntry, Checkpoint)
+    kept = of_it.where(keeps_anywhere(Checkpoint.attempt_id)).correlate(ChunkListEntry, Checkpoint)
     unreadable = exists().where(
         ChunkListEntry.chunk_id.in_(chunk_ids),
         Shard.chunk_list_id == ChunkListEntry.chunk_list_id,

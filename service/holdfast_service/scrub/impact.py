@@ -171,8 +171,10 @@ def _concerned(chunk_ids: Collection[int]) -> ColumnElement[bool]:
 
 def _is_lost(context: ServiceContext, chunk_ids: Collection[int]) -> ColumnElement[bool]:
     """Over `checkpoints`: it needs one of these chunks and can rely on no copy of it, in any attached store."""
-    kept = exists().where(
-        Copy.chunk_id == ChunkListEntry.chunk_id, keeps_whole(context.store_ids, Checkpoint.attempt_id)
+    kept = (
+        exists()
+        .where(Copy.chunk_id == ChunkListEntry.chunk_id, keeps_whole(context.store_ids, Checkpoint.attempt_id))
+        .correlate(ChunkListEntry, Checkpoint)  # else its checkpoint would be any that there is
     )
     return exists().where(
         Shard.checkpoint_id == Checkpoint.id,

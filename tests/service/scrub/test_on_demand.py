@@ -21,11 +21,13 @@ from holdfast_protocol.copies import ScrubMode, ScrubResult
 from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import CopyState, Proof, Scope, StoreRole
 from holdfast_service.background.registry import OPERATION_KINDS
+from holdfast_service.copies.corruption import mark_cold
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.scrub import impact as impacts
 from holdfast_service.scrub import on_demand as run_scrub
 from holdfast_service.scrub import repair
+from holdfast_service.tiers.cool import CONTROLLER
 from tests.service.conftest import Clock
 from tests.support.rank import Job, digest_of
 from tests.support.rot import attached, copies_of, copy_to_second, cut, flip, key_of, remove
@@ -226,6 +228,23 @@ def test_what_only_another_attempt_may_rely_on_is_not_told_as_kept(service: Runn
         session.execute(update(Copy).where(Copy.id == copy.id).values(**left))
     told = CliRunner().invoke(app, ["checkpoints", "impact", "demo/gpt@1"]).output
     assert re.search(r"^lost +what is marked below", told, re.MULTILINE)
+
+
+def test_what_another_attempt_has_sent_and_nobody_has_read_keeps_nothing(
+    service: RunningService, client: Client
+) -> None:
+    saved = save_steps(service, "demo/gpt", {1: b"one"})[1]
+    Job(service.http(), "demo/other").save(1, content=b"two")
+    copy_to_second(service)
+    primary, second = copies_of(service, b"one", None)
+    of_another = {"proof": Proof.UNPROVEN, "attempt_id": copies_of(service, b"two")[0].attempt_id}
+    with service.context.database.transaction() as session:
+        session.execute(update(Copy).where(Copy.id == primary.id).values(state=CopyState.COLD))
+        session.execute(update(Copy).where(Copy.id == second.id).values(**of_another))
+        assert mark_cold(session, [primary.chunk_id], actor=CONTROLLER) == [saved["id"]]
+        session.execute(update(Copy).where(Copy.id == primary.id).values(**of_another))
+    (told,) = client.scrubs.impact_of_chunk(digest_of(b"one")).checkpoints
+    assert (told.checkpoint_id, told.lost) == (saved["id"], True)
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
