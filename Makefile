@@ -105,6 +105,7 @@ docs: venv
 	$(VENV)/bin/python scripts/write_settings_page.py
 	$(VENV)/bin/python -m scripts.write_dashboards
 	$(VENV)/bin/python scripts/write_dashboard_views_page.py
+	$(VENV)/bin/python scripts/write_access_page.py
 
 # Strict: a link or an anchor that leads nowhere fails the build. Open site/index.html, from the disk too.
 site: venv

@@ -8,8 +8,11 @@ Thread-safe. Methods raise HoldfastError (see errors.py) and nothing else.
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
 import time
+from datetime import UTC
 from types import TracebackType
 from typing import Self
 
@@ -38,6 +41,24 @@ from holdfast_protocol.codecs import Codec
 from holdfast_protocol.service import ServerInfo
 
 _ASK_SERVER_AGAIN_SECONDS = 600.0
+
+log = logging.getLogger("holdfast.client")
+
+
+def end_of_token(info: ServerInfo) -> str | None:
+    """What to say of the caller's token, and what to do. None: it does not end soon."""
+    if not info.token_ends_soon or info.token_expires_at is None:
+        return None
+    return (
+        f"The token {info.token_name!r} ends at {info.token_expires_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC. Have an "
+        f"administrator replace it: `holdfast tokens rotate {info.token_id}`."
+    )
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    """The clients of a process have one token, and each asks anew every ten minutes."""
+    log.warning("%s", text)
 
 
 class Client:
@@ -106,6 +127,8 @@ class Client:
     def _known_server(self) -> ServerInfo:
         if self._server is None or time.monotonic() - self._server_asked_at > _ASK_SERVER_AGAIN_SECONDS:
             self._server, self._server_asked_at = self.service.info(), time.monotonic()
+            if (ending := end_of_token(self._server)) is not None:
+                _warn_once(ending)
         return self._server
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 HoldfastError
 ├── ConfigurationError          fix the setting that it names
-│   └── HostNotAllowed
+│   └── HostNotAllowed  ClientCertificateRequired
 ├── InvalidRequest              fix the call
 │   └── BodyTooLarge
 ├── UnsupportedProtocol         upgrade the older side
@@ -124,6 +124,10 @@ class BodyTooLarge(InvalidRequest):
 
 class HostNotAllowed(ConfigurationError):
     code = ProblemCode.HOST_NOT_ALLOWED
+
+
+class ClientCertificateRequired(ConfigurationError):
+    code = ProblemCode.CLIENT_CERTIFICATE_REQUIRED
 
 
 class UnsupportedProtocol(HoldfastError):
@@ -406,7 +410,8 @@ class BodyTooSlow(ServiceUnavailable):
 
 
 class RateLimited(ServiceUnavailable):
-    """The service shares its time between projects. Nothing was done, and it says when to retry."""
+    """The service shares its time between projects, and a token may have a limit of its own. Nothing was done, and it
+    says when to retry."""
 
     code = ProblemCode.RATE_LIMITED
 

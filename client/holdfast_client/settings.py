@@ -29,6 +29,21 @@ class ClientSettings(BaseSettings):
     token: SecretStr | None = Field(
         default=None, description="The caller's token. Default: the file `token` in the data folder, on loopback only."
     )
+    ca_file: Path | None = Field(
+        default=None,
+        description="Certificates, in PEM, of authorities that are trusted beside the usual ones: of the service, and "
+        "of a store with a certificate of your own.",
+    )
+    client_certificate: Path | None = Field(
+        default=None,
+        description="The certificate, in PEM, that this client shows to a service that asks for one (mutual TLS). A "
+        "file that is renewed is taken for new connections within seconds.",
+    )
+    client_key: Path | None = Field(
+        default=None,
+        description="The private key of HOLDFAST_CLIENT_CERTIFICATE in PEM, without a passphrase. Default: it stands "
+        "in the certificate's file.",
+    )
     timeout_seconds: float = Field(
         default=30.0, gt=0, description="The most that one request may take, and each pause within a transfer."
     )
@@ -90,7 +105,7 @@ class ClientSettings(BaseSettings):
             raise ValueError("a token is one word of printable ASCII")
         return SecretStr(text)
 
-    @field_validator("data_dir", "local_dir")
+    @field_validator("data_dir", "local_dir", "ca_file", "client_certificate", "client_key")
     @classmethod
     def _a_home_relative_path(cls, path: Path | None) -> Path | None:
         return None if path is None else path.expanduser()

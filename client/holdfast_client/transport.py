@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import random
 import ssl
 import threading
@@ -23,6 +22,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from holdfast_client.certificates import tls_of
 from holdfast_client.errors import (
     Busy,
     ConfigurationError,
@@ -183,12 +183,6 @@ def _say_nothing(failure: HoldfastError) -> None:
     """The default, because a trainer's log has its own line for each retry."""
 
 
-@functools.cache
-def _trusted(*_named: str | None) -> ssl.SSLContext:
-    """httpx reads the variables that the caller names here, so that a change of one is heard."""
-    return httpx.create_ssl_context()
-
-
 def _connections(settings: ClientSettings, tls: ssl.SSLContext) -> httpx.Client:
     """Opens no connection yet."""
     keep_queries_out_of_logs()
@@ -244,15 +238,15 @@ class Transport:
     def __init__(
         self, settings: ClientSettings, *, stop: threading.Event | None = None, shares: Transport | None = None
     ) -> None:
-        """Makes no call. `shares`: the transport whose connections this one uses; only that one is closed."""
+        """Makes no call. `shares`: the transport whose connections this one uses; only that one is closed. Raises
+        ConfigurationError for a certificate that cannot be used."""
         self.settings = settings
         self._stop = stop
         self.on_retry: Callable[[HoldfastError], object] = _say_nothing if shares is None else shares.on_retry
         """Called with each failure that is retried, before the pause."""
         self._service: _Service = _Service() if shares is None else shares._service
-        # One set of trusted certificates for both planes and all transports: certifi's, or SSL_CERT_FILE's. To read
-        # them takes 40 ms.
-        self.tls = _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+        self.tls = tls_of(settings)
+        """For both planes: a posix store's chunks come from the service itself."""
         self._http: httpx.Client = _connections(settings, self.tls) if shares is None else shares._http
 
     def with_retry_deadline(self, retry_seconds: float, stop: threading.Event) -> Transport:
@@ -433,17 +427,24 @@ class Transport:
         if isinstance(error, httpx.UnsupportedProtocol):
             return ConfigurationError("HOLDFAST_URL is not usable: it must begin with http:// or https://.")
         if certificate_refused(error):
-            what, remedy = "has a certificate that is not trusted", "Set SSL_CERT_FILE to your authority's."
+            what = "has a certificate that is not trusted"
+            remedy = "Set HOLDFAST_CA_FILE or SSL_CERT_FILE to your authority's."
         elif isinstance(error, httpx.TimeoutException):
             what, remedy = "does not answer in time", "See whether it runs, or raise HOLDFAST_TIMEOUT_SECONDS."
         elif isinstance(error, httpx.ConnectError):
             what, remedy = "cannot be reached", "Start it with `holdfast serve`, or set HOLDFAST_URL."
         else:
-            what, remedy = "broke the connection", "See whether it runs."
+            what, remedy = "broke the connection", f"See whether it runs{self._doubt()}."
         return ServiceUnavailable(
             f"The Holdfast service at {self.settings.url} {what} ({type(error).__name__} at {call.method} "
             f"{call.route}). {remedy}"
         )
+
+    def _doubt(self) -> str:
+        """A handshake that fails at the other side looks like a connection that broke."""
+        if self.settings.url.startswith("http:"):
+            return ", and whether it speaks https"
+        return "" if self.settings.client_certificate is None else ", and whether it trusts HOLDFAST_CLIENT_CERTIFICATE"
 
     def _read_failure(self, response: httpx.Response, call: _Call, request_id: str) -> HoldfastError | None:
         spoken = response.headers.get(PROTOCOL_HEADER)

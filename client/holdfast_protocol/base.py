@@ -40,7 +40,8 @@ alone and does not know that call: each rank offers and seals by itself.
 7: the choice of a restore point tells what its attempt ran with, and a read brings a chunk list along. An older service
 tells neither: nothing is compared, and the rank asks for the list.
 8: an attempt gives the configuration of its job. An older service is not told it.
-9: heartbeats carry what the job has measured, and runs have tags and a note. An older service is not told the metrics.
+9: heartbeats carry what the job has measured, runs have tags and a note, and tokens limits of their own. An older
+service is not told the metrics and the limits.
 """
 PROTOCOL_VERSION = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
 

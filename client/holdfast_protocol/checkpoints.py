@@ -471,14 +471,20 @@ class CheckpointView(Reply):
         description="One of its chunks has no good copy that the store or the service has hashed: the service must "
         "still read it. Only set in lists and if one checkpoint is selected.",
     )
-    pinned_at: datetime | None = Field(default=None, description="Since when it is safe from policies and prune.")
+    pinned_at: datetime | None = Field(
+        default=None, description="Since when it is safe from policies and prune. Null: it is not, or no longer."
+    )
     pinned_by: str | None = None
     pin_reason: str | None = None
     pinned_until: datetime | None = Field(default=None, description="Null, while pinned: until it is unpinned.")
     trashed_at: datetime | None = Field(default=None, description="In the trash since then.")
     trashed_by: str | None = Field(default=None, description="policy, person, or run: with its whole run.")
     trash_reason: str | None = None
-    purge_at: datetime | None = Field(default=None, description="Until when it can be taken back from the trash.")
+    purge_at: datetime | None = Field(
+        default=None,
+        description="Until when it can be taken back from the trash. What a policy expired goes before that while a "
+        "disk or the quota is short.",
+    )
     deleted_at: datetime | None = None
     sealed_ranks: int
     missing_ranks: list[int] = Field(description="The first 20 of ranks 0 to 99 that have not sealed.")

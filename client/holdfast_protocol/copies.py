@@ -77,14 +77,18 @@ class RunCopies(Reply):
     newest_committed_at: datetime | None
     copied_step: int | None = Field(description="The newest one that is whole in the second store.")
     copied_committed_at: datetime | None
-    lag_seconds: float = Field(description="Since the oldest commit that is newer than the newest whole copy; 0: none.")
+    lag_seconds: float = Field(
+        description="Since the oldest commit that is newer than the newest whole copy that a launch would resume from; "
+        "0: none."
+    )
     rpo_objective_seconds: float | None = Field(
         default=None, description="As the policy of objectives has it; null: none."
     )
     rpo_seconds: float | None = Field(
         default=None,
         description="What the objective is compared with: the age of the oldest committed state that is newer than the "
-        "newest whole copy, whether or not a policy wants it copied. 0: there is none. null: there is no objective.",
+        "newest whole copy that a launch would resume from, whether or not a policy wants it copied. 0: there is none. "
+        "null: there is no objective.",
     )
     lag_steps: int = Field(description="From the newest copied step to the newest wanted one.")
     lag_bytes: int = Field(description="Bytes to copy; a chunk that several checkpoints need counts in each.")
@@ -229,6 +233,11 @@ class Impact(Reply):
     runs: list[AffectedRun]
     checkpoints: list[AffectedCheckpoint] = Field(description="The newest steps first, run by run.")
     left_off: int = Field(description="Affected checkpoints that are not shown, because there are too many.")
+    chunks_left_off: int = Field(
+        default=0,
+        description="Further bad chunks of the checkpoint that are not shown, nor what else they concern. What is lost "
+        "is shown first.",
+    )
     lost: bool = Field(description="One of them cannot be read whole from any attached store.")
 
 

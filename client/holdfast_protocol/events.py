@@ -52,6 +52,12 @@ class EventType(StrEnum):
     """A process of the service could not use a store for a while."""
     STORE_AVAILABLE = "store.available"
     """It was unavailable, and no process says so any more."""
+    QUOTA_NEAR = "quota.near"
+    """Four fifths of a project's quota are used."""
+    QUOTA_REACHED = "quota.reached"
+    """All of it is used, or it has refused a call."""
+    QUOTA_RELIEVED = "quota.relieved"
+    """It was near or reached, and less than three quarters are used, or it was changed."""
     TEST = "webhook.test"
     """Only on request, and for the webhook alone."""
 
@@ -66,6 +72,7 @@ class EventData(Reply):
     checkpoint_id: str | None = None
     operation: str | None = None
     store: StoreRole | None = None
+    quota: str | None = Field(default=None, description="What it counts: `bytes`, or `soft bytes` of a soft one.")
     reason: str | None = None
 
 

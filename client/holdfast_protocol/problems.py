@@ -20,6 +20,7 @@ class ProblemCode(StrEnum):
     BODY_TOO_LARGE = "body_too_large"
     UNSUPPORTED_PROTOCOL = "unsupported_protocol"
     HOST_NOT_ALLOWED = "host_not_allowed"
+    CLIENT_CERTIFICATE_REQUIRED = "client_certificate_required"
     # Fix the token.
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN = "forbidden"
@@ -96,6 +97,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.INVALID_REQUEST: ProblemKind(422, "The request is not valid"),
     ProblemCode.BODY_TOO_LARGE: ProblemKind(413, "The body is too large"),
     ProblemCode.HOST_NOT_ALLOWED: ProblemKind(400, "The service does not go by this name"),
+    ProblemCode.CLIENT_CERTIFICATE_REQUIRED: ProblemKind(403, "The caller has shown no certificate"),
     ProblemCode.UNSUPPORTED_PROTOCOL: ProblemKind(426, "Client and service speak different protocol versions"),
     ProblemCode.UNAUTHENTICATED: ProblemKind(401, "The token is missing, wrong, expired or revoked"),
     ProblemCode.FORBIDDEN: ProblemKind(403, "The token may not do this"),
@@ -147,7 +149,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.CATALOG_READ_ONLY: ProblemKind(503, "The catalog takes no writes now", retryable=True),
     ProblemCode.BUSY: ProblemKind(503, "Too busy; try again", retryable=True),
     ProblemCode.BODY_TOO_SLOW: ProblemKind(408, "The body did not come in time", retryable=True),
-    ProblemCode.RATE_LIMITED: ProblemKind(429, "This project has too much under way", retryable=True),
+    ProblemCode.RATE_LIMITED: ProblemKind(429, "This project or this token has too much under way", retryable=True),
     ProblemCode.TOO_MANY_FAILURES: ProblemKind(429, "Too many calls with wrong tokens", retryable=True),
     ProblemCode.CATALOG_WENT_BACK: ProblemKind(503, "The catalog went back to an older state", retryable=True),
     ProblemCode.STORE_FULL: ProblemKind(507, "The store is full"),

@@ -159,7 +159,8 @@ class Pruned(Reply):
     trashed: list[PrunedCheckpoint] = Field(description="In the trash now; in a dry run, what would be there.")
     left: list[LeftCheckpoint] = Field(description="The checkpoints that stay, and why.")
     purge_at: datetime | None = Field(
-        description="Until when they can be taken back, in a dry run if they went now; null if none goes."
+        description="Until when they can be taken back, in a dry run if they went now; null if none goes. What a "
+        "policy expired goes before that while a disk or the quota is short."
     )
     freed: FreedBytes
     more: bool = Field(default=False, description="Not all are done: call again.")

@@ -26,15 +26,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from math import isfinite
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from holdfast_protocol.base import LARGEST_INTEGER, Label, Reply, Request, RunName, example
+from holdfast_protocol.base import LARGEST_INTEGER, Label, Reply, Request, RunName, example, since
 from holdfast_protocol.checkpoints import nonfinite_name
 from holdfast_protocol.pruning import InTrash
 from holdfast_protocol.restores import RestorePoint
-from holdfast_protocol.states import AttemptOutcome, RunStatus
+from holdfast_protocol.states import AttemptOutcome, QuotaKind, RunStatus
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 _RUN = re.compile(rf"^(?P<project>{_NAME})/(?P<run>{_NAME})$")
@@ -111,6 +111,10 @@ def parse_selector(text: str) -> tuple[RunName, Point]:
     return parse_run(run), parse_point(point)
 
 
+def _quota(description: str) -> Any:
+    return Field(default=None, ge=0, le=LARGEST_INTEGER, json_schema_extra=since(9), description=description)
+
+
 class EditProject(Request):
     """Absent fields stay unchanged."""
 
@@ -121,6 +125,20 @@ class EditProject(Request):
     quota_bytes: int | None = Field(
         default=None, ge=0, le=LARGEST_INTEGER, description="Bytes in the primary store; null: no limit."
     )
+    quota_objects: int | None = _quota("Copies of chunks in the primary store; null: no limit.")
+    quota_runs: int | None = _quota("Runs that are not in the trash; null: no limit.")
+    quota_checkpoints: int | None = _quota("Checkpoints that are committed or uploading; null: no limit.")
+    soft_quota_bytes: int | None = _quota("From here on the service tells, and refuses nothing; null: it does not.")
+    soft_quota_objects: int | None = _quota("Likewise, of objects.")
+    soft_quota_runs: int | None = _quota("Likewise, of runs.")
+    soft_quota_checkpoints: int | None = _quota("Likewise, of checkpoints.")
+
+
+class QuotaView(Reply):
+    kind: QuotaKind
+    hard: int | None = Field(description="What would exceed it is refused; null: nothing is.")
+    soft: int | None = Field(description="The service tells that it is near and reached; null: it does not.")
+    used: int = Field(description="What counts now.")
 
 
 class ProjectView(Reply):
@@ -134,6 +152,7 @@ class ProjectView(Reply):
         description="What counts against the quota: bytes in the primary store, those of uploads that are under way "
         "among them.",
     )
+    quotas: list[QuotaView] = Field(default_factory=list, description="One of each kind; an older service tells none.")
     stored_bytes: int = Field(description="Bytes of the copies of the project's chunks, in all stores together.")
     logical_bytes: int = Field(default=0, description="Bytes of the states of its committed checkpoints.")
     deduplicated_bytes: int = Field(default=0, description="Bytes that these did not send, because the store had them.")
@@ -175,7 +194,7 @@ class RunView(Reply):
     deduplicated_bytes: int = Field(default=0, description="Bytes that these did not send, because the store had them.")
     stored_bytes: int | None = Field(
         default=None,
-        description="Bytes of the copies of their chunks in the store, even if other runs need them too. "
+        description="Bytes of the copies of their chunks, in all stores together, even if other runs need them too. "
         "Null in lists, because it is added up for one run at a time.",
     )
     restore_point: RestorePoint | None

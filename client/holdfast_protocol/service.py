@@ -41,7 +41,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from holdfast_protocol.base import Name, Reply, Request, example
+from holdfast_protocol.base import Name, Reply, Request, example, since
 from holdfast_protocol.states import OperationState, Scope
 
 
@@ -59,6 +59,11 @@ class ServerInfo(Reply):
     token_name: str
     token_project: str | None
     token_scopes: list[Scope]
+    token_id: str | None = Field(default=None, description="null: the service is older, and does not tell it.")
+    token_expires_at: datetime | None = Field(default=None, description="null: never.")
+    token_ends_soon: bool = Field(
+        default=False, description="A tenth of its life is left, or less, and never more than a week."
+    )
 
 
 class ReadinessCheck(Reply):
@@ -182,6 +187,21 @@ class CreateToken(Request):
     project: Name | None = Field(default=None, description="null: every project.")
     scopes: list[Scope] = Field(min_length=1)
     expires_in_seconds: int | None = Field(default=90 * 86400, ge=60)
+    requests_per_second: float | None = Field(
+        default=None,
+        ge=0.001,
+        le=100_000,
+        json_schema_extra=since(9),
+        description="Its calls a second, in each process, seals and heartbeats left out. null: what the settings say, "
+        "or the limit of the token that makes it.",
+    )
+    concurrent_requests: int | None = Field(
+        default=None,
+        ge=4,
+        le=100_000,
+        json_schema_extra=since(9),
+        description="Its calls that may be under way in each process, likewise.",
+    )
 
 
 class TokenView(Reply):
@@ -192,10 +212,36 @@ class TokenView(Reply):
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    last_used_at: datetime | None = Field(
+        default=None, description="Some minutes late. null: not yet, or before the service kept it."
+    )
+    requests_per_second: float | None = Field(default=None, description="null: what the service's settings say.")
+    concurrent_requests: int | None = Field(default=None, description="null: what the service's settings say.")
 
 
 class TokenCreated(TokenView):
     token: str = Field(description="Shown once. The service keeps only its SHA-256.")
+
+
+LONGEST_OVERLAP_SECONDS = 90 * 86400
+
+
+class RotateToken(Request):
+    model_config = example({"overlap_seconds": 86400})
+
+    overlap_seconds: int = Field(
+        default=86400,
+        ge=60,
+        le=LONGEST_OVERLAP_SECONDS,
+        description="So long the token that is replaced stays good, unless it ends before.",
+    )
+    expires_in_seconds: int | None = Field(default=90 * 86400, ge=60, description="Of the new token. null: never.")
+
+
+class TokenRotated(TokenCreated):
+    """The new token, and the one that it replaces."""
+
+    replaced: TokenView = Field(description="With its end.")
 
 
 CSRF_HEADER = "X-Holdfast-CSRF"

@@ -143,6 +143,19 @@ class OperationState(StrEnum):
         return self in {OperationState.DONE, OperationState.FAILED, OperationState.CANCELLED}
 
 
+class QuotaKind(StrEnum):
+    """What a quota counts, by project."""
+
+    BYTES = "bytes"
+    """In the primary store."""
+    OBJECTS = "objects"
+    """Copies of chunks, in the primary store."""
+    RUNS = "runs"
+    """That are not in the trash."""
+    CHECKPOINTS = "checkpoints"
+    """Committed or uploading."""
+
+
 class Scope(StrEnum):
     """The rights of a token. `train`: open attempts and write checkpoints; `read`: read everything;
     `operate`: edit and prune; `admin`: projects and tokens; `metrics`: `/metrics` and nothing else. Each stands alone,

@@ -71,8 +71,8 @@ class UsageView(Reply):
     pinned_bytes: int = Field(description="Part of committed and trashed: copies that a pinned checkpoint needs.")
     held_bytes: int = Field(description="Part of committed and trashed: copies that a held checkpoint needs.")
     orphaned_bytes: int | None = Field(
-        description="Beside all of these: objects that no row knows, as the last sweep of each store found them before "
-        "it deleted those that were old enough. null: no sweep yet, or a run."
+        description="Beside all of these: objects that no row knows, as the last sweep of each store left them: it "
+        "deletes those that are old enough. null: no sweep yet, or a run."
     )
     swept_at: datetime | None = Field(description="When the oldest of these sweeps was.")
     stores: list[StoreBytes]

@@ -36,7 +36,8 @@ class WebhookFormat(StrEnum):
     """A message, for an incoming webhook of Slack, and of what takes the same."""
     PAGERDUTY = "pagerduty"
     """An event of the Events API v2. `run.goes_on` resolves what `run.stalled` has triggered, `attempt.revived` what
-    `attempt.lost` has, and `store.available` what `store.unavailable` has."""
+    `attempt.lost` has, `store.available` what `store.unavailable` has, and
+    `quota.relieved` what `quota.near` and `quota.reached` have."""
     ALERTMANAGER = "alertmanager"
     """An alert for `/api/v2/alerts` of Prometheus's Alertmanager. The same events end it."""
 

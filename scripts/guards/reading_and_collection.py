@@ -49,6 +49,14 @@ GUARDS = (
         ("tests/service/test_protocol_reading.py",),
     ),
     Guard(
+        "report-is-suspicion",
+        "what a store that is away for a moment may have is called lost",
+        "service/holdfast_service/restore/report_chunk.py",
+        "        if session.scalars(unheard).first() is not None:",
+        "        if False:",
+        ("tests/service/replicate/test_reading.py",),
+    ),
+    Guard(
         "no-silent-fresh-start",
         "a run without a restore point begins from nothing, whatever was committed in it",
         "trainer_sdk/holdfast/restore/restorer.py",

@@ -58,6 +58,7 @@ from holdfast_service.stores.posix.posix_store import PosixStore
 from holdfast_service.stores.posix.signed_urls import key_of_role
 from holdfast_service.usage.metrics import ByteNumbers
 from holdfast_service.web.admission import Admission
+from holdfast_service.web.certificate import CertificateNumbers, ClientCertificateCheck, ServedCertificate
 from holdfast_service.web.frame import (
     HostCheck,
     ProtocolHeader,
@@ -183,9 +184,10 @@ def create_app(
     *,
     lifespan: Lifespan | None = None,
     page_folder: Path = holdfast_service.ui.endpoints.BUILT_INTO,
+    certificate: ServedCertificate | None = None,
 ) -> FastAPI:
     """`lifespan`: what the application's process does before the first request and after the last one. `page_folder`:
-    the files of the web page."""
+    the files of the web page. `certificate`: the one that the server in front of it shows."""
     mounted = [
         SignedStore(attached.store, key_of_role(context.signing_key, attached.role))
         for attached in context.stores
@@ -210,12 +212,17 @@ def create_app(
     app.state.metrics.register(ScrubNumbers(context))
     app.state.metrics.register(RunNumbers(context))
     app.state.metrics.register(ControllerNumbers(context, app.state.loops))
+    if certificate is not None:
+        app.state.metrics.register(CertificateNumbers(certificate))
     of_requests = registry_of_requests(app.state.metrics)
     app.state.admission = Admission(context.settings, context.load, of_requests)
     install_problem_replies(app)
     # The last one added is the outermost: the frame gives the id that all others use.
     app.add_middleware(ProtocolHeader)
     app.add_middleware(HostCheck, names=context.settings.host_names)
+    settings = context.settings
+    if certificate is not None and settings.tls_client_ca is not None and settings.tls_clients == "required":
+        app.add_middleware(ClientCertificateCheck)
     app.add_middleware(RequestMeter, registry=of_requests)
     app.add_middleware(RequestFrame)
     return app

@@ -57,6 +57,9 @@ def register(app: typer.Typer) -> None:
     app.command("dashboard-role", help="A database role that sees the views for dashboards alone.")(
         dashboard_role_command
     )
+    app.command("rotate-secrets", help="Encrypt the catalog's secrets with the first of the keys, while services run.")(
+        rotate_secrets_command
+    )
     app.command("rebuild", help="Get the catalog back from a store alone, into an empty database.")(rebuild_command)
 
 
@@ -196,6 +199,46 @@ def confirm_move_command(data_dir: DataDir = None, database_url: DatabaseUrl = N
         finally:
             database.dispose()
     sys.stdout.write("The catalog lives here from now on. Make sure that the old database is never served again.\n")
+
+
+def rotate_secrets_command(
+    lost_key: Annotated[
+        bool,
+        typer.Option(
+            "--lost-key",
+            help="Give up what a key that is lost has encrypted: a new signing key, and those webhooks are deleted.",
+        ),
+    ] = False,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+
+    from holdfast_service.audit.record import Actor
+    from holdfast_service.auth.bootstrap import ensure_identity
+    from holdfast_service.secrets.kept import give_up_lost, rotate
+    from holdfast_service.secrets.keyring import keyring_of
+    from holdfast_service.service import open_database
+    from holdfast_service.stores.posix.signed_urls import new_signing_key
+
+    with _failures_said():
+        settings = _settings(data_dir=data_dir, database_url=database_url)
+        keyring = keyring_of(settings)
+        database = open_database(settings)
+        try:
+            ensure_identity(database, keyring)
+            if lost_key:
+                given_up = give_up_lost(database, keyring, new_signing_key(), Actor.at_the_database())
+                new_key = "A new signing key was drawn: start every service again. " if given_up.signing_key else ""
+                sys.stdout.write(f"{new_key}{given_up.webhooks} webhooks were deleted; make them anew.\n")
+                return
+            count = rotate(database, keyring, Actor.at_the_database())
+        finally:
+            database.dispose()
+    assert keyring.current is not None
+    sys.stdout.write(
+        f"Every secret is encrypted with the key {keyring.current.id}; {count} rows were not before. Older keys can be "
+        "taken away where services have them.\n"
+    )
 
 
 def dashboard_role_command(  # noqa: PLR0917 (typer calls it by keyword)

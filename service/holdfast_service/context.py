@@ -13,11 +13,13 @@ from fastapi import Depends, Request
 
 from holdfast_protocol.states import StoreRole
 from holdfast_service.attached_stores.attached import AttachedStore, StoreWatch
+from holdfast_service.auth.last_use import TokensUsed
 from holdfast_service.copies.in_flight import TicketsInFlight
 from holdfast_service.db.commit_notifier import CommitNotifier
 from holdfast_service.db.engine import Database
 from holdfast_service.insights.save_interval import SaveAdvice
 from holdfast_service.load import Load
+from holdfast_service.secrets.keyring import Keyring
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import Store
 from holdfast_service.stores.read_rate_limit import ReadRateLimit
@@ -30,7 +32,7 @@ def _new_process_id() -> str:
 @dataclass(frozen=True)
 class ServiceContext:
     """`epoch` is half of every fencing token, and with `claim` what a store's marker must say; `signing_key` signs the
-    service's own URLs.
+    service's own URLs. `keyring` opens the secrets of the catalog's rows.
 
     `store` is the primary store, the only one that trainers write to, and `store_id` its row in the catalog. `stores`
     are all that are attached, the primary one first. `read_rate_limit` is shared by all that reads copies back here,
@@ -52,7 +54,9 @@ class ServiceContext:
     stores: tuple[AttachedStore, ...]
     read_rate_limit: ReadRateLimit
     save_advice: SaveAdvice
+    keyring: Keyring = field(default_factory=Keyring, repr=False)
     tickets: TicketsInFlight = field(default_factory=TicketsInFlight)
+    tokens_used: TokensUsed = field(default_factory=TokensUsed)
     load: Load = field(default_factory=Load)
     process_id: str = field(default_factory=_new_process_id)
     stopping: threading.Event = field(default_factory=threading.Event, repr=False)

@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import structlog
 import uvicorn
@@ -35,7 +35,9 @@ from holdfast_service.logging import configure_logging
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings, SettingsError
 from holdfast_service.stores.base import StoreError
-from holdfast_service.web.frame import SHARED_COUNTERS, bounded_connections
+from holdfast_service.web.certificate import ServedCertificate, certificate_of
+from holdfast_service.web.connections import bounded_connections
+from holdfast_service.web.frame import SHARED_COUNTERS
 from holdfast_service.worker import refuse_sqlite, work
 
 _log = structlog.get_logger("holdfast.serve")
@@ -62,21 +64,25 @@ def serve(settings: ServiceSettings, on_ready: Callable[[ServiceContext, str], N
     Raises PortInUseError, SettingsError and ProblemError(`database_unavailable`).
     """
     _allow_connections(settings.most_connections)
+    certificate = certificate_of(settings)
+    if certificate is not None:
+        certificate.context()  # what is wrong with its files is said before anything is touched
     warn_of_plain_sessions(settings)
     listening = _listen(settings.host, settings.port)
     with contextlib.closing(listening):
         if not settings.serve_controllers:
             refuse_sqlite(settings, "HOLDFAST_SERVE_CONTROLLERS=false leaves background work to other processes")
         if settings.serve_workers == 1:
-            _serve_here(settings, listening, on_ready)
+            _serve_here(settings, listening, certificate, on_ready)
         else:
             refuse_sqlite(settings, f"`holdfast serve --workers {settings.serve_workers}` is several processes")
-            _serve_in_processes(settings, listening, on_ready)
+            _serve_in_processes(settings, listening, certificate, on_ready)
 
 
 def warn_of_plain_sessions(settings: ServiceSettings) -> None:
     """Whether a proxy ends TLS in front the service sees only when a call comes, and then by the proxy's word."""
-    if settings.on_loopback or (settings.public_url or "").startswith("https:"):
+    by_tls = settings.tls_certificate is not None
+    if by_tls or settings.on_loopback or (settings.public_url or "").startswith("https:"):
         return
     _log.warning(
         "sessions_may_go_over_plain_http",
@@ -102,16 +108,28 @@ def _most_connections(settings: ServiceSettings) -> int:
     return max(1, min(settings.most_connections, soft - _OTHER_OPEN_FILES))
 
 
-def http_config(app: ASGIApp | Callable[[], ASGIApp], settings: ServiceSettings, **more: Any) -> uvicorn.Config:
-    """How uvicorn serves the application, or what `app` makes with `factory=True`."""
-    return _Config(app, settings, more)
+def http_config(
+    app: ASGIApp | Callable[[], ASGIApp],
+    settings: ServiceSettings,
+    certificate: ServedCertificate | None = None,
+    **more: Any,
+) -> uvicorn.Config:
+    """How uvicorn serves the application, or what `app` makes with `factory=True`. `certificate`: by TLS."""
+    return _Config(app, settings, certificate, more)
 
 
 class _Config(uvicorn.Config):
     """Can be sent to another process, which loads it there."""
 
-    def __init__(self, app: ASGIApp | Callable[[], ASGIApp], settings: ServiceSettings, more: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp | Callable[[], ASGIApp],
+        settings: ServiceSettings,
+        certificate: ServedCertificate | None,
+        more: dict[str, Any],
+    ) -> None:
         self._bounds = (settings.header_seconds, _most_connections(settings))
+        self._certificate = certificate
         super().__init__(
             app,
             ws="none",
@@ -121,11 +139,13 @@ class _Config(uvicorn.Config):
             forwarded_allow_ips=settings.trusted_proxies,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=settings.shutdown_seconds,
+            loop="auto" if certificate is None else "asyncio",  # TLS here is asyncio's own
             **more,
         )
 
     def load(self) -> None:
-        self.http = bounded_connections(*self._bounds)
+        tls = None if self._certificate is None else self._certificate.context
+        self.http = cast("type[asyncio.Protocol]", bounded_connections(*self._bounds, tls))
         super().load()
 
 
@@ -138,18 +158,21 @@ class _Server(uvicorn.Server):
 
 
 def _serve_here(
-    settings: ServiceSettings, listening: socket.socket, on_ready: Callable[[ServiceContext, str], None]
+    settings: ServiceSettings,
+    listening: socket.socket,
+    certificate: ServedCertificate | None,
+    on_ready: Callable[[ServiceContext, str], None],
 ) -> None:
     context = open_service(settings)
     background = Background(context, loops_of(settings), "serve", controllers=settings.serve_controllers)
-    server = _Server(http_config(create_app(context), settings))
+    server = _Server(http_config(create_app(context, certificate=certificate), settings, certificate))
     # uvicorn drains and then raises the signal once more, for its caller: a service that was asked to end and
     # did so has not failed.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     try:
         background.start()
-        on_ready(context, _url(listening))
+        on_ready(context, _url(listening, certificate))
         server.run(sockets=[listening])
     finally:
         background.stop(timeout_seconds=settings.shutdown_seconds)
@@ -157,17 +180,21 @@ def _serve_here(
 
 
 def _serve_in_processes(
-    settings: ServiceSettings, listening: socket.socket, on_ready: Callable[[ServiceContext, str], None]
+    settings: ServiceSettings,
+    listening: socket.socket,
+    certificate: ServedCertificate | None,
+    on_ready: Callable[[ServiceContext, str], None],
 ) -> None:
     # Migrations and wrong settings are this process's own; afterwards it has no connection and only supervises.
     context = open_service(settings)
     try:
-        on_ready(context, _url(listening))
+        on_ready(context, _url(listening, certificate))
     finally:
         close_service(context)
     config = http_config(
-        partial(_application_of_process, settings),
+        partial(_application_of_process, settings, certificate),  # each process gets one, for both
         settings,
+        certificate,
         factory=True,
         workers=settings.serve_workers,
         timeout_worker_healthcheck=_HANGS_AFTER_SECONDS,
@@ -213,9 +240,11 @@ class _Supervisor(Multiprocess):
         return multiprocessing.get_context("spawn").Process(target=_work_in_process, args=(self._settings,))
 
 
-def _application_of_process(settings: ServiceSettings) -> FastAPI:
+def _application_of_process(settings: ServiceSettings, certificate: ServedCertificate | None) -> FastAPI:
     """Called in each process that serves."""
     with _a_process_of_several(settings):
+        if certificate is not None:
+            certificate.context()
         context = open_service(settings)
         background = Background(context, loops_of(settings), "serve", controllers=False)
         background.start()
@@ -226,7 +255,7 @@ def _application_of_process(settings: ServiceSettings) -> FastAPI:
         background.stop(timeout_seconds=settings.shutdown_seconds)
         close_service(context)
 
-    return create_app(context, lifespan=until_drained)
+    return create_app(context, lifespan=until_drained, certificate=certificate)
 
 
 def _work_in_process(settings: ServiceSettings) -> None:
@@ -279,6 +308,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _url(listening: socket.socket) -> str:
+def _url(listening: socket.socket, certificate: ServedCertificate | None) -> str:
+    scheme = "http" if certificate is None else "https"
     host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

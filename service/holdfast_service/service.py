@@ -1,6 +1,7 @@
 """Opens the service: from settings to the context that every operation is given. The start of every process.
 
-settings -> database -> migrations -> identity -> store (may be unavailable) -> first token -> context -> app.create_app
+settings -> keys -> database -> migrations -> identity -> secrets -> store (may be unavailable) -> first token ->
+context -> app.create_app
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from holdfast_service.db.tables.core import CatalogIdentity
 from holdfast_service.insights.save_interval import SaveAdvice
 from holdfast_service.records.history import begin_history, keep_history
 from holdfast_service.records.outbox import due_since_attached
+from holdfast_service.secrets.kept import settle_secrets
+from holdfast_service.secrets.keyring import keyring_of
 from holdfast_service.settings import ServiceSettings, SettingsError
 from holdfast_service.stores.base import Store, StoreError, StoreRefused, StoreUrlError
 from holdfast_service.stores.posix.files import close_folder
@@ -42,19 +45,22 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
     Raises SettingsError, which names the setting, and ProblemError(`database_unavailable`). Close it with
     `close_service`.
     """
+    keyring = keyring_of(settings)
     database = open_database(settings)
     try:
-        identity = ensure_identity(database)
+        identity = ensure_identity(database, keyring)
         if identity.rebuilding_from is not None:
             raise SettingsError(
                 "HOLDFAST_DATABASE_URL names a catalog that is half rebuilt. Run `holdfast catalog rebuild --from "
                 f"{identity.rebuilding_from}` again; it goes on where it was cut off."
             )
+        signing_key = settle_secrets(database, keyring)
         if not settle_place(database):
             _log.warning("nothing_is_changed_in_the_stores", reason=MOVED)
         stores: list[AttachedStore] = []
         for role, url in settings.store_urls.items():
-            stores.append(_attach(database, identity, role, url, settings))
+            key = key_of_role(signing_key, role)
+            stores.append(_attach(database, identity, role, url, _opened(settings, role, url, key)))
         _refuse_one_store_twice(stores)
         for attached in stores:
             keep_address(database, attached.store_id, settings.store_urls[attached.role])
@@ -72,7 +78,8 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
         catalog_id=identity.catalog_id,
         epoch=identity.epoch,
         claim=identity.claim,
-        signing_key=identity.signing_key,
+        signing_key=signing_key,
+        keyring=keyring,
         notifier=CommitNotifier(database),
         read_rate_limit=ReadRateLimit(settings.prove_bytes_per_second),
         save_advice=SaveAdvice(settings, database),
@@ -141,17 +148,17 @@ def close_service(context: ServiceContext) -> None:
     context.database.dispose()
 
 
-def _attach(
-    database: Database, identity: CatalogIdentity, role: StoreRole, url: str, settings: ServiceSettings
-) -> AttachedStore:
-    """Opened and settled; an unavailable one is asked again later."""
-    signing_key, group = key_of_role(identity.signing_key, role), settings.store_gid
+def _opened(settings: ServiceSettings, role: StoreRole, url: str, signing_key: bytes) -> Store:
     try:
-        store = open_store(url, signing_key, settings.store_credentials(role), group=group)
+        return open_store(url, signing_key, settings.store_credentials(role), group=settings.store_gid)
     except StoreUrlError as error:
         raise SettingsError(f"{SETTING_OF_ROLE[role]}: {error}") from None
     except StoreRefused as error:
         raise SettingsError(f"{SETTING_OF_ROLE[role]} cannot be used: {error}") from None
+
+
+def _attach(database: Database, identity: CatalogIdentity, role: StoreRole, url: str, store: Store) -> AttachedStore:
+    """Settled; an unavailable one is asked again later."""
     row = find_row(database, url, store.kind, _marker_if_there(store), identity.catalog_id)
     watch = StoreWatch(database, store, row.id, identity)
     try:

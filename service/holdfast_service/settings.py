@@ -29,6 +29,7 @@ HEARTBEATS_UNTIL_LOST = 10
 # Client and trainer read these; on one machine they share the service's environment, so they are no mistake here.
 OTHERS_SETTINGS = frozenset(
     {"URL", "TOKEN", "TIMEOUT_SECONDS", "RETRY_SECONDS", "MAX_BYTES_PER_SECOND", "DIRECT_FILES", "COMPRESS"}
+    | {"CA_FILE", "CLIENT_CERTIFICATE", "CLIENT_KEY"}
     | {"RUN", "COLLECTIVE_TIMEOUT_SECONDS", "DRAIN_SECONDS", "SAVE_RETRY_SECONDS", "TRANSFERS"}
     | {"HOST_MEMORY_BYTES", "CACHE_DIR", "CACHE_BYTES", "LOCAL_DIR", "LOCAL_BYTES"}
     | {"LAUNCH", "OUTCOME_DIR", "VERIFY_DIR"}
@@ -113,6 +114,27 @@ class ServiceSettings(BaseSettings):
         description="Where people reach the web page, such as `https://holdfast.example.org`. With https a session's "
         "cookie is for https alone, whatever the proxy in front says.",
     )
+    tls_certificate: Path | None = Field(
+        default=None,
+        description="The service's certificate in PEM, followed by those of the authorities in between: `holdfast "
+        "serve` then speaks https alone, TLS 1.2 or newer. A file that is renewed is taken for new connections within "
+        "seconds. Default: plain http.",
+    )
+    tls_key: Path | None = Field(
+        default=None,
+        description="The private key of HOLDFAST_TLS_CERTIFICATE in PEM, without a passphrase. Default: it stands in "
+        "the certificate's file.",
+    )
+    tls_client_ca: Path | None = Field(
+        default=None,
+        description="Certificates, in PEM, of the authorities whose certificates callers show (mutual TLS). A token is "
+        "needed all the same.",
+    )
+    tls_clients: Literal["required", "optional"] = Field(
+        default="required",
+        description="With HOLDFAST_TLS_CLIENT_CA: `required` refuses every call without a certificate but `/healthz` "
+        "and `/readyz`; `optional` verifies those that are shown.",
+    )
     header_seconds: float = Field(
         default=20.0, gt=0, description="A connection that has not sent the head of a request by then is closed."
     )
@@ -120,7 +142,7 @@ class ServiceSettings(BaseSettings):
         default=5000,
         ge=1,
         description="Connections at a time, of each process; fewer if the limit of open files is lower. One more takes "
-        "the place of the one that has been idle for the longest.",
+        "the place of an idle one, of the address that has the most of them.",
     )
     requests_at_once: int = Field(
         default=8,
@@ -140,6 +162,21 @@ class ServiceSettings(BaseSettings):
         ge=4,
         description="The same for all projects together, with 503. A project within its fair share of them is not "
         "refused.",
+    )
+    token_requests_per_second: float = Field(
+        default=0.0,
+        ge=0,
+        description="Calls a second of one token, in each process; 0: any number. A token can be made with a limit of "
+        "its own. Seals and heartbeats are not counted and not refused; of the others one more gets 429.",
+    )
+    token_burst_seconds: float = Field(
+        default=10.0, gt=0, description="A token that was quiet may make as many calls at once as in so long."
+    )
+    token_requests: int = Field(
+        default=4000,
+        ge=4,
+        description="Calls of one token that are under way in each process, refused in the order of "
+        "HOLDFAST_PROJECT_REQUESTS. A token can be made with a limit of its own.",
     )
     project_long_polls: int = Field(
         default=2000,
@@ -167,6 +204,20 @@ class ServiceSettings(BaseSettings):
         default=None,
         description="The first token (every scope, every project), kept as a hash at the start: "
         "`hold_` + 16 random hex digits + `_` + 64 random hex digits. For services that are not embedded.",
+    )
+    secrets_key_file: Path | None = Field(
+        default=None,
+        description="A file with the keys that encrypt what is secret in the catalog: 32 random bytes in base64 or hex "
+        "on each line (`openssl rand -base64 32`). The first key encrypts, all open. Default: no key, and the secrets "
+        "are plain.",
+    )
+    secrets_key: SecretStr | None = Field(
+        default=None, description="The same keys, in the setting itself, in place of HOLDFAST_SECRETS_KEY_FILE."
+    )
+    secrets_key_command: str | None = Field(
+        default=None,
+        description="A command that prints the same keys, in place of HOLDFAST_SECRETS_KEY_FILE: it asks a KMS. It is "
+        "run by each process at its start, without a shell, and has a minute.",
     )
     session_hours: float = Field(
         default=12.0, gt=0, le=24 * 30, description="Who has signed in to the web page signs in again after so long."
@@ -274,7 +325,7 @@ class ServiceSettings(BaseSettings):
         default=90.0,
         ge=0,
         le=100,
-        description="The same while a project uses more than this share of its quota.",
+        description="The same while a project uses more than this share of its quota of bytes or objects.",
     )
     collect_full_scan_seconds: float = Field(
         default=6 * 3600,
@@ -366,10 +417,10 @@ class ServiceSettings(BaseSettings):
         scheme, _, host = url.rstrip("/").lower().partition("://")
         return f"{scheme}://{host.removesuffix(':443' if scheme == 'https' else ':80')}"  # as a browser writes it
 
-    @field_validator("data_dir")
+    @field_validator("data_dir", "tls_certificate", "tls_key", "tls_client_ca", "secrets_key_file")
     @classmethod
-    def _an_absolute_path(cls, path: Path) -> Path:
-        return path.expanduser().absolute()
+    def _an_absolute_path(cls, path: Path | None) -> Path | None:
+        return None if path is None else path.expanduser().absolute()
 
     @property
     def database_url_text(self) -> str:

@@ -230,6 +230,30 @@ def test_a_token_is_shown_once_works_and_ends_when_it_is_revoked(monkeypatch, pr
     run("tokens", "revoke", "0123456789abcdef", exit_code=3)
 
 
+def test_a_token_is_replaced_and_whoami_tells_whose_it_is(client, monkeypatch, project):
+    old = client.tokens.create(CreateToken(name="nightly", scopes=[Scope.READ], project=project))
+    made = run("tokens", "rotate", old.id, "--overlap", "2h", "--expires", "4w")
+    assert old.id in made.stderr
+    monkeypatch.setenv("HOLDFAST_TOKEN", made.stdout.strip())
+    shown = run("whoami").stdout
+    for told in ("nightly", project, "read"):
+        assert told in shown
+    assert "replace it" not in shown + run("whoami").stderr
+    told = read("whoami")
+    assert (told["token_name"], told["token_id"] != old.id, told["token_ends_soon"]) == ("nightly", True, False)
+    run("tokens", "rotate", old.id, exit_code=4)
+
+
+def test_doctor_and_whoami_say_that_the_token_ends_soon(client, monkeypatch):
+    told = client.service.info()
+    soon = told.model_copy(update={"token_expires_at": told.now, "token_ends_soon": True})
+    monkeypatch.setattr("holdfast_client.resources.service.Service.info", lambda _: soon)
+    assert f"holdfast tokens rotate {told.token_id}" in " ".join(run("whoami").stderr.split())
+    (finding,) = [each for each in read("doctor") if each["check"] == "token"]
+    assert finding["verdict"] == "warning"
+    assert told.token_id in finding["remedy"]
+
+
 def test_a_token_without_the_scope_is_exit_code_4_and_names_it(client, monkeypatch):
     made = client.tokens.create(CreateToken(name="trainer", scopes=[Scope.TRAIN]))
     monkeypatch.setenv("HOLDFAST_TOKEN", made.token)

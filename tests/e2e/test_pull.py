@@ -234,6 +234,21 @@ def test_a_folder_with_something_in_it_is_replaced_only_by_force(run, client, tm
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_what_came_into_the_folder_during_the_pull_is_not_replaced(run, client, tmp_path):
+    """Two pulls into one folder, or a person's own file: both were told that they may begin."""
+    save(run, {"w": {"x": torch.ones(2)}})
+    out = tmp_path / "out"
+
+    def another(_count):
+        out.mkdir(exist_ok=True)
+        (out / "precious").touch()
+
+    with pytest.raises(errors.ConfigurationError, match=r"not empty.*--force"):
+        pull(client, run, Latest(), out, Format.TORCH, on_bytes=another)
+    assert [path.name for path in out.iterdir()] == ["precious"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_a_corrupt_checkpoint_leaves_nothing_behind_and_the_one_before_is_pulled_next(
     run, client, served, tmp_path, monkeypatch
 ):

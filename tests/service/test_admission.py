@@ -20,7 +20,7 @@ from holdfast_protocol.attempts import Heartbeat
 from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import BeginCheckpoint
 from holdfast_service.settings import ServiceSettings
-from tests.support.rank import Job, Refused
+from tests.support.rank import Job, Refused, answer
 from tests.support.service import RunningService, running_service
 
 AT_ONCE = 2
@@ -149,6 +149,28 @@ def test_seals_and_heartbeats_are_never_refused_and_go_first(
     begins.open.set()
     assert sealed.result()["state"] == "committed"
     assert all(each.result() for each in [*beats, *pending])
+
+
+def test_a_token_has_no_more_calls_under_way_than_it_may(
+    service: RunningService, begins: Gate, threads: ThreadPoolExecutor
+) -> None:
+    whole = service.http()
+    job = Job(whole, "storm/a")
+    body = {"name": "small", "scopes": ["train", "read"], "concurrent_requests": 4}
+    small = service.http(token=answer(whole.post("/v1/tokens", json=body))["token"])
+    assert small.get(f"{job.base}/restore-point").status_code == 200
+    job.http = small
+    pending = storm(service, job, begins, threads, 2)
+    with pytest.raises(Refused, match="HOLDFAST_TOKEN_REQUESTS") as caught:
+        job.begin(99)
+    assert (caught.value.status, caught.value.code) == (429, "rate_limited")
+    job.http = whole
+    pending.append(threads.submit(job.begin, 3))
+    until(lambda: waiting(service, "begin") == 2)
+    begins.open.set()
+    assert all(each.result() for each in pending)
+    job.http = small
+    assert job.begin(4), "its calls are over"
 
 
 def test_a_call_whose_client_does_not_wait_is_not_worked_on(

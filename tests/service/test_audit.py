@@ -170,3 +170,22 @@ def named(code: types.CodeType, names: dict[str, Any]) -> Iterator[Any]:
             yield value
         elif isinstance(value, types.ModuleType) and value.__name__.startswith("holdfast_service"):
             yield from (getattr(value, each) for each in code.co_names if callable(getattr(value, each, None)))
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_taking_back_a_run_and_a_project_tells_what_was_before(service: RunningService) -> None:
+    http = service.http()
+    job = Job(http)
+    job.save(100)
+    job.end()
+    for path in ("/v1/projects/demo/runs/gpt", "/v1/projects/demo"):
+        answer(http.request("DELETE", path, json={}, headers={"If-Match": "*"}))
+    for path in ("/v1/projects/demo", "/v1/projects/demo/runs/gpt"):
+        answer(http.post(f"{path}/undelete"))
+    told = {event["action"]: (event["before"], event["after"]) for event in events(service)}
+    (deleted,) = events(service, action="run.delete")
+    assert told["checkpoint.undelete"] == ({"state": "trashed"}, {"state": "committed"})
+    for action in ("run.undelete", "project.undelete"):
+        assert told[action][0]["deleted_by"] == deleted["actor"]
+        assert told[action][0]["purge_at"] is not None
+    assert told["run.undelete"][1] == {"checkpoints": 1, "purged": 0}

@@ -3,6 +3,7 @@ record-outbox)."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import time
@@ -354,6 +355,13 @@ def test_a_record_with_any_other_digest_is_damaged_and_no_bug(digest: object) ->
     """Who can write to the bucket must not end a rebuild by it."""
     outer = {"format": FORMAT, "format_version": FORMAT_VERSION, "record": {}, "sha256": digest}
     with pytest.raises(DamagedRecordError, match="not those that were written"):
+        decode(json.dumps(outer).encode(), ManifestRecord)
+
+
+def test_a_record_that_is_left_out_is_damaged_and_no_bug() -> None:
+    """With the digest of nothing, which it then has."""
+    outer = {"format": FORMAT, "format_version": FORMAT_VERSION, "sha256": hashlib.sha256(b"null").hexdigest()}
+    with pytest.raises(DamagedRecordError, match="not as a record has it"):
         decode(json.dumps(outer).encode(), ManifestRecord)
 
 

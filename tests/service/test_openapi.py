@@ -44,6 +44,7 @@ VERBS = {
     "redeliver",
     "release",
     "resume",
+    "rotate",
     "run",
     "test",
     "undelete",

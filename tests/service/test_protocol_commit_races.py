@@ -73,7 +73,7 @@ def test_a_run_that_is_taken_back_again_and_a_negotiation_do_not_wait_for_each_o
     service.make_project("demo", quota_bytes=1000)
     job = Job(service.http())
     save = job.begin(1)
-    gate = hold_before(monkeypatch, holdfast_service.training.negotiate, "lock_quota")
+    gate = hold_before(monkeypatch, holdfast_service.training.negotiate, "lock_quotas")
     negotiating, coming = overlap(
         service,
         gate,

@@ -374,3 +374,16 @@ def test_an_uploading_checkpoint_is_shown_and_never_expires(service: RunningServ
     (one,) = [each for each in shown["checkpoints"] if each["state"] == CheckpointState.UPLOADING]
     assert (one["checkpoint_id"], one["keep"]) == (save.id, True)
     assert apply(service, {**shown, "checkpoints": [{**one, "keep": False}]})["trashed"] == []
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_plan_says_that_nothing_expires_by_itself_while_the_controller_is_paused(service: RunningService) -> None:
+    saved(Job(service.http()), 1, 2, 3)
+    controller = "/v1/controllers/retention"
+    answer(service.http().post(f"{controller}/pause", json={"reason": "a move of the bucket"}))
+    assert len(plan(service)["notes"]) == 1, "there is no policy"
+    put_policy(service, keep_last=2)
+    (note,) = plan(service)["notes"]
+    assert "has paused the controller retention (a move of the bucket): nothing expires by itself" in note
+    answer(service.http().post(f"{controller}/resume"))
+    assert plan(service)["notes"] == []

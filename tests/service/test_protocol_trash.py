@@ -112,14 +112,17 @@ def test_what_a_policy_expired_is_pinned_for_a_while_when_it_is_taken_back(
     assert back["pin_reason"] == "taken back from the trash"
     assert plan(service)["expired"] == 0
     clock.advance(72 * HOUR + 1)
+    shown = answer(service.http().get(f"{RUN}/checkpoints/1"))
+    listed = answer(service.http().get(f"{RUN}/checkpoints"))["items"]
+    assert {shown["pinned_at"], *(each["pinned_at"] for each in listed)} == {None}, "a pin that is over keeps nothing"
     assert plan(service)["expired"] == 1
     apply(service, plan(service))
-    assert undelete(service, ids[0], pin=False)["pinned_until"] == back["pinned_until"]
+    assert undelete(service, ids[0], pin=False)["pinned_at"] is None
     assert plan(service)["expired"] == 1
 
 
 @pytest.mark.rule("trash-first")
-@pytest.mark.parametrize("short", ["disk", "quota"])
+@pytest.mark.parametrize("short", ["disk", "quota", "quota of objects"])
 def test_where_room_is_short_only_what_a_policy_expired_goes_early(
     service: RunningService, monkeypatch: pytest.MonkeyPatch, short: str
 ) -> None:
@@ -132,12 +135,18 @@ def test_where_room_is_short_only_what_a_policy_expired_goes_early(
     if short == "quota":
         with service.context.database.transaction() as session:
             session.execute(update(Project).values(quota_bytes=int(stored_bytes(service) * 1.05)))
+    elif short == "quota of objects":
+        with service.context.database.transaction() as session:
+            session.execute(update(Project).values(quota_objects=2 * len(ids)))
     else:
         usage = holdfast_service.retention.purge.shutil.disk_usage(Path("/"))
         full = usage._replace(used=95, free=5, total=100)
         monkeypatch.setattr(holdfast_service.retention.purge.shutil, "disk_usage", lambda _: full)
     assert purge(service) == PurgeReport(done=1)
     assert states(service) == {1: "deleted", 2: "trashed", 3: "committed", 4: "committed"}
+    (told,) = [why or "" for _, what, why in events(service, ids[0]) if what == "checkpoint.purge"]
+    assert told.startswith("retention policy of the run, version 1: purged before ")
+    assert {"disk": "a store's disk is more than 90 % full", "quota": "more than 90 % of its quota"}[short] in told
 
 
 @pytest.mark.rule("database-clock")

@@ -6,7 +6,9 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,8 +32,18 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.pruning import MAX_AT_ONCE, ApplyRetention, PruneCheckpoints
 from holdfast_protocol.restores import ReadChunks
 from holdfast_protocol.runs import MOST_CURVES, MOST_POINTS_TOLD
-from holdfast_protocol.states import Scope
-from holdfast_service.auth.principal import BURST, SECONDS_PER_FAILURE, FailedCalls, Principal, new_token_text
+from holdfast_protocol.states import CredentialKind, Scope
+from holdfast_service.auth import principal
+from holdfast_service.auth.credentials import new_text
+from holdfast_service.auth.principal import (
+    BURST,
+    SECONDS_PER_FAILURE,
+    SECONDS_PER_SESSION,
+    SESSIONS_BURST,
+    FailedCalls,
+    Principal,
+    new_token_text,
+)
 from holdfast_service.errors import ProblemError
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.web import frame
@@ -226,6 +238,32 @@ def test_wrong_tokens_are_slowed_down_and_good_ones_are_not(service: RunningServ
     assert good.get("/v1/service").status_code == 200
 
 
+def test_a_flood_of_wrong_tokens_costs_neither_statements_nor_turns(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.app.state.failed_calls = FailedCalls(clock=lambda: 0.0)
+    looked: list[str] = []
+    look = principal.authenticate
+
+    def noted(database: Any, text: str) -> Principal:
+        looked.append(text)
+        return look(database, text)
+
+    monkeypatch.setattr(principal, "authenticate", noted)
+
+    def wrong(_: int) -> tuple[int, str]:
+        with service.http(token=new_token_text()) as http:
+            reply = http.get("/v1/service")
+            return reply.status_code, reply.json()["code"]
+
+    with ThreadPoolExecutor(16) as pool:
+        codes = Counter(pool.map(wrong, range(10 * BURST)))
+    assert codes.keys() == {(401, "unauthenticated"), (429, "too_many_failures")}
+    assert BURST <= len(looked) == codes[401, "unauthenticated"] <= BURST + service.context.settings.requests_at_once
+    monkeypatch.setattr(service.app.state.admission, "call", None)
+    assert wrong(0) == (429, "too_many_failures"), "it does not come to the line of those that wait"
+
+
 @pytest.mark.parametrize(("path", "status"), [("/v1/projects", 401), ("/healthz", 200)])
 def test_a_long_cookie_is_looked_through_within_a_moment(service: RunningService, path: str, status: int) -> None:
     """On the event loop, before anybody is known."""
@@ -265,6 +303,52 @@ def test_failures_are_counted_by_address_and_forgotten_one_by_one() -> None:
     assert [fails(calls, "one"), fails(calls, "one")] == ["unauthenticated", "too_many_failures"]
     clock.now += BURST * SECONDS_PER_FAILURE
     assert {fails(calls, "one") for _ in range(BURST)} == {"unauthenticated"}
+
+
+def test_a_cookie_counts_once_and_made_up_ones_are_slowed_down() -> None:
+    clock = Clock()
+    calls = FailedCalls(clock)
+    asked: list[str] = []
+
+    def over(session: str) -> Principal:
+        asked.append(session)
+        return refuse(session)
+
+    def told(session: str) -> str:
+        with pytest.raises(ProblemError) as raised:
+            calls.authenticated("one", session, over)
+        return raised.value.code
+
+    left_open = new_text(CredentialKind.SESSION)
+    assert {told(left_open) for _ in range(2 * SESSIONS_BURST)} == {"unauthenticated"}
+    assert asked == [left_open], "what it was told is remembered"
+    made_up = [told(new_text(CredentialKind.SESSION)) for _ in range(SESSIONS_BURST)]
+    assert made_up == ["unauthenticated"] * (SESSIONS_BURST - 1) + ["too_many_failures"]
+    assert fails(calls, "one") == "unauthenticated", "tokens have tries of their own"
+    assert told(left_open) == "unauthenticated"
+    clock.now += SECONDS_PER_SESSION
+    page = new_text(CredentialKind.SESSION)
+    assert calls.authenticated("one", page, lambda _: ONE) is ONE
+    assert told(new_text(CredentialKind.SESSION)) == "unauthenticated"
+    assert calls.authenticated("one", page, lambda _: ONE) is ONE, "it was good lately"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ("2001:db8:0:1::1", "2001:db8:0:1:ffff::2", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+        ("fe80::1%eth0", "fe80::2", True),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
+        ("10.0.0.1", "10.0.0.2", False),
+    ],
+)
+def test_the_addresses_of_one_ipv6_network_share_their_tries(first: str, second: str, *, same: bool) -> None:
+    calls = FailedCalls(Clock())
+    for _ in range(BURST):
+        fails(calls, first)
+    assert fails(calls, second) == ("too_many_failures" if same else "unauthenticated")
 
 
 def test_a_token_that_was_good_is_slowed_down_once_it_is_not() -> None:

@@ -160,18 +160,26 @@ def test_orphans_are_those_of_the_last_sweep_and_stand_beside(service: RunningSe
             "dry_run": False,
             "projects": [
                 {"project": name, "objects": 9, "bytes": 900, "orphans": 2, "orphan_bytes": size, "missing": 0}
-                for name, size in (("demo", 123), ("other", 4567))
+                | {"deleted": 1, "deleted_bytes": 100}
+                for name, size in (("demo", 223), ("other", 4567))
             ],
-            "due_orphans": 0,
-            "due_bytes": 0,
-            "deleted": 0,
-            "deleted_bytes": 0,
+            "due_orphans": 2,
+            "due_bytes": 200,
+            "deleted": 2,
+            "deleted_bytes": 200,
             "kept": 0,
             "stopped": None,
         }
         session.add(StoreMaintenance(store_id=service.context.store_id, swept_at=now, sweep=found))
     before = usage(service, "demo")
-    assert before["orphaned_bytes"] == 123
+    assert before["orphaned_bytes"] == 123, "what the sweep has deleted is gone"
+    told = {
+        sample.labels["project"]: sample.value
+        for family in text_string_to_metric_families(service.http().get("/metrics").text)
+        for sample in family.samples
+        if sample.name == "holdfast_bytes" and sample.labels["kind"] == "orphaned"
+    }
+    assert told == {"demo": 123, "other": 4467}
     assert before["stored_bytes"] == counted_by_hand(service)["stored_bytes"]
     assert usage(service, "demo/gpt")["orphaned_bytes"] is None
 
@@ -245,6 +253,18 @@ def test_cost_is_bytes_times_prices_and_prices_are_the_administrators(service: R
         assert session.scalar(select(text("count(*)")).select_from(text("price_lists"))) == 1
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_what_is_being_thawed_is_in_the_line_of_its_storage_class(service: RunningService) -> None:
+    Job(service.http()).save(100, content=b"x" * 1000)
+    with service.context.database.transaction() as session:
+        for size, state in ((1000, CopyState.COLD), (1006, CopyState.THAWING)):
+            archived = {"storage_class": "archive", "state": state}
+            session.execute(update(Copy).where(Copy.stored_bytes == size).values(**archived))
+    cost = answer(service.http().get("/v1/projects/demo/runs/gpt/cost"))
+    assert [(line["storage_class"], line["stored_bytes"]) for line in cost["lines"]] == [("archive", 2006)]
+    assert len(usage(service, "demo/gpt")["stores"]) == 2
+
+
 def test_a_forecast_counts_with_the_runs_own_rhythm_and_refuses_what_is_no_policy(service: RunningService) -> None:
     job = Job(service.http())
     http = service.http()
@@ -267,6 +287,8 @@ def test_a_forecast_counts_with_the_runs_own_rhythm_and_refuses_what_is_no_polic
     assert (found["save_interval_seconds"], found["bytes_per_save"], found["shared_bytes"]) == (3600, 309, 4000)
     assert (found["kept_checkpoints"], found["trashed_checkpoints"], found["grows_per_month"]) == (4, 1, 0)
     assert found["per_month"] == pytest.approx((4000 + 5 * 309) * 2.0 / GIB)
+    kept = answer(http.post(path, json={"retention": {"keep_every_steps": 100}}))
+    assert (kept["kept_checkpoints"], kept["trashed_checkpoints"]) == (365 * 24, 0), "nothing expires"
     endless = answer(http.post(path, json={}))
     assert (endless["kept_checkpoints"], endless["retention"], endless["trashed_checkpoints"]) == (365 * 24, None, 0)
     assert endless["grows_per_month"] == pytest.approx(30 * 24 * 309 * 2.0 / GIB)

@@ -48,15 +48,20 @@ def holdfast_serve(
     store: str = "posix",
     database: Literal["sqlite", "postgres"] = "sqlite",
     other_settings: Mapping[str, str] = MappingProxyType({}),
+    authority: Path | None = None,
     forked: bool = False,
 ) -> Iterator[ServedHoldfast]:
     """A service that is ready, and the servers that it needs; `folder` must exist, `store` is one of STORES.
+
+    `authority`: whose certificate it shows, if `other_settings` name one.
 
     `forked`: its process starts in a moment (tests/support/forked.py), and not as a user starts it.
     """
     data, port = folder / "data", free_ports()
     settings = {**other_settings, "HOLDFAST_DATA_DIR": str(data), "HOLDFAST_PORT": str(port)}
     client = {"HOLDFAST_URL": f"http://127.0.0.1:{port}", "HOLDFAST_DATA_DIR": str(data)}
+    if authority is not None:
+        client |= {"HOLDFAST_URL": f"https://127.0.0.1:{port}", "HOLDFAST_CA_FILE": str(authority)}
     server: StoreServer | None = None
     with ExitStack() as servers:
         if store != "posix":
@@ -73,7 +78,7 @@ def holdfast_serve(
         process = ServerProcess(
             [ENTRY_POINT if forked else HOLDFAST, "serve"],
             log=folder / "service.log",
-            ready=lambda: is_ready(client["HOLDFAST_URL"]),
+            ready=lambda: is_ready(client["HOLDFAST_URL"], authority),
             env=without_holdfast_settings() | settings,
             forked=forked,
         )
@@ -115,8 +120,9 @@ def without_holdfast_settings() -> dict[str, str]:
     return kept | {"HOLDFAST_PREEMPTION_CLOUD": "none"}
 
 
-def is_ready(url: str) -> bool:
+def is_ready(url: str, authority: Path | None = None) -> bool:
     try:
-        return urllib3.request("GET", f"{url}/readyz", timeout=2, retries=False).status == 200
+        with urllib3.PoolManager(ca_certs=None if authority is None else str(authority)) as http:
+            return http.request("GET", f"{url}/readyz", timeout=2, retries=False).status == 200
     except urllib3.exceptions.HTTPError:
         return False

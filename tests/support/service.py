@@ -31,6 +31,7 @@ from holdfast_service.serve import http_config
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.ui.endpoints import BUILT_INTO
+from holdfast_service.web.certificate import certificate_of
 from tests.support.in_process import InProcessTransport, in_process
 from tests.support.ports import free_ports
 
@@ -108,7 +109,7 @@ def running_service(settings: ServiceSettings, *, page_folder: Path = BUILT_INTO
     """`page_folder`: the files of the web page."""
     context = open_service(settings)
     try:
-        app = create_app(context, page_folder=page_folder)
+        app = create_app(context, page_folder=page_folder, certificate=certificate_of(settings))
         with in_process(app) as transport:
             running = RunningService(context, app, transport)
             try:
@@ -123,7 +124,8 @@ def running_service(settings: ServiceSettings, *, page_folder: Path = BUILT_INTO
 def _uvicorn(app: FastAPI, settings: ServiceSettings) -> Iterator[str]:
     """Its URL."""
     port = free_ports()
-    config = http_config(app, settings)
+    certificate = certificate_of(settings)
+    config = http_config(app, settings, certificate)
     config.host, config.port = "127.0.0.1", port
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, name="uvicorn", daemon=True)
@@ -133,7 +135,7 @@ def _uvicorn(app: FastAPI, settings: ServiceSettings) -> Iterator[str]:
         if not thread.is_alive():
             raise RuntimeError("uvicorn did not start")
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"http{'' if certificate is None else 's'}://127.0.0.1:{port}"
     finally:
         server.should_exit = True
         thread.join(30)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 import psutil
@@ -26,6 +28,8 @@ class ServedBySeveral:
     database: Database
     token: str
 
+    authority: Path | None = None
+
     def http(self) -> httpx.Client:
         """A connection of its own for each request: any process may answer it."""
         headers = {
@@ -33,7 +37,8 @@ class ServedBySeveral:
             PROTOCOL_HEADER: PROTOCOL_VERSION,
             "Connection": "close",
         }
-        return httpx.Client(base_url=self.service.url, headers=headers, timeout=60)
+        verify = True if self.authority is None else ssl.create_default_context(cafile=self.authority)
+        return httpx.Client(base_url=self.service.url, headers=headers, timeout=60, verify=verify)
 
     def alive(self, kind: str) -> set[int]:
         """The pids that have said so in the catalog, and are there."""
@@ -53,19 +58,26 @@ class ServedBySeveral:
 
 
 @contextmanager
-def served_by_several(folder: Path, database_url: str) -> Iterator[ServedBySeveral]:
-    """All processes are there when the block begins."""
+def served_by_several(
+    folder: Path,
+    database_url: str,
+    *,
+    other_settings: Mapping[str, str] = MappingProxyType({}),
+    authority: Path | None = None,
+) -> Iterator[ServedBySeveral]:
+    """All processes are there when the block begins. `authority`: as for holdfast_serve."""
     token = f"hold_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
     settings = {
         "HOLDFAST_DATABASE_URL": database_url,
         "HOLDFAST_BOOTSTRAP_TOKEN": token,
         "HOLDFAST_SERVE_WORKERS": str(_WORKERS),
         "HOLDFAST_DATABASE_CONNECTIONS": "5",
+        **other_settings,
     }
     database = Database(database_url)
     try:
-        with holdfast_serve(folder, other_settings=settings) as service:
-            started = ServedBySeveral(service, database, token)
+        with holdfast_serve(folder, other_settings=settings, authority=authority) as service:
+            started = ServedBySeveral(service, database, token, authority)
             started.until_complete()
             yield started
     finally:

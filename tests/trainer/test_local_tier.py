@@ -19,6 +19,7 @@ from holdfast import errors
 from holdfast.layout.plan import ChunkSizes
 from holdfast.save.job import SaveState
 from holdfast.save.pipeline import SaveReports
+from holdfast_client.chunks import uploader
 from holdfast_client.client import Client
 from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.tier import LocalTier
@@ -137,6 +138,31 @@ def test_a_disk_that_gives_a_save_back_no_more_keeps_no_later_save_from_the_stor
     assert spooled(folder)[0] == [0], "for the next launch, or a person"
 
 
+def test_a_slow_store_holds_up_no_save_on_its_way_to_the_node(run, folder, monkeypatch):
+    """The upload of an earlier save reads on only when the store has taken what it has read."""
+    sending, store_takes_it = threading.Event(), threading.Event()
+    put = uploader.put_chunk
+
+    def slow(*args, **rest):
+        sending.set()
+        store_takes_it.wait(60)
+        put(*args, **rest)
+
+    monkeypatch.setattr(uploader, "put_chunk", slow)
+    monkeypatch.setattr("holdfast_client.local.push.READ_AHEAD_BYTES", 1)  # a chunk at a time
+    with holdfast.Checkpointer(run, local=folder, chunk_sizes=ChunkSizes(65536, 262144, 131072)) as ckpt:
+        ckpt.restore({})
+        first = ckpt.save(0, state_at(0))
+        assert sending.wait(60)
+        second = ckpt.save(1, state_at(1))
+        try:
+            assert second.local.result(timeout=30)
+            assert not first.committed.done()
+        finally:
+            store_takes_it.set()
+        assert [handle.committed.result(timeout=60).step for handle in (first, second)] == [0, 1]
+
+
 def test_a_full_folder_lets_saves_go_straight_to_the_store_and_says_what_helps(run, folder, monkeypatch, caplog):
     monkeypatch.setenv("HOLDFAST_LOCAL_BYTES", "3000000")
     with holdfast.Checkpointer(run, local=folder) as ckpt:
@@ -181,6 +207,26 @@ def test_a_save_through_a_window_that_finds_no_room_fails_alone(run, folder, mon
         small = {"big": {"tensor": torch.arange(200_000.0)}}
         assert ckpt.save(1, small).committed.result(timeout=60).step == 1
         assert ckpt.stats.spooled == 1
+
+
+def test_a_save_that_found_no_room_gives_back_no_memory_of_the_save_after_it(run, folder, monkeypatch):
+    """It ends on the upload thread, when the next save is in the slab and on its way to the node's disk."""
+    monkeypatch.setenv("HOLDFAST_LOCAL_BYTES", "1000000")
+    sizes = ChunkSizes(65536, 262144, 131072)
+    with holdfast.Checkpointer(run, local=folder, host_memory=600_000, chunk_sizes=sizes) as ckpt:
+        ckpt.restore({})
+        gate, disk = hold_uploads(ckpt), threading.Event()
+        first = ckpt.save(0, state_at(0))
+        add = ChunkFolder.add
+        monkeypatch.setattr(ChunkFolder, "add", lambda *args, **rest: disk.wait(60) and add(*args, **rest))
+        second = ckpt.save(1, {"big": {"tensor": torch.arange(100_000.0)}})
+        gate.set()
+        assert isinstance(first.committed.exception(timeout=60), errors.SaveFailed)
+        try:
+            assert ckpt.parts.pipeline.busy
+        finally:
+            disk.set()
+        assert second.committed.result(timeout=60).step == 1
 
 
 def test_other_content_for_a_step_that_is_committed_is_given_up_and_leaves_the_spool(run, folder):

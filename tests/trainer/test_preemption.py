@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import random
@@ -246,6 +247,52 @@ def test_what_is_staged_disturbs_no_save_in_flight_and_older_than_it_is_never_se
         threading.Timer(0.2, store.stalls.clear).start()
         until(lambda: ended.code is not None)
     assert [(view.step, view.state) for view in checkpoints(service, run)] == [(1, CheckpointState.COMMITTED)]
+
+
+class EndedStore:
+    """The job's store, once the process that held it has left."""
+
+    def set(self, key, value):
+        raise RuntimeError("Connection was likely closed")
+
+
+def test_a_staged_state_that_no_rank_can_be_told_of_keeps_the_process_from_no_end(run, service, monkeypatch):
+    job, ended = Job(seed=random.randrange(2**31)), Exit(monkeypatch)
+    with holdfast.Checkpointer(run, save=holdfast.Every(steps=1000), stage_every=1) as ckpt:
+        ckpt.restore(job.state)
+        ckpt.step(0, job.state)
+        ckpt.parts.standby._store = EndedStore()
+        ckpt.parts.preemption.give_notice(Notice("SIGTERM", "a signal", 3.0))
+        until(lambda: ended.code is not None)
+    assert ended.code == 75
+    assert checkpoints(service, run) == []
+
+
+def test_a_log_handler_that_raises_costs_no_notice_and_no_emergency_save(run):
+    raised = []
+
+    def raising(record):
+        if record.getMessage().startswith(("this job is told to leave", "leaving after step")):
+            raised.append(record)
+            raise BrokenPipeError("the script's log is gone")
+        return True
+
+    def train(ckpt, job):
+        def in_step_3(step):
+            if step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+                until(lambda: ckpt.parts.preemption.agreement.outlook is Outlook.AGREED)
+
+        until_told_to_leave(ckpt, job, in_step_3)
+
+    logger = logging.getLogger("holdfast")
+    logger.addFilter(raising)
+    try:
+        told = preempted(run, train, save=holdfast.Every(steps=1000))
+    finally:
+        logger.removeFilter(raising)
+    assert len(raised) == 2
+    assert told.saved_step == 3
 
 
 def test_before_there_is_anything_to_save_sigterm_ends_the_process_as_ever(run, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import signal
@@ -18,7 +19,8 @@ import holdfast
 from holdfast import errors
 from holdfast_protocol.attempts import OpenAttempt
 from holdfast_protocol.checkpoints import EditCheckpoint
-from holdfast_protocol.states import Health
+from holdfast_protocol.runs import EditProject
+from holdfast_protocol.states import Health, QuotaKind
 
 
 @pytest.mark.rule("no-silent-fresh-start")
@@ -46,6 +48,28 @@ def test_an_absent_service_raises_and_never_begins_from_zero(monkeypatch):
         pytest.raises(errors.ServiceUnavailable, match="holdfast serve"),
     ):
         ckpt.restore({})
+
+
+@pytest.mark.rule("quota-reserved")
+@pytest.mark.parametrize("kind", [QuotaKind.CHECKPOINTS, QuotaKind.OBJECTS])
+def test_a_save_over_a_quota_fails_and_says_so_and_restores_go_on(run, service, kind):
+    job = Job()
+    with holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore(job.state)
+        job.step(0)
+        ckpt.save(0, job.state).committed.result(timeout=60)
+        saved = copy.deepcopy(values(job.state))
+        project = service.client.projects.get(service.project.name)
+        (used,) = [each.used for each in project.quotas if each.kind is kind]
+        service.client.projects.edit(project.name, EditProject(**{f"quota_{kind}": used}), etag=project.etag)
+        job.step(1)
+        failed = ckpt.save(1, job.state).committed.exception(timeout=60)
+        assert isinstance(failed, errors.SaveFailed)
+        assert f"has 0 {kind} left of its quota of {used}" in str(failed)
+    resumed = Job(seed=7)
+    with holdfast.Checkpointer(run) as ckpt:
+        assert ckpt.restore(resumed.state) == 1
+    assert values(resumed.state) == saved
 
 
 def test_a_wrong_token_raises_with_the_remedy(run, monkeypatch):

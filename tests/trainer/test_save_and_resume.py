@@ -321,6 +321,18 @@ def test_every_hundred_steps_saves_the_last_of_each_hundred():
     assert [step for step in range(300) if every.due_after(step)] == [99, 199, 299]
 
 
+def test_a_loop_that_counts_by_twos_saves_after_the_first_step_behind_each_round(run):
+    """As Lightning counts two optimizers. The round goes on across a resume."""
+    saved = []
+    for steps in (range(2, 8, 2), range(8, 14, 2)):
+        with holdfast.Checkpointer(run, save=holdfast.Every(steps=4)) as ckpt:
+            ckpt.restore({})
+            for step in steps:
+                if (handle := ckpt.step(step, {})) is not None:
+                    saved.append(handle.committed.result(timeout=60).step)
+    assert saved == [4, 8, 12]
+
+
 @pytest.mark.parametrize(("saved", "live"), [("adamw", "momentum"), ("momentum", "adamw"), ("sgd", "adamw")])
 def test_the_state_of_another_kind_of_optimizer_is_refused_and_nothing_is_touched(run, saved, live):
     train(0, run, 2, optimizer=saved)

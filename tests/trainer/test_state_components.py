@@ -198,6 +198,15 @@ def test_a_module_with_its_own_state_dict_is_saved_whole_and_named_once(caplog):
     assert caplog.text.count("WithoutBias has a state_dict() of its own") == 1
 
 
+def test_a_copy_of_an_optimizers_state_is_named_once_because_it_is_not_the_optimizers(caplog):
+    caplog.set_level(logging.WARNING, "holdfast")
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    for rank in (1, 0, 0):
+        capture({"copied": optimizer.state_dict(), "whole": optimizer}, rank=rank, world_size=2)
+    assert caplog.text.count("'copied' holds what an optimizer's state_dict() has returned") == 1
+    assert "'whole'" not in caplog.text
+
+
 @pytest.mark.rule("refuse-inexact")
 def test_fsdp1_is_refused_with_the_remedy(monkeypatch):
     module = nn.Linear(1, 1)
@@ -382,6 +391,28 @@ def test_parameters_among_plain_values_stay_parameters():
     load(state, [saved])
     assert type(state["free"][0]) is nn.Parameter
     assert [tensor.requires_grad for tensor in state["free"]] == [False, True]
+
+
+class Temperature:
+    """Trained beside the model, and keeps the tensors that it is given."""
+
+    def __init__(self, value):
+        self.log_alpha = torch.full((1,), value, requires_grad=True)
+        self.average = nn.Parameter(torch.full((1,), value), requires_grad=False)
+
+    def state_dict(self):
+        return {"log_alpha": self.log_alpha, "average": self.average}
+
+    def load_state_dict(self, state):
+        self.log_alpha, self.average = state["log_alpha"], state["average"]
+
+
+def test_what_an_object_keeps_of_the_state_is_trained_as_before():
+    saved, live = save({"temperature": Temperature(0.5)}), Temperature(0.0)
+    load({"temperature": live}, [saved])
+    assert (live.log_alpha.item(), live.average.item()) == (0.5, 0.5)
+    assert (live.log_alpha.requires_grad, live.average.requires_grad) == (True, False)
+    assert type(live.average) is nn.Parameter
 
 
 @pytest.mark.rule("random-state-last")

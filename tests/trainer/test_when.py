@@ -29,22 +29,22 @@ def save_the_best(rank, run):
 
 def put_off(rank, run):
     """Rank 1's upload is held back while rank 0's is long over."""
-    with holdfast.Checkpointer(run, create=True, save=Every(steps=100)) as ckpt:
+    with holdfast.Checkpointer(run, create=True, save=Every(steps=10_000)) as ckpt:
         ckpt.restore({})
-        ckpt.step(99, {}).committed.result(timeout=60)
+        ckpt.step(9_999, {}).committed.result(timeout=60)
         gate = threading.Event()
         if rank == 1:
             write = ckpt.parts.pipeline._write
             ckpt.parts.pipeline._write = lambda writer, job: (gate.wait(60), write(writer, job))[1]
-        slow = ckpt.step(199, {})
-        declined = ckpt.step(299, {})
+        slow = ckpt.step(19_999, {})
+        declined = ckpt.step(29_999, {})
         gate.set()
         slow.committed.result(timeout=60)
-        step, done = 299, None
+        step, done = 29_999, None
         while done is None:
             step += 1
             time.sleep(0.002)
-            done = ckpt.step(step, {}) if step % 100 != 99 else None
+            done = ckpt.step(step, {})
         return type(declined.committed.exception()).__name__, step, done.committed.result(timeout=60).step
 
 
@@ -97,7 +97,7 @@ def test_ranks_save_after_the_same_steps_for_the_best_and_what_was_put_off_or_al
     assert (advice.saves_source, advice.saves_measured, advice.run_interruptions) == ("run", 4, 0)
     name_of_error, step, saved = first[1]
     assert (name_of_error, saved) == ("SaveDeclined", step)
-    assert step > 299
+    assert 29_999 < step < 39_999
     assert second[1] == first[1]
     assert (first[2], second[2]) == ((3, True, True), (9, True, True))
     assert (first[3], second[3]) == ((3, True, True), (4, True, True))

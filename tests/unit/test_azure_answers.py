@@ -16,7 +16,7 @@ from email.utils import format_datetime
 import pytest
 
 from holdfast_client.chunks.connections import refusal
-from holdfast_client.errors import ChecksumMismatch, ChunkNotFound, StoreUnavailable, TicketExpired
+from holdfast_client.errors import ChecksumMismatch, ChunkNotFound, StoreUnavailable
 from holdfast_protocol.tiers import StorageClass, ThawSpeed
 from holdfast_service.stores.azure.azure_store import AzureStore
 from holdfast_service.stores.base import (
@@ -267,7 +267,7 @@ def test_a_ticket_tells_the_client_what_azures_codes_mean():
     }
     assert isinstance(refusal(400, _error(400, "Md5Mismatch").body, put.answers), ChecksumMismatch)
     assert isinstance(refusal(404, _error(404, "BlobNotFound").body, get.answers), ChunkNotFound)
-    assert isinstance(refusal(409, _error(409, "BlobArchived").body, get.answers), TicketExpired)
+    assert isinstance(refusal(409, _error(409, "BlobArchived").body, get.answers), ChunkNotFound)
     assert isinstance(refusal(503, _error(503, "ServerBusy").body, get.answers), StoreUnavailable)
 
 

@@ -92,6 +92,12 @@ def test_a_wrong_setting_is_named(monkeypatch):
         ("tokens", "create", "me", "--scope", "read", "--expires", "soon"),
         ("tokens", "create", "me", "--scope", "read", "--project", "two words"),
         ("projects", "create", "demo", "--quota", "much"),
+        ("projects", "edit", "demo"),
+        ("projects", "edit", "demo", "--quota-runs", "many"),
+        ("tokens", "create", "me", "--scope", "read", "--requests-per-second", "0"),
+        ("tokens", "rotate", "0123456789abcdef", "--overlap", "never"),
+        ("tokens", "rotate", "0123456789abcdef", "--overlap", "0m"),
+        ("tokens", "rotate", "0123456789abcdef", "--overlap", "91d"),
         ("nonsense",),
     ],
 )

@@ -11,13 +11,15 @@ import typer.core
 from typer.main import get_command
 
 from holdfast_client.cli import output as show
-from holdfast_client.cli.arguments import first, read_duration
+from holdfast_client.cli.arguments import first, read_duration, say_if_cut
 from holdfast_client.cli.checkpoints import lateness
 from holdfast_client.cli.main import ENTRIES, SUBJECTS, app
 from holdfast_client.cli.output import as_bytes, as_metric, as_time, show_facts, show_table
 from holdfast_client.cli.projects import read_size
 from holdfast_client.cli.say import show_line, show_note
+from holdfast_client.cli.trash import show_what_goes
 from holdfast_protocol.checkpoints import CheckpointView, MetricValue
+from holdfast_protocol.pruning import Deletion, FreedBytes
 from holdfast_protocol.text import counted
 
 
@@ -97,7 +99,8 @@ def _has(command, name):
 def test_every_command_of_the_client_prints_json_for_programs():
     without = {words for words, command in _commands() if not _has(command, "json")}
     # `launch` hands its job's own output on, `ui` opens a browser, and these are the service's own.
-    admin = {"admin create-token", "admin raise-epoch", "admin confirm-move", "admin dashboard-role"}
+    verbs = ("create-token", "raise-epoch", "confirm-move", "dashboard-role", "rotate-secrets")
+    admin = {f"admin {verb}" for verb in verbs}
     assert without == {"launch", "serve", "ui", "workers run", *admin}
 
 
@@ -253,3 +256,29 @@ def test_there_is_one_place_that_prints():
     prints = re.compile(r"\bprint\(|sys\.std(out|err)\.write|\becho\(")
     found = {path.name for path in folder.rglob("*.py") if prints.search(path.read_text())}
     assert found == {"say.py", "output.py"}
+
+
+@pytest.mark.parametrize(("runs", "done", "told"), [(2, False, True), (1, False, False), (2, True, False)])
+def test_a_dry_run_of_several_runs_says_that_what_they_share_is_not_counted(capsys, runs, done, told):
+    """Each is asked about as if the others stayed; done one after the other, the last one counts it."""
+    found = [
+        Deletion(
+            project="demo",
+            run=f"run-{number}",
+            dry_run=not done,
+            etag="",
+            checkpoints=1,
+            logical_bytes=10,
+            freed=FreedBytes(bytes=0),
+            in_trash=None,
+        )
+        for number in range(runs)
+    ]
+    show_what_goes("demo", found, back="", done=done)
+    assert ("What only these runs share is freed, too" in capsys.readouterr().out) is told
+
+
+@pytest.mark.parametrize(("shown", "told"), [(49, False), (50, True)])
+def test_a_list_that_ends_at_its_limit_says_so(capsys, shown, told):
+    say_if_cut([None] * shown, 50)
+    assert ("There may be more" in capsys.readouterr().err) is told

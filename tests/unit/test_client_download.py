@@ -64,6 +64,8 @@ def test_an_empty_chunk_is_a_chunk():
         (Reply(200, b""), "truncated"),
         (Reply(200, BODY + b"x"), "mismatch"),
         (Reply(404, b"<Error><Code>NoSuchKey</Code></Error>"), "missing"),
+        (Reply(404, b"<Error><Code>NoSuchVersion</Code></Error>"), "missing"),
+        (Reply(403, b"<Error><Code>InvalidObjectState</Code></Error>"), "missing"),
         (problem("chunk_not_found"), "missing"),
         (problem("chunk_gone"), "missing"),
     ],

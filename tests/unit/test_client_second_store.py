@@ -1,4 +1,4 @@
-"""The fetcher where one of two stores does not answer: the next tickets are for the other one, and that is told."""
+"""The fetcher if one of two stores gives no chunks: the next tickets are for the other one, and that is told."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.support.scripted_http import Reply, ScriptedServer, as_json
 
 
 class TwoStores(ScriptedServer):
-    """`/primary/…` answers 503 and `/second/…` has the bytes."""
+    """`/primary/…` does not give the bytes and `/second/…` has them."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         self.objects = objects
-        self.primary_fails = True
+        self.of_primary = Reply(503, b"<Code>ServiceUnavailable</Code>")
         super().__init__(self.respond)
 
     def respond(self, seen):
@@ -33,8 +33,8 @@ class TwoStores(ScriptedServer):
         if seen.path.endswith("/reads"):
             return self.reads(seen.json)
         _, store, digest = seen.path.split("/") if seen.path.count("/") == 2 else ("", "", "")
-        if store == "primary" and self.primary_fails:
-            return Reply(503, b"<Code>ServiceUnavailable</Code>")
+        if store == "primary":
+            return self.of_primary
         return Reply(200, self.objects[digest]) if digest else Reply(204)
 
     def reads(self, body):
@@ -71,9 +71,19 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoStores]:
 
 
 @pytest.mark.rule("store-outage-degrades")
-def test_what_a_silent_store_does_not_give_comes_from_the_other_and_it_is_not_asked_again(
-    service: TwoStores, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("answer", "told_of_it"),
+    [
+        (Reply(503, b"<Code>ServiceUnavailable</Code>"), "answer"),
+        (Reply(403, b"<Code>AccessDenied</Code>"), "give chunks"),
+        (Reply(404, b"<Code>NoSuchBucket</Code>"), "give chunks"),
+    ],
+    ids=["is silent", "refuses each ticket", "refuses"],
+)
+def test_what_a_store_does_not_give_comes_from_the_other_and_it_is_not_asked_again(
+    service: TwoStores, caplog: pytest.LogCaptureFixture, answer: Reply, told_of_it: str
 ) -> None:
+    service.of_primary = answer
     found: dict[str, bytes] = {}
     settings = ClientSettings(url=service.url, token="hold_t_s", retry_seconds=5)
     with Client(settings) as client, ShardFetcher(client, "ck_1") as fetcher:
@@ -84,7 +94,7 @@ def test_what_a_silent_store_does_not_give_comes_from_the_other_and_it_is_not_as
     assert not reads[0]["avoid_stores"]
     first_avoiding = next(place for place, body in enumerate(reads) if body["avoid_stores"])
     assert all(body.get("avoid_stores") == ["primary"] for body in reads[first_avoiding:])
-    told = [record for record in caplog.records if "the primary store does not answer" in record.getMessage()]
+    told = [record for record in caplog.records if f"the primary store does not {told_of_it} (" in record.getMessage()]
     assert len(told) == 1, "it is told once, and not for each chunk"
     assert told[0].levelno == logging.WARNING
 
@@ -116,3 +126,5 @@ def test_a_mount_that_is_unavailable_is_asked_about_again_and_others_are_proven(
     assert len(asked) == 2, "a store that was unavailable is given up for good"
     mount.give_up()
     assert (mount.proof(), mount.other_proofs()) == (None, [])
+    with pytest.raises(DirectFileRefused):  # by a ticket from before
+        mount.check_read(str(tmp_path / "p1" / "chunks" / "00"))

@@ -129,6 +129,17 @@ def test_a_token_whose_text_was_in_a_lost_reply_is_revoked_and_another_one_made(
     assert (revoked.method, revoked.path) == ("DELETE", "/v1/tokens/tok_1")
 
 
+def test_that_the_token_ends_soon_is_said_once_in_a_process(caplog):
+    ending = SERVER | {"token_id": "abc", "token_expires_at": "2025-01-03T00:00:00Z", "token_ends_soon": True}
+    with scripted(lambda seen: as_json(ending)) as server, client_of(server.url) as client:
+        for each in (client, client.with_retry_deadline(1, threading.Event())):
+            assert not each.store_asks_md5()
+    assert len(server.seen) == 2
+    assert [record.message for record in caplog.records if "ends at" in record.message] == [
+        "The token 't' ends at 2025-01-03 00:00 UTC. Have an administrator replace it: `holdfast tokens rotate abc`."
+    ]
+
+
 def test_a_session_that_is_gone_after_a_lost_reply_has_been_ended():
     with scripted(in_turn(DROP, problem("session_not_found"))) as server, client_of(server.url) as client:
         assert client.sessions.revoke("ses_1") is None

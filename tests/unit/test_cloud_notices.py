@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from types import SimpleNamespace
@@ -222,6 +223,24 @@ def test_a_metadata_server_that_is_unavailable_is_said_once_and_asked_on(caplog)
     said = [record.getMessage() for record in caplog.records if "cloud" in record.getMessage()]
     assert len([line for line in said if "no notice" in line]) == 1
     assert len([line for line in said if "answers again" in line]) == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_log_handler_that_raises_costs_no_notice_of_the_cloud():
+    raised = []
+
+    def raising(record):
+        raised.append(record)
+        raise BrokenPipeError("the script's log is gone")
+
+    logger = logging.getLogger("holdfast")
+    logger.addFilter(raising)
+    try:
+        notices, _ = polled(MetadataError("it does not answer"), [CloudEvent("late", "soon", 10.0)], [])
+    finally:
+        logger.removeFilter(raising)
+    assert raised
+    assert [notice.reason for notice in notices] == ["soon"]
 
 
 def test_a_poller_ends_in_the_middle_of_a_request():

@@ -1,15 +1,18 @@
-"""The states of a save: which may follow which, and what its handle says of them."""
+"""The states of a save: which may follow which, what its handle says of them, and how a rank learns the last one."""
 
 from __future__ import annotations
 
 import itertools
+import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from holdfast.errors import SaveFailed
-from holdfast.save.job import SaveHandle, SaveState
+from holdfast.errors import HoldfastError, SaveFailed
+from holdfast.save.job import CommitWatch, SaveHandle, SaveState
 from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.states import CheckpointState
 
 Q, S, H, P, U, D, C, L = SaveState
 WAYS = {
@@ -83,3 +86,26 @@ def test_the_futures_follow_from_the_states() -> None:
     handle = handle_at(D)
     handle.mark_committed(VIEW)
     assert futures(handle) == [None, "open", VIEW]
+
+
+class EndedStore:
+    """The job's store, once the process that held it has left."""
+
+    def check(self, keys: list[str]) -> bool:
+        raise RuntimeError("Connection was likely closed")
+
+
+@pytest.mark.rule("waiting-holds-nothing")
+@pytest.mark.parametrize("state", [CheckpointState.COMMITTED, CheckpointState.UPLOADING])
+def test_a_rank_whose_jobs_store_has_ended_asks_the_service_before_it_calls_its_save_lost(
+    state: CheckpointState,
+) -> None:
+    view: Any = SimpleNamespace(state=state)
+    client: Any = SimpleNamespace(checkpoints=SimpleNamespace(get=lambda checkpoint_id: view))
+    ranks: Any = SimpleNamespace(rank=1, host_leader=0, store=lambda purpose: EndedStore())
+    watch = CommitWatch(client, ranks, threading.Event())
+    if state is CheckpointState.COMMITTED:
+        assert watch.wait(1, "a checkpoint") is view
+    else:
+        with pytest.raises(HoldfastError, match="store ended"):
+            watch.wait(1, "a checkpoint")

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from holdfast_protocol.events import Event, EventData, EventType
 from holdfast_protocol.webhooks import CreateWebhook, WebhookFormat
-from holdfast_service.webhooks.formats import render, severity, summary
+from holdfast_service.webhooks.formats import render, severity, summary, with_ends
 
 AT = datetime(2026, 11, 21, 18, tzinfo=UTC)
-ENDS = (EventType.ATTEMPT_REVIVED, EventType.RUN_GOES_ON, EventType.STORE_AVAILABLE)
+ENDS = (EventType.ATTEMPT_REVIVED, EventType.RUN_GOES_ON, EventType.STORE_AVAILABLE, EventType.QUOTA_RELIEVED)
 KEY = "0123456789abcdef0123456789abcdef"
 
 
@@ -47,6 +47,23 @@ def test_a_store_has_one_alert_whatever_project_is_told():
     assert rendered(WebhookFormat.PAGERDUTY, gone)["dedup_key"] == "store.unavailable second"
     assert rendered(WebhookFormat.PAGERDUTY, back)["dedup_key"] == "store.unavailable second"
     assert "project" not in rendered(WebhookFormat.ALERTMANAGER, gone)[0]["labels"]
+
+
+@pytest.mark.parametrize("format_", [WebhookFormat.PAGERDUTY, WebhookFormat.ALERTMANAGER])
+def test_a_quota_has_one_alert_that_is_told_again_when_it_is_reached_and_ends_once(format_):
+    kinds = (EventType.QUOTA_NEAR, EventType.QUOTA_REACHED, EventType.QUOTA_RELIEVED)
+    said = [rendered(format_, body(kind, quota="runs", reason="4 of 5 runs")) for kind in kinds]
+    if format_ is WebhookFormat.PAGERDUTY:
+        assert {each["dedup_key"] for each in said} == {"quota.near demo runs"}
+        assert [each["event_action"] for each in said] == ["trigger", "trigger", "resolve"]
+    else:
+        assert said[0][0]["labels"] == said[1][0]["labels"] == said[2][0]["labels"]
+    assert summary(body(kinds[0], quota="runs", reason="4 of 5 runs")) == (
+        "demo (quota of runs): quota.near. 4 of 5 runs"
+    )
+    for wanted in ({"quota.near"}, {"quota.reached"}):
+        assert with_ends(format_, wanted) == {*wanted, "quota.relieved"}
+        assert with_ends(WebhookFormat.SLACK, wanted) == wanted
 
 
 def test_slack_gets_a_text_that_mentions_nobody():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import holdfast
 from holdfast.distributed.ranks import Question
 from holdfast.errors import ConfigurationError, SaveDeclined, SaveFailed
 from holdfast.save.job import SaveHandle
-from holdfast.schedule.save_policy import Policy, policy_of
+from holdfast.schedule.save_policy import Policy, ends_a_round, policy_of
 from holdfast.schedule.schedule import Due, Schedule
 
 
@@ -85,6 +86,15 @@ def test_policies_are_joined_in_any_nesting_and_each_of_them_counts() -> None:
     assert not Job(holdfast.OnPreemption()).schedule.wants()
     with pytest.raises(TypeError):
         _ = holdfast.Every(steps=4) | 5  # type: ignore[operator]
+
+
+def test_a_round_whose_last_step_never_comes_ends_with_the_first_one_behind_it() -> None:
+    even = range(2, 502, 2)
+    due = [step for last, step in pairwise(even) if ends_a_round(100, step, last)]
+    assert due == [100, 200, 300, 400, 500]
+    assert ends_a_round(100, 250, 30)
+    assert not ends_a_round(100, 250, None)  # a job's first step may have any number
+    assert not ends_a_round(100, 0, 150)
 
 
 @pytest.mark.parametrize("wrong", [500, "best", [holdfast.Auto()]])

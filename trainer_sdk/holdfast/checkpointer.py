@@ -206,6 +206,7 @@ class Checkpointer:
         Raises Preempted on every rank once the emergency save after a preemption notice is over; StaleAttempt if
         another launch has taken over; with `strict`, SaveFailed.
         """
+        last = self.parts.session.progress.step
         self.parts.session.progress.ran(step)
         self.parts.session.curve.take(step, metrics)
         if not self.parts.session.may_save:
@@ -216,9 +217,9 @@ class Checkpointer:
         ask = self.parts.agreement.due(step)
         if ask is Ask.PREEMPT:
             raise self.parts.emergency.save(step, state, metrics)
-        due = self.parts.schedule.due(step, metrics, agreed=ask is Ask.SAVE)
+        due = self.parts.schedule.due(step, metrics, agreed=ask is Ask.SAVE, last=last)
         handle = None if due is None else self._save(step, state, metrics, CheckpointKind.PERIODIC, due=due)
-        if due is None and self.parts.standby is not None and self.parts.standby.is_due(step):
+        if due is None and self.parts.standby is not None and self.parts.standby.is_due(step, last):
             self.parts.standby.stage(step, state, metrics)
         self._raise_pending()
         return handle

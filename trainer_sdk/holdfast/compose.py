@@ -113,7 +113,7 @@ def compose(
         run_name, create, local, client_settings = recorder.run(run_name), True, None, None
     client = Client((client_settings or ClientSettings()).compressing(compress))
     tier, any_rank_has_tier = open_local_tier(ranks, client.settings, local)
-    workers = TransferWorkers(settings.transfers)
+    workers = TransferWorkers(settings.transfers, keeps=tier is not None)
     session = Session(
         client,
         run_name,
@@ -145,7 +145,7 @@ def compose(
         judge=judge,
         completeness=Completeness(drop=drop, strict=strict, speaks=ranks.is_first),
         window_bytes=window,
-        helpers=workers.hashing,
+        helpers=workers.keeping,
     )
     restorer = Restorer(
         session,
@@ -161,7 +161,7 @@ def compose(
         recommended_seconds=lambda: session.save_interval_seconds,
         known_best=lambda best: known_best(session.brief_client, session.run, best),
     )
-    standby = standby_of(stage_every, ranks, saver, pipeline, window=window, helpers=workers.hashing)
+    standby = standby_of(stage_every, ranks, saver, pipeline, window=window, helpers=workers.keeping)
     preemption = PreemptionWatch(ranks, settings, wants=schedule.wants, has_work=lambda: session.has_opened, end=end)
     preemption.standby = standby
     return Parts(

@@ -135,6 +135,8 @@ _TRANSIENT_CODES = {
     "RequestLimitExceeded",
     "TooManyRequests",
 }
+_ARCHIVED_CODES = {"InvalidObjectState"}
+"""Not to be read before a thaw. The client reports it, and the service says that the checkpoint is cold."""
 _FULL_CODES = {"XMinioStorageFull", "QuotaExceeded", "InsufficientStorage"}
 _TRANSIENT_STATUSES = {408, 409, 425, 429}
 _FINAL_SERVER_STATUSES = {501, 505, 511}
@@ -165,13 +167,15 @@ def refusal(status: int, body: bytes, answers: Mapping[str, StoreAnswer]) -> Hol
         return StoreFull(f"The store has no room left ({said})")
     if answer is StoreAnswer.LATER:
         return StoreUnavailable(f"The store asks to try later ({said})", context={"said": said})
+    if code in _ARCHIVED_CODES:
+        return ChunkNotFound("The store has archived this chunk")
     if answer is StoreAnswer.EXPIRED or code in _EXPIRED_CODES or status in (401, 403):
         return TicketExpired(f"The store does not accept this ticket ({said})", context={"said": said})
     if answer is StoreAnswer.MISSING:
         return ChunkNotFound("The store does not have this chunk")
     if code in _TRANSIENT_CODES or status in _TRANSIENT_STATUSES or _may_pass(status):
         return StoreUnavailable(f"The store asks to try later ({said})", context={"said": said})
-    if status == 404 and code in ("", "NoSuchKey", "NotFound"):
+    if status == 404 and code in ("", "NoSuchKey", "NoSuchVersion", "NotFound"):
         return ChunkNotFound("The store does not have this chunk")
     return StoreRefused(f"The store refuses the transfer ({said})", context={"said": said})
 
@@ -280,7 +284,8 @@ class TransferPool:
         except (HTTPError, OSError) as error:
             if certificate_refused(error):
                 raise StoreRefused(
-                    "The store has a certificate that is not trusted. Set SSL_CERT_FILE to your authority's"
+                    "The store has a certificate that is not trusted. Set HOLDFAST_CA_FILE or SSL_CERT_FILE to your "
+                    "authority's"
                 ) from None
             permit.timed_out = isinstance(error, urllib3.exceptions.ReadTimeoutError)
             # The error's text may hold the URL, and the URL is a secret.

@@ -62,7 +62,7 @@ def get_chunk(
             receiver.finish()
             return buffer
         if isinstance(failure, ChunkNotFound | ChunkGone):
-            raise ChunkCorrupt(expected_digest, "missing", "the store does not have it")
+            raise ChunkCorrupt(expected_digest, "missing", "the store does not give it")
         if not isinstance(failure, ServiceUnavailable) or not backoff.pause(wait_seconds):
             raise failure
 

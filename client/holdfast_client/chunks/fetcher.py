@@ -6,7 +6,8 @@
 
 Memory is taken for a chunk only if its ticket's size is the one in the checkpoint's layout. Tickets are asked
 for a few at a time, because late ones of one large batch would expire before their turn. If a store does not
-answer and another has the chunk, the next tickets are for that one. Chunks on the host (host_chunks.py) need no ticket.
+answer, or refuses, and another has the chunk, the next tickets are for that one. Chunks on the host (host_chunks.py)
+need no ticket.
 A file of a mounted store is read in place: the host's processes share it and the kernel's cache of it anyway.
 """
 
@@ -36,6 +37,7 @@ from holdfast_client.errors import (
     IntegrityError,
     ServiceUnavailable,
     StoreRefused,
+    StoreUnavailable,
     TicketProblem,
     TransferStopped,
     UnexpectedReply,
@@ -168,7 +170,7 @@ class TicketSource:
         return store in self._avoided
 
     def avoid(self, store: StoreRole) -> None:
-        """The store does not answer: the next tickets are for another store that has the chunk."""
+        """The store does not answer, or refuses: the next tickets are for another store that has the chunk."""
         self._avoided.append(store)
 
     def close(self) -> None:
@@ -216,15 +218,21 @@ class ChunkTransfers:
 
         def get(into: memoryview) -> None:
             with life.used():
-                get_chunk(
-                    ticket,
-                    into,
-                    ticket.digest,
-                    into.nbytes,
-                    self._client.transfers.towards(ticket.store),
-                    stop=stop,
-                    retry_seconds=ELSEWHERE_AFTER_SECONDS if ticket.elsewhere else None,
-                )
+                try:
+                    get_chunk(
+                        ticket,
+                        into,
+                        ticket.digest,
+                        into.nbytes,
+                        self._client.transfers.towards(ticket.store),
+                        stop=stop,
+                        retry_seconds=ELSEWHERE_AFTER_SECONDS if ticket.elsewhere else None,
+                    )
+                except StoreUnavailable as error:
+                    if ticket.kind != "file" or ticket.elsewhere:
+                        raise
+                    # Where this machine's mount fails the service may reach the store all the same.
+                    raise DirectFileRefused(error.detail) from error
             with self._lock:
                 self._bytes_from[ticket.store] += into.nbytes
 
@@ -352,19 +360,25 @@ class FetchSchedule:
             waited = isinstance(error, TicketWaitedTooLong)
             self._refused[digest, waited] += 1
             if self._refused[digest, waited] >= (WAITS_PER_CHUNK if waited else TICKETS_PER_CHUNK):
-                raise StoreRefused(f"No ticket could be used; the last time: {error.detail}") from error
+                refused = StoreRefused(f"No ticket could be used; the last time: {error.detail}")
+                if not self._goes_elsewhere(self._tickets.get(digest), refused):
+                    raise refused from error
+                del self._refused[digest, waited]
         elif isinstance(error, ChunkCorrupt):
             self._report(digest, error)
         else:
             raise error
 
     def _goes_elsewhere(self, ticket: ReadTicket | None, error: BaseException) -> bool:
-        """Whether another store must give the chunk, because this one does not answer."""
-        if ticket is None or not ticket.elsewhere or not isinstance(error, ServiceUnavailable | TransferStopped):
+        """Whether another store must give the chunk, because this one does not answer, or refuses."""
+        if ticket is None or not ticket.elsewhere:
             return False
-        if isinstance(error, ServiceUnavailable) and not self._source.avoids(ticket.store):
+        if not isinstance(error, ServiceUnavailable | StoreRefused | TransferStopped):
+            return False
+        if isinstance(error, ServiceUnavailable | StoreRefused) and not self._source.avoids(ticket.store):
             self._source.avoid(ticket.store)
-            log.warning("the %s store does not answer (%s): reading from another one", ticket.store, error.detail)
+            does_not = "answer" if isinstance(error, ServiceUnavailable) else "give chunks"
+            log.warning("the %s store does not %s (%s): reading from another one", ticket.store, does_not, error.detail)
             self._transfers.stop_store(ticket.store)
         return self._source.avoids(ticket.store) and not self._transfers.stopped.is_set()
 

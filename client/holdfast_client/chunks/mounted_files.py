@@ -155,22 +155,31 @@ class MountAccess:
             return list(self._others)
 
     def check_write(self, path: str) -> None:
-        """Raises DirectFileRefused for any file but one of `incoming` in the mount that is written to."""
+        """Raises DirectFileRefused for any file but one of `incoming` in the mount that is written to, and for all once
+        it was given up."""
+        self._refuse_given_up()
         file = PurePath(path)
         if self._root is None or file.parent != self._root / "incoming" or not _TICKET_ID.fullmatch(file.name):
             raise DirectFileRefused("The service names a file to write that is not in the store's own folder")
 
     def check_read(self, path: str) -> None:
-        """Raises DirectFileRefused for a file outside of the mounts that were proven."""
+        """Raises DirectFileRefused for a file outside of the mounts that were proven, and for all once they were given
+        up."""
+        self._refuse_given_up()
         file = PurePath(path)
         roots = [*self._other_roots, *([] if self._root is None else [self._root])]
         if ".." in file.parts or not any(file.is_relative_to(root) for root in roots):
             raise DirectFileRefused("The service names a file to read that is not in a store's own folder")
 
     def give_up(self) -> None:
-        """Reading or writing there was refused: use HTTP from now on."""
+        """Reading or writing there was refused or fails: use HTTP from now on."""
         with self._lock:
             self._usable, self._proof, self._others = False, None, []
+
+    def _refuse_given_up(self) -> None:
+        """For tickets from before."""
+        if not self._usable:
+            raise DirectFileRefused("The store's own folder is not used from here any more")
 
     def _renew(self) -> None:
         if not self._usable or time.monotonic() < self._renew_at:

@@ -394,7 +394,13 @@ class ShardUploader:
         if ticket.kind == "file":
             self._client.mount.check_write(ticket.path)
         with life.used():
-            put_chunk(ticket, body, self._client.transfers, stop=self._stop)
+            try:
+                put_chunk(ticket, body, self._client.transfers, stop=self._stop)
+            except StoreUnavailable as error:
+                if ticket.kind != "file":
+                    raise
+                # Where this machine's mount fails the service may reach the store all the same.
+                raise DirectFileRefused(error.detail) from error
 
     def _settle(self, done: Done[_Key, _Result], jobs: _UploadJobs, workers: TransferWorkers) -> None:
         if isinstance(done.key, str):
@@ -459,6 +465,9 @@ class ShardUploader:
             chunk.tries += 1
         if chunk.waits >= WAITS_PER_CHUNK or chunk.tries >= TRIES_PER_CHUNK:
             raise if_too_often
+        if chunk.tries == TRIES_PER_CHUNK - 1:
+            # The last try goes over HTTP: what is written to a mount here may not be what the service sees.
+            self._client.mount.give_up()
         if after_seconds:
             # The others go on meanwhile: this thread waits for all of them together.
             heapq.heappush(self._later, (time.monotonic() + after_seconds, digest))

@@ -92,16 +92,19 @@ class TransferWorkers:
     Keep one for as long as there are transfers; `close` joins the threads.
     """
 
-    def __init__(self, count: int = DEFAULT_COUNT) -> None:
+    def __init__(self, count: int = DEFAULT_COUNT, *, keeps: bool = False) -> None:
+        """`keeps`: the local tier gets hashing threads of its own, because those of an upload may wait for the
+        store."""
         self.transfers = WorkerThreads(count, "holdfast-transfer")
         self.hashing = WorkerThreads(min(MOST_HASHING, usable_cores()), "holdfast-hash")
+        self.keeping = WorkerThreads(self.hashing.count, "holdfast-keep") if keeps else self.hashing
         self.calls = WorkerThreads(1, "holdfast-call")
 
     def close(self, timeout_seconds: float | None = None) -> None:
         """Ends the threads after the submitted jobs. A thread that takes longer, in a filesystem that hangs, is left
         behind, and does not keep the process alive."""
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        pools = (self.transfers, self.hashing, self.calls)
+        pools = dict.fromkeys((self.transfers, self.hashing, self.keeping, self.calls))
         for pool in pools:
             pool.end()
         for pool in pools:

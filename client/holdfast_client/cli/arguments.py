@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from math import isinf
 from typing import Annotated, TypeVar
@@ -93,6 +93,12 @@ def exit_unless_meant(what: str, *, yes: bool, dry_run: bool) -> None:
 def first(items: Iterable[_Item], limit: int | None) -> list[_Item]:
     """Asks for no page after the last item."""
     return list(itertools.islice(items, limit))
+
+
+def say_if_cut(found: Sequence[object], limit: int) -> None:
+    """For a list with a LimitedOption: what is not shown must not look as if it were not there."""
+    if len(found) >= limit:
+        show_note(f"holdfast: the first {limit}. There may be more: --limit says how many are shown.")
 
 
 def read_run(text: str) -> RunName:

@@ -301,7 +301,9 @@ def _show_impact(found: Impact, *, json: bool) -> None:
     )
     lost = [chunk.digest[:12] for chunk in found.chunks if chunk.lost]
     show_line("")
-    show_facts([("lost", ", ".join(lost) or "nothing, another store keeps it")])
+    show_facts([("lost", ", ".join(lost) or _why_none(found))])
+    if found.chunks_left_off:
+        show_line(f"and {counted(found.chunks_left_off, 'bad chunk')} more, and what else they concern")
     show_line("")
     show_table(
         ["run", ">checkpoints", ">lost", ">good step before", ">good step after"],
@@ -336,6 +338,13 @@ def _show_impact(found: Impact, *, json: bool) -> None:
         )
     if found.left_off:
         show_line(f"and {found.left_off} more checkpoints")
+
+
+def _why_none(found: Impact) -> str:
+    """Of chunks that all have a good copy. It may be good for the attempt alone that sent it, and for no other."""
+    if found.lost:
+        return "what is marked below: the copies that are left are another attempt's, and nobody has read them"
+    return "nothing: an attached store keeps each of them"
 
 
 def _store(copy: CopyView) -> str:

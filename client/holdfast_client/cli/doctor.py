@@ -16,7 +16,7 @@ from holdfast_client.chunks.download import get_chunk
 from holdfast_client.chunks.uploader import put_chunk
 from holdfast_client.cli.arguments import JsonOption, connect
 from holdfast_client.cli.output import ExitCode, exit_code_of, show_facts, show_json
-from holdfast_client.client import Client
+from holdfast_client.client import Client, end_of_token
 from holdfast_client.errors import HoldfastError, IntegrityError, RouteNotFound, TokenProblem, UnsupportedProtocol
 from holdfast_protocol.base import PROTOCOL_VERSION
 from holdfast_protocol.service import ServerInfo
@@ -101,12 +101,7 @@ def check_all(client: Client) -> Iterator[Finding]:
     url -> service -> token and protocol -> clock -> database and store -> the stores' clocks -> round trip"""
     yield check_url(client)
     if not client.service.healthy():
-        yield failed(
-            "service",
-            f"no service answers at {client.settings.url}/healthz",
-            "Start it with `holdfast serve`, or set HOLDFAST_URL to where it runs.",
-            ExitCode.UNAVAILABLE,
-        )
+        yield not_alive(client)
         return
     asked_at = datetime.now(UTC)
     try:
@@ -135,10 +130,27 @@ def check_url(client: Client) -> Finding:
     return good("url", url)
 
 
+def not_alive(client: Client) -> Finding:
+    url = client.settings.url
+    try:
+        if url.startswith("https:"):
+            client.service.ready()  # says whether a certificate is the reason
+    except HoldfastError as error:
+        return failed("service", str(error), "", exit_code_of(error))
+    return failed(
+        "service",
+        f"no service answers at {url}/healthz",
+        "Start it with `holdfast serve`, or set HOLDFAST_URL to where it runs.",
+        ExitCode.UNAVAILABLE,
+    )
+
+
 def check_token(info: ServerInfo) -> Finding:
     scopes = " ".join(scope.value for scope in info.token_scopes)
     where = f"project {info.token_project}" if info.token_project else "every project"
-    return good("token", f"{info.token_name}: {scopes}, in {where}")
+    detail = f"{info.token_name}: {scopes}, in {where}"
+    ending = end_of_token(info)
+    return good("token", detail) if ending is None else warning("token", detail, ending)
 
 
 def check_clock(info: ServerInfo, now: datetime) -> Finding:

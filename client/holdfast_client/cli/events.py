@@ -25,6 +25,7 @@ from holdfast_client.cli.arguments import (
     first,
     read_past,
     read_selector,
+    say_if_cut,
 )
 from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, ExitCode, as_time, show_json, show_table
@@ -74,6 +75,7 @@ def list_audit_events(
     if json:
         show_json(found)
         return
+    say_if_cut(found, limit)
     show_table(
         ["when (UTC)", "who", "what", "of", "why", "changed"],
         (
@@ -222,6 +224,7 @@ def list_events(
     if json:
         show_json(found)
         return
+    say_if_cut(found, limit)
     show_table(
         ["id", "when (UTC)", "event", "of", "why"],
         ((one.id, as_time(one.timestamp), one.type, _subject(one.data), one.data.reason or NOTHING) for one in found),
@@ -260,6 +263,8 @@ def _subject(data: EventData) -> str:
     if data.store is not None:
         return f"the {data.store} store"
     name = "/".join(part for part in (data.project, data.run) if part)
+    if data.quota is not None:
+        return f"{name} (quota of {data.quota})"
     return f"{name}@{data.step}" if data.step is not None else name
 
 
@@ -399,6 +404,7 @@ def deliveries(
     if json:
         show_json(found)
         return
+    say_if_cut(found, limit)
     show_table(
         ["id", "event", "since (UTC)", ">tries", "state", "answer"],
         (

@@ -42,6 +42,7 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
     "Start here": (
         Entry("serve", "Run the service; without options for this machine."),
         Entry("doctor", "Check the way to the service and its store.", modules="doctor"),
+        Entry("whoami", "Show whose token this is, and what it may do.", modules="projects"),
         Entry("ui", "Open the web page in a browser, signed in.", modules="projects"),
     ),
     "Training jobs": (
@@ -87,7 +88,7 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
         Entry("tiers", "When checkpoints get cold", "plan", "tiers"),
     ),
     "Operating the service": (
-        Entry("tokens", "Who may do what", "list create revoke", "projects"),
+        Entry("tokens", "Who may do what", "list create rotate revoke", "projects"),
         Entry("sessions", "Who has signed in to the web page", "list revoke", "projects"),
         Entry("webhooks", "URLs that are called on events", "list create delete test deliveries redeliver", "events"),
         Entry("events", "What happens to runs, checkpoints and stores", "list follow", "events"),
@@ -97,7 +98,11 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
         Entry("workers", "Processes that serve or do background work", "list run", "operations"),
         Entry("stores", "The stores, and their owners", "list claim", "stores"),
         Entry("catalog", "The catalog against its stores", "check rebuild doubts confirm", "stores"),
-        Entry("admin", "Work on the database itself", "create-token raise-epoch confirm-move dashboard-role"),
+        Entry(
+            "admin",
+            "Work on the database itself",
+            "create-token raise-epoch confirm-move dashboard-role rotate-secrets",
+        ),
     ),
 }
 

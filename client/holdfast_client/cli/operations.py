@@ -16,6 +16,7 @@ from holdfast_client.cli.arguments import (
     WaitOption,
     connect,
     first,
+    say_if_cut,
 )
 from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, ExitCode, as_time, show_facts, show_json, show_table
@@ -47,6 +48,7 @@ def list_operations(
     if json:
         show_json(found)
         return
+    say_if_cut(found, limit)
     show_table(
         ["id", "kind", "of", "state", "progress"],
         ((one.id, one.kind, _subject(one), one.state.value, _progress(one)) for one in found),

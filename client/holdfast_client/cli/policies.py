@@ -328,11 +328,12 @@ def apply(
     if json:
         show_json(results)
         return
-    show_pruned(results, nothing=f"{name} has nothing that expires.")
+    show_pruned(results, nothing=f"{name} has nothing that expires.", by_policy=True)
 
 
-def show_pruned(results: Sequence[Pruned], *, nothing: str) -> None:
-    """The deleted and the remaining checkpoints, why they remain, and the bytes."""
+def show_pruned(results: Sequence[Pruned], *, nothing: str, by_policy: bool = False) -> None:
+    """The deleted and the remaining checkpoints, why they remain, and the bytes. `by_policy`: what is purged before its
+    time while room is short."""
     trashed = [each for one in results for each in one.trashed]
     left = [each for one in results for each in one.left]
     for each in left:
@@ -346,7 +347,8 @@ def show_pruned(results: Sequence[Pruned], *, nothing: str) -> None:
     show_line(
         counted(len(trashed), "checkpoint")
         + (" would go to the trash" if dry else " went to the trash")
-        + (f", until {as_time(until)} UTC." if until is not None else ".")
+        + (f", until {as_time(until)} UTC" if until is not None else "")
+        + (", or until a disk or the quota is short." if until is not None and by_policy else ".")
     )
     show_line(f"{_bytes(freed)} {'would be' if dry else 'will be'} freed, net of what others share.")
 

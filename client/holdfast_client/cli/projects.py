@@ -1,4 +1,4 @@
-"""`holdfast projects`, `tokens`, `sessions` and `ui`. `trash` deletes and undeletes projects."""
+"""`holdfast projects`, `tokens`, `whoami`, `sessions` and `ui`. `trash` deletes and undeletes projects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import webbrowser
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC
 from typing import Annotated
 
@@ -24,21 +24,24 @@ from holdfast_client.cli.arguments import (
     first,
     read_duration,
     read_past,
+    say_if_cut,
 )
 from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, as_bytes, as_time, show_facts, show_json, show_table
 from holdfast_client.cli.say import show_line, show_note
+from holdfast_client.client import end_of_token
 from holdfast_client.errors import EditNeedsVersion, HoldfastError
 from holdfast_protocol.pruning import InTrash
-from holdfast_protocol.runs import EditProject, ProjectView
-from holdfast_protocol.service import CreateToken, TokenView
-from holdfast_protocol.states import Scope
+from holdfast_protocol.runs import EditProject, ProjectView, QuotaView
+from holdfast_protocol.service import LONGEST_OVERLAP_SECONDS, CreateToken, RotateToken, TokenCreated, TokenView
+from holdfast_protocol.states import QuotaKind, Scope
 from holdfast_protocol.text import counted
 from holdfast_protocol.usage import ProjectSample, RunSample, SampledEvery
 
 projects = noun("projects")
 tokens = noun("tokens")
 sessions = noun("sessions")
+whoami = typer.Typer(rich_markup_mode=None)
 ui = typer.Typer(rich_markup_mode=None)
 
 
@@ -59,6 +62,12 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?", re.IGNORECASE)
 
 QUOTA_HELP = "Bytes in the store, such as 500GB or 2TiB, or `none`."
+
+QuotaOption = Annotated[str | None, typer.Option(help=QUOTA_HELP)]
+ObjectsOption = Annotated[str | None, typer.Option(help="Objects in the store, such as 5M, or `none`.")]
+RunsOption = Annotated[str | None, typer.Option(help="Runs that are not in the trash, or `none`.")]
+CheckpointsOption = Annotated[str | None, typer.Option(help="Checkpoints, such as 20k, or `none`.")]
+SoftOption = Annotated[str | None, typer.Option(help="From here on the service tells, and refuses nothing; or `none`.")]
 
 
 @projects.command("list")
@@ -105,11 +114,28 @@ def show(project: ProjectArgument, json: JsonOption = False) -> None:
 @projects.command()
 def create(
     project: ProjectArgument,
-    quota: Annotated[str | None, typer.Option(help=QUOTA_HELP)] = None,
+    *,
+    quota: QuotaOption = None,
+    quota_objects: ObjectsOption = None,
+    quota_runs: RunsOption = None,
+    quota_checkpoints: CheckpointsOption = None,
+    soft_quota: SoftOption = None,
+    soft_quota_objects: SoftOption = None,
+    soft_quota_runs: SoftOption = None,
+    soft_quota_checkpoints: SoftOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a project. One that is there keeps its quota, unless another is given."""
-    request = EditProject() if quota is None else EditProject(quota_bytes=read_size(quota))
+    """Make a project. One that is there keeps its quotas, unless others are given."""
+    request = _quotas_given(
+        quota_bytes=quota,
+        quota_objects=quota_objects,
+        quota_runs=quota_runs,
+        quota_checkpoints=quota_checkpoints,
+        soft_quota_bytes=soft_quota,
+        soft_quota_objects=soft_quota_objects,
+        soft_quota_runs=soft_quota_runs,
+        soft_quota_checkpoints=soft_quota_checkpoints,
+    )
     with connect() as client:
         try:
             view = client.projects.edit(project, request)
@@ -121,15 +147,38 @@ def create(
 @projects.command()
 def edit(
     project: ProjectArgument,
-    quota: Annotated[str, typer.Option(help=QUOTA_HELP)],
+    *,
+    quota: QuotaOption = None,
+    quota_objects: ObjectsOption = None,
+    quota_runs: RunsOption = None,
+    quota_checkpoints: CheckpointsOption = None,
+    soft_quota: SoftOption = None,
+    soft_quota_objects: SoftOption = None,
+    soft_quota_runs: SoftOption = None,
+    soft_quota_checkpoints: SoftOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Change how much a project may store."""
-    request = EditProject(quota_bytes=read_size(quota))
+    """Change how much a project may have. Quotas that are not given stay."""
+    request = _quotas_given(
+        quota_bytes=quota,
+        quota_objects=quota_objects,
+        quota_runs=quota_runs,
+        quota_checkpoints=quota_checkpoints,
+        soft_quota_bytes=soft_quota,
+        soft_quota_objects=soft_quota_objects,
+        soft_quota_runs=soft_quota_runs,
+        soft_quota_checkpoints=soft_quota_checkpoints,
+    )
+    if not request.model_fields_set:
+        raise typer.BadParameter("Give a quota, such as --quota 500GB or --quota-runs 100.")
     with connect() as client:
         # A mistyped name must not make a project.
         view = client.projects.edit(project, request, etag=client.projects.get(project).etag)
     _show(view, json)
+
+
+def _quotas_given(**quotas: str | None) -> EditProject:
+    return EditProject(**{name: read_size(text) for name, text in quotas.items() if text is not None})
 
 
 def _show(view: ProjectView, json: bool) -> None:
@@ -141,6 +190,7 @@ def _show(view: ProjectView, json: bool) -> None:
             ("project", view.name),
             ("quota", _quota(view)),
             ("quota used", as_bytes(view.quota_used_bytes)),
+            *((f"quota of {one.kind}", text) for one in view.quotas if (text := _other_quota(one)) is not None),
             ("runs", str(view.runs)),
             ("logical", as_bytes(view.logical_bytes)),
             ("stored", as_bytes(view.stored_bytes)),
@@ -152,6 +202,15 @@ def _show(view: ProjectView, json: bool) -> None:
 
 def _quota(project: ProjectView) -> str:
     return "none" if project.quota_bytes is None else as_bytes(project.quota_bytes)
+
+
+def _other_quota(one: QuotaView) -> str | None:
+    """None: there is none, or it is shown already."""
+    shown: Callable[[int], str] = as_bytes if one.kind is QuotaKind.BYTES else str
+    hard = None if one.kind is QuotaKind.BYTES or one.hard is None else f"at most {shown(one.hard)}"
+    soft = None if one.soft is None else f"told from {shown(one.soft)} on"
+    limits = [limit for limit in (hard, soft) if limit is not None]
+    return f"{shown(one.used)} used, {', '.join(limits)}" if limits else None
 
 
 EveryOption = Annotated[SampledEvery, typer.Option(help="A line for each hour, or for each day in UTC.")]
@@ -177,6 +236,7 @@ def samples(
     if json:
         show_json(found)
         return
+    say_if_cut(found, limit)
     cells = (
         [
             str(one.live_runs),
@@ -224,23 +284,69 @@ def read_size(text: str) -> int | None:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
+ExpiresOption = Annotated[str, typer.Option(help="After this time, such as 12h, 90d or never.")]
+
+
 @tokens.command("create")
 def create_token(
     name: Annotated[str, typer.Argument(help="The job or person that it is for.")],
+    *,
     scope: Annotated[list[Scope], typer.Option(help="What it may do; give it several times. None implies another.")],
     project: Annotated[str | None, typer.Option(help="Only in this project; without it, in every one.")] = None,
-    expires: Annotated[str, typer.Option(help="After this time, such as 12h, 90d or never.")] = "90d",
+    expires: ExpiresOption = "90d",
+    requests_per_second: Annotated[
+        float | None, typer.Option(min=0.001, help="Its calls a second, at most; seals and heartbeats do not count.")
+    ] = None,
+    concurrent_requests: Annotated[
+        int | None, typer.Option(min=4, help="Its calls that may be under way, likewise.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Make a token. It is shown once and kept nowhere."""
-    request = CreateToken(name=name, project=project, scopes=scope, expires_in_seconds=read_duration(expires))
+    request = CreateToken(
+        name=name,
+        project=project,
+        scopes=scope,
+        expires_in_seconds=read_duration(expires),
+        requests_per_second=requests_per_second,
+        concurrent_requests=concurrent_requests,
+    )
     with connect() as client:
         made = client.tokens.create(request)
     if json:
         show_json(made)
         return
+    _show_made(made)
+
+
+def _show_made(made: TokenCreated) -> None:
     show_line(made.token)
     show_note(f"Token {made.id} ({_scopes(made)}), until {as_time(made.expires_at)}. It is not shown again.")
+
+
+@tokens.command()
+def rotate(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="As `holdfast tokens list` shows it.")],
+    *,
+    overlap: Annotated[str, typer.Option(help="So long the one before stays good, such as 24h.")] = "24h",
+    expires: ExpiresOption = "90d",
+    json: JsonOption = False,
+) -> None:
+    """Replace a token by one like it, and have it end after a while.
+
+    Meanwhile give the new one to the job or person that has the old one.
+    """
+    overlap_seconds = read_duration(overlap)
+    if overlap_seconds is None or not 60 <= overlap_seconds <= LONGEST_OVERLAP_SECONDS:
+        raise typer.BadParameter("The token before ends: give a time from a minute to 90 days, such as 24h.")
+    request = RotateToken(overlap_seconds=overlap_seconds, expires_in_seconds=read_duration(expires))
+    with connect() as client:
+        made = client.tokens.rotate(token_id, request)
+    if json:
+        show_json(made)
+        return
+    _show_made(made)
+    show_note(f"It replaces {made.replaced.id}, which is good until {as_time(made.replaced.expires_at)}.")
 
 
 @tokens.command("list")
@@ -252,13 +358,15 @@ def list_tokens(*, limit: LimitOption = None, json: JsonOption = False) -> None:
         show_json(found)
         return
     show_table(
-        ["id", "name", "project", "scopes", "ends (UTC)"],
+        ["id", "name", "project", "scopes", ">calls/s", "used (UTC)", "ends (UTC)"],
         (
             (
                 one.id,
                 one.name,
                 one.project or "(all)",
                 _scopes(one),
+                NOTHING if one.requests_per_second is None else f"{one.requests_per_second:g}",
+                as_time(one.last_used_at),
                 "revoked" if one.revoked_at else as_time(one.expires_at) if one.expires_at else NOTHING,
             )
             for one in found
@@ -330,6 +438,27 @@ def revoke_session(
 
 def _scopes(token: TokenView) -> str:
     return " ".join(scope.value for scope in token.scopes)
+
+
+@whoami.command("whoami")
+def show_caller(json: JsonOption = False) -> None:
+    """Show whose token this is, and what it may do."""
+    with connect() as client:
+        url, info = client.settings.url, client.service.info()
+    if json:
+        show_json(info)
+        return
+    show_facts(
+        (
+            ("token", f"{info.token_name} ({info.token_id or NOTHING})"),
+            ("project", info.token_project or "(all)"),
+            ("scopes", " ".join(scope.value for scope in info.token_scopes)),
+            ("ends (UTC)", as_time(info.token_expires_at)),
+            ("service", f"{url}, version {info.version}"),
+        )
+    )
+    if (ending := end_of_token(info)) is not None:
+        show_note(ending)
 
 
 _PAGE = "/ui/"

@@ -23,6 +23,7 @@ from holdfast_client.cli.arguments import (
     read_past,
     read_run,
     read_selector,
+    say_if_cut,
 )
 from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import (
@@ -440,6 +441,7 @@ def samples(
     if json:
         show_json(found)
         return
+    say_if_cut(found, limit)
     cells = (
         [
             NOTHING if one.restore_point_step is None else str(one.restore_point_step),

@@ -67,7 +67,7 @@ def delete_project(
     if json:
         show_json(found)
     else:
-        _show_what_goes(project, found, back=f"`holdfast projects undelete {project}`", done=done)
+        show_what_goes(project, found, back=f"`holdfast projects undelete {project}`", done=done)
     exit_unless_meant("deleted", yes=yes, dry_run=dry_run)
 
 
@@ -93,7 +93,7 @@ def delete_run(
     if json:
         show_json(found)
     else:
-        _show_what_goes(run, [found], back=f"`holdfast runs undelete {run}`", done=done)
+        show_what_goes(run, [found], back=f"`holdfast runs undelete {run}`", done=done)
     exit_unless_meant("deleted", yes=yes, dry_run=dry_run)
 
 
@@ -109,11 +109,14 @@ def _as_seen(client: Client, shown: Deletion, reason: str) -> Deletion:
     return client.runs.delete(shown.project, shown.run, reason=reason, etag=shown.etag)
 
 
-def _show_what_goes(target: str, found: list[Deletion], *, back: str, done: bool) -> None:
+def show_what_goes(target: str, found: list[Deletion], *, back: str, done: bool) -> None:
     for each in found:
         if each.run is not None:
             size = f"{counted(each.checkpoints, 'checkpoint')}, {as_bytes(each.logical_bytes)} of state"
             show_line(f"{each.project}/{each.run}: {size}, {as_bytes(each.freed.bytes)} in the stores")
+    if not done and len(found) > 1:
+        # Each was asked about while the others are there; when they go one after the other, the last counts it.
+        show_line("What only these runs share is freed, too, and is in none of these figures.")
     until = min((each.in_trash.purge_at for each in found if each.in_trash is not None), default=None)
     taken_back = "" if until is None else f" {back} takes it back until {as_time(until)} UTC."
     show_line(f"{target} {'is' if done else 'would be'} deleted.{taken_back}")

@@ -33,7 +33,7 @@ def keep_shard(
     """Staged bytes -> chunks in the folder, held, -> a record in the spool. When this returns, the save is durable on
     this machine and outlives its process. When it returns or raises, no thread reads the chunks.
 
-    Hashing and writing run on the hashing threads, several chunks at once, because the next chunk can be hashed while
+    Hashing and writing run on the keeping threads, several chunks at once, because the next chunk can be hashed while
     the disk finishes the last. `record` makes the record from the chunks, by ordinal. Raises NoRoom, OSError and the
     errors of a chunk's load; nothing of the save stays in the folder then.
     """
@@ -60,9 +60,9 @@ def _keep_chunks(
 
     try:
         for ordinal, chunk in enumerate(chunks):
-            while jobs.running >= workers.hashing.count:
+            while jobs.running >= workers.keeping.count:
                 settle()
-            jobs.start(workers.hashing, ordinal, functools.partial(_keep, folder, hold, chunk, own))
+            jobs.start(workers.keeping, ordinal, functools.partial(_keep, folder, hold, chunk, own))
         while jobs.running:
             settle()
     finally:

@@ -14,7 +14,15 @@ from holdfast_protocol.pruning import (
     TakenBack,
 )
 from holdfast_protocol.runs import EditProject, EditRun, MetricsHistory, ProjectView, RunView
-from holdfast_protocol.service import CreateToken, OpenSession, SignInCode, TokenCreated, TokenView
+from holdfast_protocol.service import (
+    CreateToken,
+    OpenSession,
+    RotateToken,
+    SignInCode,
+    TokenCreated,
+    TokenRotated,
+    TokenView,
+)
 from holdfast_protocol.states import RunStatus
 
 
@@ -146,6 +154,11 @@ class Tokens(Resource):
 
     def revoke(self, token_id: str) -> TokenView:
         return self.transport.call("DELETE", path("tokens", token_id), TokenView)
+
+    def rotate(self, token_id: str, request: RotateToken) -> TokenRotated:
+        """Replaces a token by one like it. If a reply with a token's text is lost, that token is revoked."""
+        call, route = self.transport.call, path("tokens", token_id, "rotate")
+        return made_once(lambda: call("POST", route, TokenRotated, body=request, headers=once()), undo=self.revoke)
 
     def sign_in_code(self) -> SignInCode:
         """For the web page: opens one session of this client's token, within a minute."""

@@ -63,7 +63,7 @@ def raise_epoch(database: Database, actor: Actor, *, accept_loss: bool = False) 
         identity = session.execute(select(CatalogIdentity).with_for_update()).scalar_one()
         identity.epoch += 1
         identity.claim = new_claim()
-        identity.signing_key = new_signing_key()
+        identity.signing_key, identity.encrypted_with = new_signing_key(), None  # the next start encrypts it
         if accept_loss:
             identity.went_back = None
         session.execute(

@@ -19,6 +19,8 @@ from holdfast_service.auth.tokens import insert_token, token_facts, token_row
 from holdfast_service.db.dialect import database_now, insert_absent, insert_new
 from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import CatalogIdentity, Token
+from holdfast_service.secrets.kept import encrypted_signing_key
+from holdfast_service.secrets.keyring import Keyring
 from holdfast_service.stores.posix.signed_urls import new_signing_key
 
 _ONLY_ROW = 1
@@ -26,15 +28,17 @@ BOOTSTRAP_NAME = "bootstrap"
 _START = Actor.controller("start")
 
 
-def ensure_identity(database: Database) -> CatalogIdentity:
-    """The catalog's id, epoch and signing key; made at the very first start."""
+def ensure_identity(database: Database, keyring: Keyring) -> CatalogIdentity:
+    """The catalog's id, epoch and signing key, as it is kept; made at the very first start."""
     with database.transaction() as session:
         if session.get(CatalogIdentity, _ONLY_ROW) is None:
+            signing_key = encrypted_signing_key(keyring, new_signing_key())
             fresh = {
                 "id": _ONLY_ROW,
                 "catalog_id": uuid.uuid4().hex,
                 "epoch": 1,
-                "signing_key": new_signing_key(),
+                "signing_key": signing_key.text,
+                "encrypted_with": signing_key.key_id,
                 "created_at": database_now(session),
             }
             insert_absent(session, CatalogIdentity, [fresh])

@@ -5,7 +5,16 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from holdfast_protocol.base import Page
-from holdfast_protocol.service import CreateToken, OpenSession, SessionView, SignInCode, TokenCreated, TokenView
+from holdfast_protocol.service import (
+    CreateToken,
+    OpenSession,
+    RotateToken,
+    SessionView,
+    SignInCode,
+    TokenCreated,
+    TokenRotated,
+    TokenView,
+)
 from holdfast_service.auth.sessions import (
     end_session,
     list_sessions,
@@ -14,7 +23,7 @@ from holdfast_service.auth.sessions import (
     revoke_session,
     show_session,
 )
-from holdfast_service.auth.tokens import create_token, list_tokens, revoke_token
+from holdfast_service.auth.tokens import create_token, list_tokens, revoke_token, rotate_token
 from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.web.frame import GuardedRoute
@@ -41,6 +50,17 @@ def list_all(
 @router.delete("/v1/tokens/{token_id}", summary="Revoke a token, at once and for good")
 def revoke(token_id: str, context: Context, caller: Admin) -> TokenView:
     return revoke_token(context, caller, token_id)
+
+
+@router.post(
+    "/v1/tokens/{token_id}/rotate",
+    status_code=201,
+    summary="Replace a token by one like it, and have it end after a while; the text of the new one is shown once",
+)
+def rotate(
+    token_id: str, body: RotateToken, context: Context, caller: Admin, idempotency_key: IdempotencyKey = None
+) -> TokenRotated:
+    return rotate_token(context, caller, token_id, body, idempotency_key)
 
 
 sessions_router = APIRouter(route_class=GuardedRoute, tags=["sessions"])

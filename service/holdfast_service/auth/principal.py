@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from math import ceil, inf
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Principal:
-    """`project_id` None: the token is good for every project. `session_id`: the session that stands for the token."""
+    """`project_id` None: the token is good for every project. `session_id`: the session that stands for the token.
+    The last two are the token's own limits; None: those of the settings."""
 
     token_id: str
     name: str
@@ -41,6 +43,8 @@ class Principal:
     project_id: str | None = None
     project_name: str | None = None
     session_id: str | None = None
+    requests_per_second: float | None = None
+    concurrent_requests: int | None = None
 
     def sees_project(self, project_id: str) -> bool:
         return self.project_id is None or self.project_id == project_id
@@ -108,15 +112,18 @@ def check_entropy(text: str) -> None:
 # for: behind one address may be a whole cluster, and one job's old token must not stop the training of the others. Kept
 # by each process for itself, in memory.
 #
-# The cookie of a session is neither counted nor made to wait. A page that is left open sends one that has ended again
-# and again, and the next person to sign in from that address must not pay for it. Nobody guesses 256 bits, and calls of
-# strangers have one project's turns at most (`web/admission.py`).
+# A page that is left open sends the cookie of a session that has ended again and again, and the next person to sign in
+# from that address must not pay for it. So a cookie counts once: what it was told the first time is remembered, and
+# costs no question. Cookies have tries of their own, and more of them, since many people share an address.
 
 BURST = 20
 SECONDS_PER_FAILURE = 3.0
+SESSIONS_BURST = 200
+SECONDS_PER_SESSION = 1.0
 ADMITTED_SECONDS = 60.0
 """So long after it was looked at, a token is let in to work that looks at it itself."""
 _MOST_KEPT = 10_000
+_NETWORK_BITS = 64
 
 KeptT = TypeVar("KeptT")
 
@@ -126,25 +133,40 @@ class _Good(NamedTuple):
     seen_at: float
 
 
+@dataclass
+class _Tries:
+    """By network, when its failures will all be forgotten: each adds `seconds_per_failure` to what is left."""
+
+    burst: int
+    seconds_per_failure: float
+    forgotten_at: OrderedDict[str, float] = field(default_factory=OrderedDict)
+
+    def wait_seconds(self, network: str, now: float) -> float:
+        """Until the next try; not above 0: it can be made now."""
+        return self.forgotten_at.get(network, 0.0) - now - (self.burst - 1) * self.seconds_per_failure
+
+    def count_failure(self, network: str, now: float) -> None:
+        _keep(self.forgotten_at, network, max(now, self.forgotten_at.get(network, now)) + self.seconds_per_failure)
+
+
 class FailedCalls:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        # By address, when its failures will all be forgotten: each adds SECONDS_PER_FAILURE to what is left.
-        self._forgotten_at: OrderedDict[str, float] = OrderedDict()
+        self._tokens = _Tries(BURST, SECONDS_PER_FAILURE)
+        self._sessions = _Tries(SESSIONS_BURST, SECONDS_PER_SESSION)
         self._good: OrderedDict[str, _Good] = OrderedDict()
+        self._ended: OrderedDict[str, str] = OrderedDict()  # what such a cookie was told; no session comes back
 
     def authenticated(self, address: str, token: str, ask: Callable[[str], Principal]) -> Principal:
-        """`ask(token)`, counted. Raises `too_many_failures` before it, where this address has used up its tries."""
+        """`ask(token)`, counted. Raises before it what `refuse_early` raises."""
+        self.refuse_early(address, token)
         fingerprint = _fingerprint(token)
-        counted = not is_kind(CredentialKind.SESSION, token)
-        if counted:
-            self._check(address, fingerprint)
         try:
             caller = ask(token)
         except ProblemError as error:
             if error.code is ProblemCode.UNAUTHENTICATED:
-                self._failed(address, fingerprint, counted=counted)
+                self._failed(address, fingerprint, token, error.detail)
             raise
         if not is_kind(CredentialKind.CODE, token):  # it works once, and would take a token's place
             with self._lock:
@@ -157,26 +179,49 @@ class FailedCalls:
             good = self._good.get(_fingerprint(token))
             return None if good is None or self._clock() - good.seen_at > within_seconds else good.caller
 
-    def _check(self, address: str, fingerprint: str) -> None:
+    def refuse_early(self, address: str, token: str) -> None:
+        """Asks no database. Raises `too_many_failures` where this address has used up its tries, and `unauthenticated`
+        for a session that is known to have ended."""
+        fingerprint = _fingerprint(token)
+        tries = self._tries_of(token)
         with self._lock:
-            left = self._forgotten_at.get(address, 0.0) - self._clock()
-            if left <= (BURST - 1) * SECONDS_PER_FAILURE or fingerprint in self._good:
+            ended = self._ended.get(fingerprint)
+            wait = tries.wait_seconds(_network_of(address), self._clock())
+            if ended is None and (wait <= 0 or fingerprint in self._good):
                 return
-        wait = ceil(left - (BURST - 1) * SECONDS_PER_FAILURE)
+        if ended is not None:
+            raise ProblemError(ProblemCode.UNAUTHENTICATED, ended)
+        what, remedy = ("session", "Sign in again") if tries is self._sessions else ("token", "Correct HOLDFAST_TOKEN")
         raise ProblemError(
             ProblemCode.TOO_MANY_FAILURES,
-            f"Too many calls from {address} had a token that is not valid. Correct HOLDFAST_TOKEN there; the next try "
-            f"is looked at in {wait} s.",
-            retry_after_seconds=wait,
+            f"Too many calls from {address} had a {what} that is not valid. {remedy} there; the next try is looked at "
+            f"in {ceil(wait)} s.",
+            retry_after_seconds=ceil(wait),
         )
 
-    def _failed(self, address: str, fingerprint: str, *, counted: bool) -> None:
+    def _failed(self, address: str, fingerprint: str, token: str, told: str) -> None:
+        tries = self._tries_of(token)
         with self._lock:
             self._good.pop(fingerprint, None)
-            if not counted:
-                return
-            now = self._clock()
-            _keep(self._forgotten_at, address, max(now, self._forgotten_at.get(address, now)) + SECONDS_PER_FAILURE)
+            tries.count_failure(_network_of(address), self._clock())
+            if tries is self._sessions:
+                _keep(self._ended, fingerprint, told)
+
+    def _tries_of(self, token: str) -> _Tries:
+        return self._sessions if is_kind(CredentialKind.SESSION, token) else self._tokens
+
+
+def _network_of(address: str) -> str:
+    """Whose tries they are: an IPv4 address, or the network of an IPv6 one, since each machine has 2^64 of these."""
+    try:
+        known = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(known, ipaddress.IPv4Address):
+        return address
+    if known.ipv4_mapped is not None:
+        return str(known.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(known), _NETWORK_BITS), strict=False))
 
 
 def _fingerprint(token: str) -> str:
@@ -247,6 +292,8 @@ def _principal(token: Token, project_name: str | None, session_id: str | None = 
         project_id=token.project_id,
         project_name=project_name,
         session_id=session_id,
+        requests_per_second=token.requests_per_second,
+        concurrent_requests=token.concurrent_requests,
     )
 
 
@@ -300,13 +347,15 @@ def _refused(why: str) -> ProblemError:
 
 @dataclass(frozen=True)
 class RequireScope:
-    """None: any valid token. `from_memory`: while the database is unavailable, a token that was let in before is let in
-    again, and a session never.
+    """`scope` None: any valid token. `or_scope`: one that is as good.
+    `from_memory`: while the database is unavailable, a token that was let in before is let in again, and a session
+    never.
     `work_looks`: the call's work asks for the token itself, by `execute_for_caller`, before it does or tells anything.
     `takes_code`: a one-time code is as good as the token that has made it.
     """
 
     scope: Scope | None
+    or_scope: Scope | None = None
     from_memory: bool = False
     work_looks: bool = False
     takes_code: bool = False
@@ -323,8 +372,8 @@ class RequireScope:
             return None
         failed_calls: FailedCalls = request.app.state.failed_calls
         principal = failed_calls.last_known(credential, within_seconds=ADMITTED_SECONDS)
-        if principal is not None and self.scope is not None:
-            principal.check_scope(self.scope)
+        if principal is not None:
+            self._check_scope(principal)
         return principal
 
     def caller_of(self, request: Request) -> Principal:
@@ -333,18 +382,23 @@ class RequireScope:
         context: ServiceContext = request.app.state.context
         failed_calls: FailedCalls = request.app.state.failed_calls
         credential = self._credential_of(request)
-        address = "" if request.client is None else request.client.host
         try:
-            principal = failed_calls.authenticated(address, credential, partial(authenticate, context.database))
+            principal = failed_calls.authenticated(
+                _address_of(request), credential, partial(authenticate, context.database)
+            )
         except ProblemError as error:
             remembered = self.from_memory and not is_kind(CredentialKind.SESSION, credential)  # it may have ended since
             known = failed_calls.last_known(credential) if remembered else None
             if known is None or error.code is not ProblemCode.DATABASE_UNAVAILABLE:
                 raise
             principal = known
-        if self.scope is not None:
-            principal.check_scope(self.scope)
+        context.tokens_used.add(principal.token_id)
+        self._check_scope(principal)
         return principal
+
+    def _check_scope(self, caller: Principal) -> None:
+        if self.scope is not None and self.or_scope not in caller.scopes:
+            caller.check_scope(self.scope)
 
     def _credential_of(self, request: Request) -> str:
         credential = credential_of(request)
@@ -354,13 +408,27 @@ class RequireScope:
 
 
 def last_known(request: Request) -> Principal | None:
-    """Who came with this credential when it was last good. It says nothing of now: only for whose turn it is. Raises
-    `unauthenticated` for a call without one, and `csrf_failed`."""
+    """Who came with this credential when it was last good. It says nothing of now: only for whose turn it is. A flood
+    of wrong ones ends here: it takes no turn, no thread and no statement. Raises `unauthenticated` for a call without a
+    credential, `csrf_failed` and `too_many_failures`."""
     failed_calls: FailedCalls = request.app.state.failed_calls
-    return failed_calls.last_known(credential_of(request))
+    credential = credential_of(request)
+    known = failed_calls.last_known(credential)
+    if known is None:
+        failed_calls.refuse_early(_address_of(request), credential)
+    return known
+
+
+def _address_of(request: Request) -> str:
+    return "" if request.client is None else request.client.host
 
 
 def require(
-    scope: Scope | None, *, from_memory: bool = False, work_looks: bool = False, takes_code: bool = False
+    scope: Scope | None,
+    *,
+    or_scope: Scope | None = None,
+    from_memory: bool = False,
+    work_looks: bool = False,
+    takes_code: bool = False,
 ) -> Any:
-    return Depends(RequireScope(scope, from_memory, work_looks, takes_code))
+    return Depends(RequireScope(scope, or_scope, from_memory, work_looks, takes_code))

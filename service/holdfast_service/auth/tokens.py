@@ -1,8 +1,8 @@
-"""Tokens: made, listed and revoked."""
+"""Tokens: made, listed, replaced and revoked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.service import CreateToken, TokenCreated, TokenView
+from holdfast_protocol.service import CreateToken, RotateToken, TokenCreated, TokenRotated, TokenView
 from holdfast_protocol.states import Scope
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal, new_token_text, parse_token
@@ -85,6 +85,9 @@ def token_view(token: Token, project_name: str | None) -> TokenView:
         created_at=token.created_at,
         expires_at=token.expires_at,
         revoked_at=token.revoked_at,
+        last_used_at=token.last_used_at,
+        requests_per_second=token.requests_per_second,
+        concurrent_requests=token.concurrent_requests,
     )
 
 
@@ -95,14 +98,18 @@ def token_facts(token: Token) -> dict[str, Any]:
         "name": token.name,
         "scopes": list(token.scopes),
         "expires_at": None if token.expires_at is None else token.expires_at.isoformat(),
+        **{limit: value for limit in _LIMITS if (value := getattr(token, limit)) is not None},
     }
+
+
+_LIMITS = ("requests_per_second", "concurrent_requests")
 
 
 def create_token(
     context: ServiceContext, caller: Principal, request: CreateToken, key: str | None = None
 ) -> TokenCreated:
     """Makes a token. A project's administrator can make them for that project only, and never with more than their own
-    scopes. `key`: the client's Idempotency-Key. Raises `forbidden` for what the caller does not have,
+    scopes and limits. `key`: the client's Idempotency-Key. Raises `forbidden` for what the caller does not have,
     `project_not_found`, `already_made` and `idempotency_key_reused`."""
     for scope in request.scopes:
         caller.check_scope(scope)
@@ -112,31 +119,125 @@ def create_token(
             f"The token {caller.name!r} belongs to the project {caller.project_name!r} and cannot make one for every "
             "project. Name the project.",
         )
+    limits = {limit: _within(caller, limit, getattr(request, limit)) for limit in _LIMITS}
     text = new_token_text()
     repeat = Repeatable(caller.token_id, key, digest_of("token", request=request))
     with context.database.transaction() as session:
         if (earlier := repeat.earlier(session)) is not None:
             raise already_made("token", earlier)
         project = project_named(session, caller, request.project) if request.project is not None else None
-        expires_at = None
-        if request.expires_in_seconds is not None:
-            expires_at = database_now(session) + timedelta(seconds=request.expires_in_seconds)
-        token = insert_token(
+        token = _make(
             session,
+            caller,
             text,
             name=request.name,
             scopes=request.scopes,
             project_id=project.id if project else None,
-            expires_at=expires_at,
-            created_by_token=caller.token_id,
+            expires_in_seconds=request.expires_in_seconds,
+            limits=limits,
         )
-        made = token_facts(token)
-        if caller.session_id is not None:
-            made["by_session"] = caller.session_id
-        record_event(session, Actor.person(caller), "token.create", project_id=token.project_id, after=made)
         repeat.made(session, token.id)
         view = token_view(token, request.project)
     return TokenCreated(**view.model_dump(), token=text)
+
+
+def rotate_token(
+    context: ServiceContext, caller: Principal, token_id: str, request: RotateToken, key: str | None = None
+) -> TokenRotated:
+    """Makes a token like this one, with its name, project, scopes and limits, and has this one end after the overlap if
+    it does not end before. The new one is the caller's making, with no more than its own scopes and limits. `key`: the
+    client's Idempotency-Key. Raises `token_not_found`, `invalid_request` for a token that is over, `forbidden`,
+    `already_made` and `idempotency_key_reused`."""
+    text = new_token_text()
+    repeat = Repeatable(caller.token_id, key, digest_of("rotated-token", token_id, request=request))
+    with context.database.transaction() as session:
+        if (earlier := repeat.earlier(session)) is not None:
+            raise already_made("token", earlier)
+        old, project_name = _known(session, caller, token_id)
+        now = database_now(session)
+        if old.revoked_at is not None or (old.expires_at is not None and old.expires_at <= now):
+            raise ProblemError(
+                ProblemCode.INVALID_REQUEST,
+                f"The token {old.id} is over, and there is nothing to replace. Make a new token.",
+            )
+        scopes = [Scope(scope) for scope in old.scopes]
+        for scope in scopes:
+            caller.check_scope(scope)
+        token = _make(
+            session,
+            caller,
+            text,
+            name=old.name,
+            scopes=scopes,
+            project_id=old.project_id,
+            expires_in_seconds=request.expires_in_seconds,
+            limits={limit: _within(caller, limit, getattr(old, limit)) for limit in _LIMITS},
+            replaces=old.id,
+        )
+        before = token_facts(old)
+        ends_at = now + timedelta(seconds=request.overlap_seconds)
+        old.expires_at = ends_at if old.expires_at is None else min(old.expires_at, ends_at)
+        record_event(
+            session,
+            Actor.person(caller),
+            "token.rotate",
+            project_id=old.project_id,
+            before=before,
+            after=token_facts(old) | {"replaced_by": token.id},
+        )
+        repeat.made(session, token.id)
+        view, replaced = token_view(token, project_name), token_view(old, project_name)
+    return TokenRotated(**view.model_dump(), token=text, replaced=replaced)
+
+
+def _make(
+    session: Session,
+    caller: Principal,
+    text: str,
+    *,
+    name: str,
+    scopes: Iterable[Scope],
+    project_id: str | None,
+    expires_in_seconds: int | None,
+    limits: Mapping[str, float | None],
+    replaces: str | None = None,
+) -> Token:
+    """With its event."""
+    expires_at = None
+    if expires_in_seconds is not None:
+        expires_at = database_now(session) + timedelta(seconds=expires_in_seconds)
+    token = insert_token(
+        session,
+        text,
+        name=name,
+        scopes=scopes,
+        project_id=project_id,
+        expires_at=expires_at,
+        created_by_token=caller.token_id,
+    )
+    for limit, value in limits.items():
+        setattr(token, limit, value)
+    session.flush()
+    made = token_facts(token)
+    if caller.session_id is not None:
+        made["by_session"] = caller.session_id
+    if replaces is not None:
+        made["replaces"] = replaces
+    record_event(session, Actor.person(caller), "token.create", project_id=project_id, after=made)
+    return token
+
+
+def _within(caller: Principal, limit: str, wanted: float | None) -> float | None:
+    """The new token's limit: the caller's, if it asks for none. Raises `forbidden` for more."""
+    own: float | None = getattr(caller, limit)
+    if own is not None and wanted is not None and wanted > own:
+        raise ProblemError(
+            ProblemCode.FORBIDDEN,
+            f"The token {caller.name!r} has the limit {limit} {own:g} and cannot make one with {wanted:g}. Ask for "
+            "less, or use a token without that limit.",
+            limited=limit,
+        )
+    return own if wanted is None else wanted
 
 
 _CURSOR = "tokens"
@@ -165,21 +266,36 @@ def revoke_token(context: ServiceContext, caller: Principal, token_id: str) -> T
     """Revokes a token: the next call with it is refused. Twice is fine, and the first moment stays. Raises
     `token_not_found`, also if the caller may not know of it."""
     with context.database.transaction() as session:
-        row = session.execute(
-            select(Token, Project.name)
-            .outerjoin(Project, Project.id == Token.project_id)
-            .where(Token.id == token_id)
-            .with_for_update(of=Token)
-        ).one_or_none()
-        if row is None or (caller.project_id is not None and row[0].project_id != caller.project_id):
-            raise ProblemError(
-                ProblemCode.TOKEN_NOT_FOUND,
-                f"There is no token {token_id[:40]!r}. Correct the id; `holdfast tokens list` shows them.",
-            )
-        token, project_name = row
+        token, project_name = _known(session, caller, token_id)
         if token.revoked_at is None:
             token.revoked_at = database_now(session)
             record_event(
                 session, Actor.person(caller), "token.revoke", project_id=token.project_id, before=token_facts(token)
             )
         return token_view(token, project_name)
+
+
+def _known(session: Session, caller: Principal, token_id: str) -> tuple[Token, str | None]:
+    """Locked, and the name of its project. Raises `token_not_found`, also if the caller may not know of it."""
+    row = session.execute(
+        select(Token, Project.name)
+        .outerjoin(Project, Project.id == Token.project_id)
+        .where(Token.id == token_id)
+        .with_for_update(of=Token)
+    ).one_or_none()
+    if row is None or (caller.project_id is not None and row[0].project_id != caller.project_id):
+        raise ProblemError(
+            ProblemCode.TOKEN_NOT_FOUND,
+            f"There is no token {token_id[:40]!r}. Correct the id; `holdfast tokens list` shows them.",
+        )
+    return row[0], row[1]
+
+
+_SOON = timedelta(days=7)
+
+
+def ends_soon(token: Token, now: datetime) -> bool:
+    """A tenth of its life is left, or less, and never more than a week."""
+    return token.expires_at is not None and token.expires_at - now <= min(
+        _SOON, (token.expires_at - token.created_at) / 10
+    )

@@ -72,7 +72,7 @@ def subject_differences(
     named: dict[str, tuple[Any, Any]] = {}
     if isinstance(document, ProjectRecord):
         fresh = project_record(session, context, document.project.id, version)
-        changing: tuple[str, ...] = ("quota_bytes", "policies")
+        changing: tuple[str, ...] = ("quota_bytes", "quotas", "policies")
     else:
         fresh = run_record(session, context, document.run.id, version)
         named["run"] = (_as_made(fresh.run), _as_made(document.run))

@@ -34,6 +34,7 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CopyState
 from holdfast_protocol.stores import ProjectSweep, StoreSweep
+from holdfast_protocol.text import without_secrets
 from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.collect.doubtful_orphans import why_anothers, why_unknown
@@ -297,7 +298,8 @@ def sweep_store(
     on_listed: Callable[[int], object] = lambda _: None,
 ) -> StoreSweep:
     """Raises `store_foreign`, `busy` while another sweep of it is under way, and StoreError, and then has deleted
-    nothing but what it was sure of. `on_listed` is told how many objects were looked at, and may raise to end it."""
+    nothing but what it was sure of, and has said so in the audit. `on_listed` is told how many objects were looked at,
+    and may raise to end it."""
     _refuse_foreign(context, attached)
     with SweepLease(context, attached) as held:
 
@@ -312,7 +314,11 @@ def sweep_store(
         if not dry_run:
             _take_back(context, attached, findings, actor, looked_at)
         if not dry_run and findings.stopped is None:
-            _delete(context, attached, findings, looked_at)
+            try:
+                _delete(context, attached, findings, looked_at)
+            except Exception as error:
+                _tell_cut_off(context, attached, findings, actor, error, force=force)
+                raise
             _sweep_incoming(context, attached)
         report = _report(context, attached, findings, dry_run=dry_run)
         _settle(context, held, report, actor, force=force)
@@ -463,6 +469,32 @@ def _settle(context: ServiceContext, held: SweepLease, report: StoreSweep, actor
         if report.deleted or report.stopped or any(one.missing for one in report.projects):
             after = {name: document[name] for name in ("store", "dry_run", "due_orphans", "deleted", "deleted_bytes")}
             record_event(session, actor, "store.sweep", reason=report.stopped, after=after | {"forced": force})
+
+
+def _tell_cut_off(
+    context: ServiceContext,
+    attached: AttachedStore,
+    findings: _Findings,
+    actor: Actor,
+    error: Exception,
+    *,
+    force: bool,
+) -> None:
+    """A sweep that ends in the middle has no report, and what it has deleted is gone all the same."""
+    gone = findings.deleted.values()
+    if not gone:
+        return
+    why = f" {without_secrets(str(error))}" if str(error) else ""
+    after = {
+        "store": attached.role.value,
+        "dry_run": False,
+        "due_orphans": len(findings.due),
+        "deleted": sum(each.objects for each in gone),
+        "deleted_bytes": sum(each.bytes for each in gone),
+        "forced": force,
+    }
+    with context.database.transaction() as session:
+        record_event(session, actor, "store.sweep", reason=f"It ended before all of them were gone.{why}", after=after)
 
 
 def _amount(objects: Sequence[StoredObject]) -> Amount:

@@ -24,8 +24,8 @@ from holdfast_service.holds.held import in_force, pin_in_force
 
 
 def stored_bytes_of_run(session: Session, run_id: str) -> int:
-    """The bytes of the chunks that its committed checkpoints need, each once. What runs share counts in each of them.
-    It reads every chunk of the run: callers ask for one run at a time."""
+    """The bytes of all copies, in all stores, of the chunks that its committed checkpoints need. What runs share counts
+    in each of them. It reads every chunk of the run: callers ask for one run at a time."""
     lists = (
         select(Shard.chunk_list_id)
         .join(Checkpoint, Checkpoint.id == Shard.checkpoint_id)

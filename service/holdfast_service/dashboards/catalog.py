@@ -296,7 +296,10 @@ def checkpoints(dialect: Dialect) -> View:
             Column("abort_reason", Kind.TEXT, "Why it was aborted, for people.", "c.abort_reason"),
             Column("pinned_at", Kind.MOMENT, "When a person pinned it; null: it has no pin.", "c.pinned_at"),
             Column(
-                "pinned_until", Kind.MOMENT, "When the pin ends by itself; null: never, or no pin.", "c.pinned_until"
+                "pinned_until",
+                Kind.MOMENT,
+                "When the pin ends by itself, and keeps nothing any more; null: never, or no pin.",
+                "c.pinned_until",
             ),
             Column("trashed_at", Kind.MOMENT, "When it was put into the trash; null: it was not.", "c.trashed_at"),
             Column("trashed_by", Kind.TEXT, "For whom: `policy`, `person` or `run`.", "c.trashed_by"),

@@ -33,6 +33,7 @@ def announce(
     checkpoint_id: str | None = None,
     operation: str | None = None,
     store: StoreRole | None = None,
+    quota: str | None = None,
     reason: str | None = None,
 ) -> None:
     """Once for a `subject` of the project, however often it is announced; each time if there is none. `project_id`
@@ -43,6 +44,7 @@ def announce(
         checkpoint_id=checkpoint_id,
         operation=operation,
         store=store,
+        quota=quota,
         reason=None if reason is None else reason[:_LONGEST_REASON],
     )
     row = {

@@ -21,7 +21,8 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.events.feed import EventFeed
 from holdfast_service.events.reading import EventFilter, find_filter, find_position, list_events, position
 from holdfast_service.web.admission import Permit, on_a_thread
-from holdfast_service.web.frame import CONNECTION, STREAMS, GuardedRoute
+from holdfast_service.web.connections import CONNECTION, STREAMS
+from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.parameters import Cursor, Limit, Moment, Reader
 
 router = APIRouter(route_class=GuardedRoute, tags=["events"])

@@ -194,6 +194,7 @@ def _event(epoch: int, row: Row[EventRow, str, str]) -> NumberedEvent:
         checkpoint_id=happened.checkpoint_id,
         operation=happened.operation,
         store=None if happened.store is None else StoreRole(happened.store),
+        quota=happened.quota,
         reason=happened.reason,
     )
     view = EventView(id=position(epoch, happened.number), type=happened.type, timestamp=happened.happened_at, data=data)

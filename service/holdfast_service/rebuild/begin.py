@@ -20,6 +20,8 @@ from holdfast_service.db.place import place_of
 from holdfast_service.db.tables.core import CatalogIdentity, Chunk, Project
 from holdfast_service.db.tables.core import Store as StoreRow
 from holdfast_service.rebuild.sources import RebuildRefusedError, SourceStore
+from holdfast_service.secrets.kept import keep_signing_key
+from holdfast_service.secrets.keyring import Keyring
 from holdfast_service.stores.posix.signed_urls import new_signing_key
 
 _ONLY_ROW = 1
@@ -33,9 +35,9 @@ def refuse_unless_rebuilding(session: Session) -> None:
         raise RebuildRefusedError("Another process has ended this rebuild meanwhile.")
 
 
-def begin(database: Database, sources: Sequence[SourceStore]) -> CatalogIdentity:
-    """Raises RebuildRefusedError for a database that holds a catalog. One that a rebuild from the same store has begun
-    is gone on with, in the epoch that it was given."""
+def begin(database: Database, sources: Sequence[SourceStore], keyring: Keyring) -> CatalogIdentity:
+    """`keyring` encrypts the new signing key. Raises RebuildRefusedError for a database that holds a catalog. One that
+    a rebuild from the same store has begun is gone on with, in the epoch that it was given."""
     url, catalog_id = sources[0].url, sources[0].marker.catalog_id
     place = place_of(database)
     with database.transaction() as session:
@@ -58,7 +60,7 @@ def begin(database: Database, sources: Sequence[SourceStore]) -> CatalogIdentity
         identity.catalog_id = catalog_id
         identity.epoch = max(each.marker.epoch for each in sources) + 1
         identity.claim = new_claim()
-        identity.signing_key = new_signing_key()
+        keep_signing_key(keyring, identity, new_signing_key())
         identity.place = place
         identity.rebuilding_from = url
         session.flush()

@@ -17,6 +17,7 @@ from holdfast_service.db.engine import Database
 from holdfast_service.db.migrate import revisions
 from holdfast_service.rebuild.report import RebuildReport
 from holdfast_service.rebuild.run import rebuild
+from holdfast_service.secrets.keyring import keyring_of
 from holdfast_service.service import open_database
 from holdfast_service.settings import ServiceSettings, SettingsError
 from holdfast_service.stores.base import Store, StoreRefused, StoreUrlError
@@ -35,11 +36,20 @@ def rebuild_catalog(
 
     Raises what `rebuild` raises, and SettingsError.
     """
+    keyring = keyring_of(settings)
     urls = [url, *(each for each in _configured(settings) if each != url)]
     opened = [(each, _opened(settings, each)) for each in urls]
     try:
         with _database(settings, dry_run=dry_run) as database, _older(settings, older_url) as older:
-            report = rebuild(database, opened, _progress(), catalog_id=catalog_id, may_mark=not dry_run, older=older)
+            report = rebuild(
+                database,
+                opened,
+                _progress(),
+                catalog_id=catalog_id,
+                may_mark=not dry_run,
+                older=older,
+                keyring=keyring,
+            )
     finally:
         for _, store in opened:
             store.close()

@@ -31,6 +31,7 @@ from holdfast_service.rebuild.sources import (
 from holdfast_service.rebuild.subjects import put_project, put_run
 from holdfast_service.records.documents import DamagedRecordError, ProjectRecord, RecordKind, RunRecord
 from holdfast_service.records.scanning import FoundRecord, is_removed, read_record, scan_records
+from holdfast_service.secrets.keyring import Keyring
 from holdfast_service.stores.base import Store
 
 # What is done, and how much of it there is if that is known.
@@ -45,11 +46,12 @@ def rebuild(
     catalog_id: str | None = None,
     may_mark: bool = False,
     older: Database | None = None,
+    keyring: Keyring | None = None,
 ) -> RebuildReport:
     """`opened`: the store whose records are read, and then those in which copies are looked for too, each by its URL.
     `catalog_id`: a person's word on whose records to take, if the store's marker is lost or says another; with
     `may_mark` the store is then told that it is this catalog's, in the epoch of before. `older`: the database that is
-    replaced, if it is still there.
+    replaced, if it is still there. `keyring`: encrypts the catalog's new signing key.
 
     Repeatable after a kill at any point. Raises RebuildRefusedError, NewerRecordError, StoreError and
     ProblemError(`database_unavailable`).
@@ -64,7 +66,7 @@ def rebuild(
     sources = usable_sources(opened, found, owners, report.notes, catalog_id)
     source = sources[0]
     foreign = leave_out_foreign(found, owners, source, report)
-    begin(database, sources)
+    begin(database, sources, keyring or Keyring())
     report.notes += [f"{name} is no record of Holdfast, and is left alone" for name in found.strange]
     parents: dict[str, Parent] = {}
     unsure: list[ReadCheckpoint] = []

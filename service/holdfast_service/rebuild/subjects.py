@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from holdfast_service.db.dialect import insert_absent
-from holdfast_service.db.tables.core import Attempt, Project, Run
+from holdfast_service.db.tables.core import QUOTA_COLUMNS, Attempt, Project, Run
 from holdfast_service.db.tables.operations import Policy
 from holdfast_service.db.tables.records import RecordSubject, WrittenRecord
 from holdfast_service.records.documents import (
@@ -30,7 +30,11 @@ _ATTEMPTS_PER_STATEMENT = 500
 def put_project(session: Session, record: ProjectRecord, store_id: int, name: str | None) -> None:
     """`name`: what the store has it as, if it has it."""
     _project_row(session, record.project, record.quota_bytes, record.created_at)
-    _put_deletion(session.get_one(Project, record.project.id), record.deletion)
+    found = session.get_one(Project, record.project.id)
+    _put_deletion(found, record.deletion)
+    for column in QUOTA_COLUMNS:
+        if column in record.quotas:
+            setattr(found, column, record.quotas[column])
     policies = [each.model_dump() | {"project_id": record.project.id} for each in record.policies]
     insert_absent(session, Policy, policies)
     _written(session, record, store_id, name)

@@ -12,7 +12,17 @@ from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.codecs import Codec
 from holdfast_protocol.states import CopyState
-from holdfast_service.db.tables.core import Attempt, Checkpoint, Chunk, ChunkListEntry, Copy, Project, Run, Shard
+from holdfast_service.db.tables.core import (
+    QUOTA_COLUMNS,
+    Attempt,
+    Checkpoint,
+    Chunk,
+    ChunkListEntry,
+    Copy,
+    Project,
+    Run,
+    Shard,
+)
 from holdfast_service.db.tables.operations import Hold, Policy
 from holdfast_service.records.documents import (
     AttemptFacts,
@@ -58,6 +68,11 @@ def project_record(session: Session, author: RecordAuthor, project_id: str, vers
         created_at=project.created_at,
         policies=[_facts(PolicyFacts, row) for row in policies],
         deletion=_deletion(project),
+        quotas={
+            name: quota
+            for name in QUOTA_COLUMNS
+            if name != "quota_bytes" and (quota := getattr(project, name)) is not None
+        },
     )
 
 

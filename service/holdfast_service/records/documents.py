@@ -24,11 +24,11 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from holdfast_protocol.base import Digest
+from holdfast_protocol.base import LARGEST_INTEGER, Digest
 from holdfast_protocol.checkpoints import ShardSummary
 from holdfast_protocol.codecs import Codec
 from holdfast_protocol.digests import DocumentError, canonical_bytes, parse
@@ -208,6 +208,8 @@ class ProjectRecord(Document):
     created_at: datetime
     policies: list[PolicyFacts]
     deletion: DeletionFacts | None = None
+    quotas: dict[str, Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]] = Field(default_factory=dict)
+    """The others, by their columns."""
 
 
 class RunRecord(Document):
@@ -344,7 +346,7 @@ def decode(data: bytes, model: type[Record]) -> Record:
             )
         if _digest(outer.get("record")) != outer.get("sha256"):
             raise DamagedRecordError("its bytes are not those that were written")
-        return model.model_validate(outer["record"], extra="ignore")
+        return model.model_validate(outer.get("record"), extra="ignore")
     except (DocumentError, UnicodeDecodeError):
         raise DamagedRecordError("it is cut short, or no JSON") from None
     except ValidationError as error:

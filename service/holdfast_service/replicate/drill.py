@@ -111,10 +111,12 @@ def plan_drill(
     # So that a checkpoint's drills are found, whatever selector led to it.
     session.execute(update(Operation).where(Operation.id == run.id).values(checkpoint_id=checkpoint.id))
     shards = _shards(session, checkpoint.id)
+    # Not by the moment of the commit: the clock may have been ahead at an earlier one, and what is detached is no newer
+    # state.
     newest = session.execute(
         select(Checkpoint.step, Checkpoint.committed_at)
         .where(Checkpoint.run_id == found.id, Checkpoint.state == CheckpointState.COMMITTED)
-        .order_by(Checkpoint.committed_at.desc(), Checkpoint.step.desc())
+        .order_by(Checkpoint.detached, Checkpoint.attempt_number.desc(), Checkpoint.step.desc())
         .limit(1)
     ).one()
     return DrillPlan(

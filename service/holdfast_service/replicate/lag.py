@@ -1,8 +1,10 @@
 """How far a second store is behind, by run: from the rows, because they are cheap to ask and the same in every process.
 
-The time counts from the oldest commit that is newer than the newest checkpoint which is whole there. That is what would
-be lost with the first store (RPO). A checkpoint that is not judged yet counts as wanted: a controller that stands still
-must show. One that is dated later than now hides none: the clock was ahead when it was committed.
+The time counts from the oldest commit that is newer than the newest checkpoint which is whole there and from which a
+launch would resume. That is what would be lost with the first store (RPO). A copy of what has diverged, is corrupt or
+in quarantine, or is detached, hides nothing: the newest go there first, whatever their health. Nor does one that is
+dated later than now: the clock was ahead when it was committed. A checkpoint that is not judged yet counts as wanted: a
+controller that stands still must show.
 """
 
 from __future__ import annotations
@@ -96,6 +98,7 @@ def _rows(store_id: int | None, run_ids: Collection[str] | None, *, unwanted: bo
             Checkpoint.committed_at.label("committed_at"),
             Checkpoint.step.label("step"),
             row.complete_at.is_not(None).label("whole"),
+            and_(Checkpoint.health == Health.OK, ~Checkpoint.detached).label("resumable"),
             func.coalesce(row.missing_bytes, Checkpoint.chunk_bytes).label("lacks"),
             row.error.label("error"),
         )
@@ -133,7 +136,7 @@ def _newest(session: Session, rows: Subquery) -> dict[tuple[str, bool], tuple[da
 def _behind_since(session: Session, rows: Subquery) -> dict[str, datetime]:
     whole = (
         select(rows.c.run_id, func.max(rows.c.committed_at).label("newest"))
-        .where(rows.c.whole, rows.c.committed_at <= database_now(session))
+        .where(rows.c.whole, rows.c.resumable, rows.c.committed_at <= database_now(session))
         .group_by(rows.c.run_id)
         .subquery()
     )

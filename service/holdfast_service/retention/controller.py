@@ -31,12 +31,12 @@ from holdfast_service.retention import purge
 from holdfast_service.retention.plan import RunFacts, make_plan, policy_digest
 from holdfast_service.retention.prune import expire_shown
 from holdfast_service.retention.read_facts import read_facts
-from holdfast_service.retention.show_plan import stored_rules
+from holdfast_service.retention.show_plan import CONTROLLER, stored_rules
 from holdfast_service.retention.trash import lock_run
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileReport
 
-NAME = "retention"
+NAME = CONTROLLER
 _LOOK_AGAIN = timedelta(hours=1)
 _BEFORE_ALL = datetime(1970, 1, 1, tzinfo=UTC)
 

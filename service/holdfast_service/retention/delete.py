@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -230,10 +230,13 @@ def undelete_run(context: ServiceContext, caller: Principal, project: str, run: 
         purged = session.scalar(select(func.count()).where(*theirs, Checkpoint.state.in_(_GOING))) or 0
         for checkpoint in trashed:
             out_of_trash(checkpoint)
-            _tell(session, caller, found, "checkpoint.undelete", checkpoint_id=checkpoint.id)
+            before = {"state": CheckpointState.TRASHED.value}
+            after = {"state": CheckpointState.COMMITTED.value}
+            _tell(session, caller, found, "checkpoint.undelete", before, after, checkpoint_id=checkpoint.id)
         if found.deleted_at is not None:
+            back = {"checkpoints": len(trashed), "purged": purged}
+            _tell(session, caller, found, "run.undelete", _deletion(found), back)
             _unmark(found)
-            _tell(session, caller, found, "run.undelete", after={"checkpoints": len(trashed), "purged": purged})
             subject_changed(session, RecordKind.RUN, found.id, found.project_id)
     return TakenBack(project=project, run=run, checkpoints=len(trashed), purged=purged)
 
@@ -248,8 +251,10 @@ def undelete_project(context: ServiceContext, caller: Principal, name: str) -> T
         if project.purged_at is not None:
             refuse_if_deleted(project)
         if project.deleted_at is not None:
+            record_event(
+                session, Actor.person(caller), "project.undelete", project_id=project.id, before=_deletion(project)
+            )
             _unmark(project)
-            record_event(session, Actor.person(caller), "project.undelete", project_id=project.id)
             subject_changed(session, RecordKind.PROJECT, project.id, project.id)
     return TakenBack(project=name, checkpoints=0, purged=0)
 
@@ -258,14 +263,22 @@ def _unmark(found: Project | Run) -> None:
     found.deleted_at = found.deleted_by = found.delete_reason = found.purge_at = None
 
 
-def _tell(
+def _deletion(found: Project | Run) -> dict[str, str | None]:
+    return {
+        "deleted_by": found.deleted_by,
+        "purge_at": None if found.purge_at is None else found.purge_at.isoformat(),
+    }
+
+
+def _tell(  # noqa: PLR0917 (the parts of one event)
     session: Session,
     caller: Principal,
     run: Run,
     action: str,
+    before: Mapping[str, str | None],
+    after: Mapping[str, str | int],
     *,
     checkpoint_id: str | None = None,
-    after: dict[str, int] | None = None,
 ) -> None:
     record_event(
         session,
@@ -274,5 +287,6 @@ def _tell(
         project_id=run.project_id,
         run_id=run.id,
         checkpoint_id=checkpoint_id,
-        after=after,
+        before=dict(before),
+        after=dict(after),
     )

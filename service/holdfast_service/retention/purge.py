@@ -39,7 +39,7 @@ from holdfast_service.retention.trash import is_spare, lock_points, must_stay, p
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreError
 from holdfast_service.stores.posix.posix_store import PosixStore
-from holdfast_service.tallies.sums import bytes_against_quota
+from holdfast_service.tallies.sums import copies_against_quota
 from holdfast_service.work.report import MOST_COUNTED, Backlog, ReconcileReport
 
 
@@ -60,13 +60,20 @@ class Pressure:
 def pressure_now(session: Session, context: ServiceContext) -> Pressure:
     """Where room is so short that what a policy expired is purged before its time (rule trash-first). What a person
     deleted keeps its time: only that person knows whether they meant it."""
-    quotas = {row.id: row.quota_bytes for row in session.execute(select(Project.id, Project.quota_bytes))}
-    limited = {project_id: quota for project_id, quota in quotas.items() if quota is not None}
-    used = bytes_against_quota(session, context, limited) if limited else {}
+    rows = session.execute(select(Project.id, Project.quota_bytes, Project.quota_objects)).all()
+    limited = {each: limits for each, *limits in rows if limits != [None, None]}
+    used = copies_against_quota(session, context, limited) if limited else {}
     share = context.settings.trash_quota_percent / 100
     return Pressure(
         disk=any(_is_full(attached.store, context) for attached in context.stores if not attached.watch.unavailable),
-        projects=frozenset(project_id for project_id, quota in limited.items() if used[project_id] > quota * share),
+        projects=frozenset(
+            project_id
+            for project_id, limits in limited.items()
+            if any(
+                quota is not None and counted > quota * share
+                for counted, quota in zip(used[project_id], limits, strict=True)
+            )
+        ),
     )
 
 
@@ -221,10 +228,13 @@ def _begin(context: ServiceContext, run_id: str, checkpoint_ids: Sequence[str], 
             .order_by(Checkpoint.id),
             execution_options={"populate_existing": True},
         ).all()
+        now = database_now(session)
         for checkpoint in going:
             checkpoint.state = CheckpointState.DELETING
             checkpoint.version += 1
-            _tell(session, checkpoint, "checkpoint.purge", CheckpointState.TRASHED)
+            early = checkpoint.purge_at is not None and checkpoint.purge_at > now
+            why = _why_early(context.settings, pressure, checkpoint) if early else ""
+            _tell(session, checkpoint, "checkpoint.purge", CheckpointState.TRASHED, why)
 
 
 def _going(session: Session) -> list[_Going]:
@@ -257,7 +267,17 @@ def _finish(context: ServiceContext, going: _Going) -> bool:
     return True
 
 
-def _tell(session: Session, checkpoint: Checkpoint, action: str, before: CheckpointState) -> None:
+def _why_early(settings: ServiceSettings, pressure: Pressure, checkpoint: Checkpoint) -> str:
+    """A person was told that it can be taken back for longer."""
+    short = (
+        f"a store's disk is more than {settings.trash_disk_percent:g} % full"
+        if pressure.disk
+        else f"its project uses more than {settings.trash_quota_percent:g} % of its quota"
+    )
+    return f"purged before {checkpoint.purge_at:%Y-%m-%d %H:%M} UTC, for {short}"
+
+
+def _tell(session: Session, checkpoint: Checkpoint, action: str, before: CheckpointState, why: str = "") -> None:
     project_id = session.scalar(select(Run.project_id).where(Run.id == checkpoint.run_id))
     record_event(
         session,
@@ -266,7 +286,7 @@ def _tell(session: Session, checkpoint: Checkpoint, action: str, before: Checkpo
         project_id=project_id,
         run_id=checkpoint.run_id,
         checkpoint_id=checkpoint.id,
-        reason=checkpoint.trash_reason or None,
+        reason=": ".join(part for part in (checkpoint.trash_reason, why) if part) or None,
         before={"state": before.value},
         after={"state": checkpoint.state, "step": checkpoint.step},
     )

@@ -45,6 +45,7 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Shard, ShardChunk, Store
+from holdfast_service.db.tables.operations import Controller
 from holdfast_service.errors import ProblemError
 from holdfast_service.holds.held import is_held
 from holdfast_service.policies.policies import StoredPolicy, effective_policy
@@ -52,6 +53,9 @@ from holdfast_service.retention.plan import Decision, Fact, make_plan, only_for_
 from holdfast_service.retention.read_facts import read_facts
 from holdfast_service.retention.trash import is_pinned
 from holdfast_service.runs.views import run_named
+
+CONTROLLER = "retention"
+"""It applies policies by itself."""
 
 _THERE = (CopyState.VERIFIED, CopyState.COLD, CopyState.THAWING, CopyState.SUSPECT, CopyState.BAD)
 # Only for this session, and gone with its transaction: 50,000 checkpoints are more than a statement has parameters, and
@@ -212,7 +216,7 @@ def show_plan(
             kept=len(decisions) - len(expiring),
             expired=len(expiring),
             freed=freed_bytes(session, expiring),
-            notes=_notes(rules, decisions),
+            notes=[*_notes(rules, decisions), *_paused(session, rules)],
             checkpoints=_shown(decisions, request.show),
         )
 
@@ -268,6 +272,18 @@ def _notes(rules: RetentionPolicy | None, decisions: Sequence[Decision]) -> list
             "Report the metric at every save, or prune them yourself."
         )
     return notes
+
+
+def _paused(session: Session, rules: RetentionPolicy | None) -> list[str]:
+    """A plan looks like something that will happen."""
+    stopped = Controller.paused_at.is_not(None)
+    paused = session.scalar(select(Controller).where(Controller.name == CONTROLLER, stopped))
+    if rules is None or paused is None:
+        return []
+    return [
+        f"{paused.paused_by} has paused the controller {CONTROLLER} ({paused.pause_reason}): nothing expires by itself "
+        "before it is resumed."
+    ]
 
 
 def _view(policy: StoredPolicy, project: str, run: str) -> PolicyView:

@@ -19,7 +19,7 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.stored_bytes import stored_bytes_of_checkpoint
-from holdfast_service.db.dialect import holds_text
+from holdfast_service.db.dialect import database_now, holds_text
 from holdfast_service.db.pages import cut_page, decode_cursor
 from holdfast_service.db.tables.core import IN_TRASH, UNWELL, Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError, refuse_unless_seen
@@ -33,6 +33,7 @@ from holdfast_service.runs.views import (
     project_named,
     run_named,
     seal_progress,
+    without_ended_pin,
 )
 
 _CURSOR = "checkpoints"
@@ -130,12 +131,16 @@ def _listed(session: Session, rows: Sequence[tuple[Checkpoint, str, str]]) -> li
     found = [row for row, *_ in rows]
     progress = seal_progress(session, found)
     unproven = unproven_among(session, [row.id for row in found if row.committed_at is not None])
-    return [
+    views = [
         checkpoint_view(project, run, row, progress[row.id].sealed_ranks, progress[row.id].missing_ranks).model_copy(
             update={"unproven": row.id in unproven}
         )
         for row, project, run in rows
     ]
+    if all(view.pinned_until is None for view in views):
+        return views
+    now = database_now(session)
+    return [without_ended_pin(view, now) for view in views]
 
 
 def _conditions(session: Session, wanted: CheckpointFilter) -> list[ColumnElement[bool]]:

@@ -22,6 +22,7 @@ from holdfast_service.db.pages import cut_page, decode_cursor, moment_from_text,
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
 from holdfast_service.errors import refuse_unless_seen
 from holdfast_service.lineage.restore_choice import newest_restore_points
+from holdfast_service.quotas.crossings import telling_refusals
 from holdfast_service.records.documents import RecordKind
 from holdfast_service.records.outbox import subject_changed
 from holdfast_service.runs.views import (
@@ -79,8 +80,8 @@ def show_run(context: ServiceContext, caller: Principal, project: str, run: str)
 
 
 def put_run(context: ServiceContext, caller: Principal, project: str, run: str) -> tuple[RunView, bool]:
-    """The run, and whether this call has made it. Raises `forbidden` and `project_not_found`."""
-    with context.database.transaction() as session:
+    """The run, and whether this call has made it. Raises `forbidden`, `project_not_found` and `quota_exceeded`."""
+    with telling_refusals(context), context.database.transaction() as session:
         owner = project_named(session, caller, project)
         there = session.scalar(select(Run.id).where(Run.project_id == owner.id, Run.name == run))
         return _run_views(session, [ensure_run(session, owner, run, Actor.person(caller))])[0], there is None

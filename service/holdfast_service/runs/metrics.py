@@ -6,7 +6,7 @@ Every process shows the same values, so dashboards take `max`, not `sum`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.states import CheckpointState
+from holdfast_protocol.states import CheckpointState, QuotaKind
 from holdfast_protocol.text import unfold_hosts
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.cached_read import CachedRead
@@ -23,8 +23,9 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
 from holdfast_service.db.tables.operations import ForgottenTotal
 from holdfast_service.lineage.restore_choice import newest_restore_points
+from holdfast_service.quotas.limits import HARD, SOFT, used_of
 from holdfast_service.runs.views import MOST_RUNS_TOLD, live_runs
-from holdfast_service.tallies.sums import Sums, bytes_against_quota, stored_bytes, sums_of_projects
+from holdfast_service.tallies.sums import Sums, stored_bytes, sums_of_projects
 
 MOST_HOSTS_TOLD = 2000
 """Of all live runs together."""
@@ -39,8 +40,9 @@ class _ProjectNumbers:
     sums: Sums
     forgotten: ForgottenTotal | None
     corrupt: int
-    quota_bytes: int | None
-    quota_used_bytes: int
+    hard: Mapping[QuotaKind, int]
+    soft: Mapping[QuotaKind, int]
+    used: Mapping[QuotaKind, int]
 
     def ever(self, name: str) -> int:
         """Of all checkpoints that there ever were: a column of ForgottenTotal."""
@@ -110,6 +112,12 @@ def _families(numbers: _Numbers) -> Iterator[Metric]:
     )
     quota = GaugeMetricFamily("holdfast_quota_bytes", "The quota of each project that has one.", labels=("project",))
     used = GaugeMetricFamily("holdfast_quota_used_bytes", "What counts against that quota.", labels=("project",))
+    quotas = GaugeMetricFamily(
+        "holdfast_quota", "The hard and soft quotas that a project has.", labels=("project", "quota", "limit")
+    )
+    used_of_each = GaugeMetricFamily(
+        "holdfast_quota_used", "What counts against each of these quotas.", labels=("project", "quota")
+    )
     for project in numbers.projects:
         ended.add_metric([project.name, "committed"], project.ever("committed"))
         ended.add_metric([project.name, "aborted"], project.ever("aborted"))
@@ -121,10 +129,15 @@ def _families(numbers: _Numbers) -> Iterator[Metric]:
         logical.add_metric([project.name], project.sums.logical_bytes)
         deduplicated.add_metric([project.name], project.sums.deduplicated_bytes)
         corrupt.add_metric([project.name], project.corrupt)
-        if project.quota_bytes is not None:
-            quota.add_metric([project.name], project.quota_bytes)
-            used.add_metric([project.name], project.quota_used_bytes)
-    yield from (ended, moved, uploading, stored, logical, deduplicated, corrupt, quota, used)
+        if QuotaKind.BYTES in project.hard:
+            quota.add_metric([project.name], project.hard[QuotaKind.BYTES])
+            used.add_metric([project.name], project.used[QuotaKind.BYTES])
+        for limit, of_kind in (("hard", project.hard), ("soft", project.soft)):
+            for kind, most in of_kind.items():
+                quotas.add_metric([project.name, kind.value, limit], most)
+        for kind in project.hard.keys() | project.soft.keys():
+            used_of_each.add_metric([project.name, kind.value], project.used[kind])
+    yield from (ended, moved, uploading, stored, logical, deduplicated, corrupt, quota, used, quotas, used_of_each)
     yield from _families_of_live_runs(numbers.live_runs)
 
 
@@ -159,13 +172,11 @@ def _families_of_live_runs(live: Sequence[_LiveRun]) -> Iterator[Metric]:
 
 
 def _read(session: Session, context: ServiceContext) -> _Numbers:
-    rows = session.execute(
-        select(Project.id, Project.name, Project.quota_bytes).where(Project.purged_at.is_(None))
-    ).all()
-    names = {project_id: name for project_id, name, _ in rows}
-    quotas = {project_id: quota for project_id, _, quota in rows if quota is not None}
+    rows = session.scalars(select(Project).where(Project.purged_at.is_(None))).all()
+    names = {project.id: project.name for project in rows}
+    hard, soft = ({project.id: _quotas(project, of) for project in rows} for of in (HARD, SOFT))
     sizes = stored_bytes(session, names)
-    used = bytes_against_quota(session, context, quotas)
+    used = used_of(session, context, [each for each in names if hard[each] or soft[each]])
     sums = sums_of_projects(session, names)
     corrupt = dict(
         session.execute(
@@ -185,12 +196,18 @@ def _read(session: Session, context: ServiceContext) -> _Numbers:
             sums[project_id],
             forgotten.get(project_id),
             corrupt.get(project_id, 0),
-            quotas.get(project_id),
-            used.get(project_id, 0),
+            hard[project_id],
+            soft[project_id],
+            used.get(project_id, {}),
         )
         for project_id, name in sorted(names.items(), key=lambda item: item[1])
     )
     return _Numbers(projects, tuple(_live(session)))
+
+
+def _quotas(project: Project, columns: Mapping[QuotaKind, str]) -> dict[QuotaKind, int]:
+    found = {kind: getattr(project, column) for kind, column in columns.items()}
+    return {kind: quota for kind, quota in found.items() if quota is not None}
 
 
 def _live(session: Session) -> Iterator[_LiveRun]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from sqlalchemy import ColumnElement, Select, bindparam, case, exists, or_, select
 from sqlalchemy.orm import Session
@@ -26,8 +27,8 @@ from holdfast_protocol.states import (
     CopyState,
     Doing,
     Health,
+    QuotaKind,
     RunStatus,
-    Scope,
     ShardState,
     Tier,
 )
@@ -38,6 +39,7 @@ from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.pages import cut_page, decode_cursor
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Copy, Project, Run, Shard
 from holdfast_service.errors import ProblemError
+from holdfast_service.quotas.limits import refuse_one_more
 from holdfast_service.records.documents import RecordKind
 from holdfast_service.records.outbox import subject_changed
 
@@ -104,12 +106,6 @@ def _deleted(found: Project | Run, name: str) -> str:
         f"{name} was deleted by {found.deleted_by}{why}. To go on with it, take it back{until}: "
         f"{back}. To begin anew, take another name; this one is free once the purge is over."
     )
-
-
-def check_reads_or_trains(caller: Principal) -> None:
-    """A job looks at its own attempts and checkpoints. Raises `forbidden`."""
-    if Scope.TRAIN not in caller.scopes:
-        caller.check_scope(Scope.READ)
 
 
 def attempt_numbered(session: Session, run: Run, number: int) -> Attempt:
@@ -237,6 +233,7 @@ def ensure_run(session: Session, project: Project, name: str, actor: Actor) -> R
     session.refresh(project)
     refuse_if_deleted(project, run)
     if run.id == run_id:
+        refuse_one_more(session, project, QuotaKind.RUNS)
         record_event(session, actor, "run.create", project_id=project.id, run_id=run_id, after={"name": name})
         subject_changed(session, RecordKind.RUN, run_id, project.id)
     return run
@@ -328,7 +325,7 @@ class SealProgress:
 def checkpoint_view(
     project_name: str, run_name: str, row: Checkpoint, sealed_ranks: int, missing_ranks: Sequence[int]
 ) -> CheckpointView:
-    """`sealed_ranks` and `missing_ranks` come from `seal_progress`."""
+    """`sealed_ranks` and `missing_ranks` come from `seal_progress`. It has a pin that is over, too."""
     return CheckpointView(
         id=row.id,
         project=project_name,
@@ -437,7 +434,18 @@ def missing_ranks(sealed: set[int], world_size: int) -> list[int]:
 def current_checkpoint_view(session: Session, project_name: str, run_name: str, row: Checkpoint) -> CheckpointView:
     """The view with its progress read in this session."""
     progress = _progress_of(session, row)
-    return checkpoint_view(project_name, run_name, row, progress.sealed_ranks, progress.missing_ranks)
+    view = checkpoint_view(project_name, run_name, row, progress.sealed_ranks, progress.missing_ranks)
+    return view if view.pinned_until is None else without_ended_pin(view, database_now(session))
+
+
+_NO_PIN = {"pinned_at": None, "pinned_by": None, "pin_reason": None, "pinned_until": None}
+
+
+def without_ended_pin(view: CheckpointView, now: datetime) -> CheckpointView:
+    """A pin that is over keeps nothing: shown as one, it would say that the checkpoint is safe. `now` is the
+    database's."""
+    is_over = view.pinned_until is not None and view.pinned_until <= now
+    return view.model_copy(update=_NO_PIN) if is_over else view
 
 
 def attempt_view(row: Attempt, *, listed: bool = False) -> AttemptView:
@@ -478,7 +486,6 @@ def attempt_view(row: Attempt, *, listed: bool = False) -> AttemptView:
 
 def read_checkpoint(context: ServiceContext, caller: Principal, checkpoint_id: str) -> CheckpointView:
     """For tokens that read and for those that train: a job waits for its own commit. Raises `checkpoint_not_found`."""
-    check_reads_or_trains(caller)
     with context.database.read() as session:
         project, run, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
         return current_checkpoint_view(session, project.name, run.name, checkpoint)

@@ -89,27 +89,32 @@ def impact_of_chunk(context: ServiceContext, caller: Principal, digest: str) -> 
 
 def impact_of_checkpoint(context: ServiceContext, caller: Principal, checkpoint_id: str) -> Impact:
     """The impact of its chunks that have a bad or suspect copy which is not repaired, or no good one; nothing if there
-    are none. Raises `checkpoint_not_found`."""
+    are none. What is lost comes first: with more bad chunks than are shown it would else look whole. Raises
+    `checkpoint_not_found`."""
     with context.database.read() as session:
-        checkpoint_by_id(session, caller, checkpoint_id)
+        _, _, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
         lists = select(Shard.chunk_list_id).where(Shard.checkpoint_id == checkpoint_id)
         entries = select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists))
         bad = exists().where(Copy.chunk_id == Chunk.id, is_bad())
+        whole = exists().where(Copy.chunk_id == Chunk.id, keeps_whole(context.store_ids, checkpoint.attempt_id))
+        concerned = (Chunk.id.in_(entries), or_(bad, ~whole))
+        first = whole.label("whole")
         chunks = session.scalars(
-            select(Chunk)
-            .where(Chunk.id.in_(entries), or_(bad, ~is_kept(context.store_ids)))
-            .order_by(Chunk.id)
-            .limit(_SHOWN_CHUNKS)
+            select(Chunk, first).where(*concerned).order_by(first, Chunk.id).limit(_SHOWN_CHUNKS)
         ).all()
-        return _impact(session, context, chunks)
+        left_off = 0
+        if len(chunks) == _SHOWN_CHUNKS:
+            left_off = (session.scalar(select(func.count()).select_from(Chunk).where(*concerned)) or 0) - len(chunks)
+        return _impact(session, context, chunks, chunks_left_off=max(0, left_off))
 
 
-def _impact(session: Session, context: ServiceContext, chunks: Sequence[Chunk]) -> Impact:
+def _impact(session: Session, context: ServiceContext, chunks: Sequence[Chunk], *, chunks_left_off: int = 0) -> Impact:
     chunk_ids = [chunk.id for chunk in chunks]
     projects = dict(session.execute(select(Project.id, Project.name)).all())
     copies = copies_by_chunk(session, context, chunk_ids)
     runs = _runs(session, context, chunk_ids)
-    good = {run.id: _good_steps(session, run.id) for run, *_ in runs}
+    lost_ids = _lost(session, context, chunk_ids)
+    good = {run.id: _good_steps(session, run.id, lost_ids) for run, *_ in runs}
     rows = _checkpoints(session, context, chunk_ids)
     concerned = sum(count for _, count, *_ in runs)
     return Impact(
@@ -150,6 +155,7 @@ def _impact(session: Session, context: ServiceContext, chunks: Sequence[Chunk]) 
             for row, run, lost in rows
         ],
         left_off=max(0, concerned - len(rows)),
+        chunks_left_off=chunks_left_off,
         lost=any(lost for _, _, lost, *_ in runs),
     )
 
@@ -176,6 +182,12 @@ def _is_lost(context: ServiceContext, chunk_ids: Collection[int]) -> ColumnEleme
         ChunkListEntry.chunk_id.in_(chunk_ids),
         ~kept,
     )
+
+
+def _lost(session: Session, context: ServiceContext, chunk_ids: Collection[int]) -> set[str]:
+    """The ids of those that are lost, also where no process has marked them yet."""
+    lost = select(Checkpoint.id).where(_concerned(chunk_ids), _is_lost(context, chunk_ids))
+    return set(session.scalars(lost))
 
 
 def _runs(
@@ -215,8 +227,8 @@ def _checkpoints(
     return [(row.Checkpoint, row.Run, bool(row.lost)) for row in rows]
 
 
-def _good_steps(session: Session, run_id: str) -> list[GoodStep]:
-    """What can be restored on the run's lineage, the smallest step first."""
+def _good_steps(session: Session, run_id: str, lost_ids: Collection[str]) -> list[GoodStep]:
+    """What can be restored on the run's lineage, the smallest step first: none of `lost_ids`."""
     line = line_of_run(session, run_id)
     rows = session.execute(
         select(Checkpoint.id, Checkpoint.step, Checkpoint.attempt_number)
@@ -231,7 +243,7 @@ def _good_steps(session: Session, run_id: str) -> list[GoodStep]:
     return [
         GoodStep(checkpoint_id=checkpoint_id, step=step, attempt=attempt)
         for checkpoint_id, step, attempt in rows
-        if (attempt, step) in line
+        if (attempt, step) in line and checkpoint_id not in lost_ids
     ]
 
 

@@ -1,5 +1,6 @@
-"""The controller `tally`: adds up what has changed, finds out what bytes are kept for, and compares the sums with the
-rows, a slice in each pass. One process at a time does it, which spares work: two at once are harmless."""
+"""The controller `tally`: adds up what has changed, finds out what bytes are kept for, compares the sums with the rows,
+a slice in each pass, and tells of the quotas that the sums have come near to. One process at a time does it, which
+spares work: two at once are harmless."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from sqlalchemy.orm import Session
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.tallies import ByteDelta, CheckpointDelta, RecountMark
+from holdfast_service.quotas.crossings import tell_crossings
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.tallies.compare import KINDS, Compared, compare, resting_kinds
 from holdfast_service.tallies.fold import fold
@@ -34,7 +36,7 @@ class TallyReport(ReconcileReport):
 def reconcile(context: ServiceContext, *, whole: bool = False) -> TallyReport:
     """`whole`: with a whole comparison, now."""
     if not whole and _nothing_to_do(context):
-        return TallyReport()
+        return TallyReport(done=tell_crossings(context))  # runs are in no tally
     recounted, compared = Recounted(), Compared()
     done = fold(context)
     if take_up_marks(context, recounted):
@@ -46,7 +48,7 @@ def reconcile(context: ServiceContext, *, whole: bool = False) -> TallyReport:
                 break
     done += fold(context)
     return TallyReport(
-        done=done + recounted.marks,
+        done=done + recounted.marks + tell_crossings(context),
         failed=compared.drifted,
         error=f"{compared.drifted} sums had drifted, and are put right. Report it." if compared.drifted else None,
         moved=recounted.copies,

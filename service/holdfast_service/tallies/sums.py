@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, func, select, union_all
 from sqlalchemy.orm import Session
@@ -126,17 +126,28 @@ def _tier(counted: int) -> Tier:
     return Tier.THAWING if counted & Counted.THAWING else Tier.HOT
 
 
+class Stored(NamedTuple):
+    bytes: int = 0
+    copies: int = 0
+
+
 def stored_bytes(session: Session, project_ids: Collection[str], *, store_id: int | None = None) -> dict[str, int]:
     """By project id; everything that may be in the stores, uploads that are under way among it. `store_id`: in that one
-    only. Exact: under a project's lock it has what every transaction before has reserved (rule quota-reserved)."""
+    only."""
+    return {each: stored.bytes for each, stored in _stored(session, project_ids, store_id=store_id).items()}
+
+
+def _stored(session: Session, project_ids: Collection[str], *, store_id: int | None) -> dict[str, Stored]:
+    """Exact: under a project's lock it has what every transaction before has reserved (rule quota-reserved)."""
     parts = []
     for table in (ByteTally, ByteDelta):
-        part = select(table.project_id, table.bytes).where(table.project_id.in_(project_ids))
+        part = select(table.project_id, table.bytes, table.copies).where(table.project_id.in_(project_ids))
         parts.append(part if store_id is None else part.where(table.store_id == store_id))
     rows = union_all(*parts).subquery()
-    added = select(rows.c.project_id, func.sum(rows.c.bytes)).group_by(rows.c.project_id)
-    found = {project_id: int(size) for project_id, size in session.execute(added)}
-    return {project_id: found.get(project_id, 0) for project_id in project_ids}
+    of = rows.c.project_id
+    added = select(of, func.sum(rows.c.bytes), func.sum(rows.c.copies)).group_by(of)
+    found = {project_id: Stored(int(size), int(copies)) for project_id, size, copies in session.execute(added)}
+    return {project_id: found.get(project_id, Stored()) for project_id in project_ids}
 
 
 def counted_until(session: Session) -> datetime | None:
@@ -149,7 +160,7 @@ def counted_until(session: Session) -> datetime | None:
     return oldest or now
 
 
-def bytes_against_quota(session: Session, context: ServiceContext, project_ids: Collection[str]) -> dict[str, int]:
-    """By project id: bytes in the primary store, which jobs write to. Copies elsewhere do not count, whether this
+def copies_against_quota(session: Session, context: ServiceContext, project_ids: Collection[str]) -> dict[str, Stored]:
+    """By project id: what is in the primary store, which jobs write to. Copies elsewhere do not count, whether this
     process has that store attached or not: a replication policy must not stop the jobs' saves."""
-    return stored_bytes(session, project_ids, store_id=context.store_id)
+    return _stored(session, project_ids, store_id=context.store_id)

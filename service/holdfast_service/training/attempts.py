@@ -46,13 +46,13 @@ from holdfast_service.lineage.restore_choice import (
     with_environment,
     without_doubt,
 )
+from holdfast_service.quotas.crossings import telling_refusals
 from holdfast_service.records.documents import RecordKind
 from holdfast_service.records.history import settle_history
 from holdfast_service.records.outbox import subject_changed
 from holdfast_service.runs.views import (
     attempt_numbered,
     attempt_view,
-    check_reads_or_trains,
     ensure_project,
     ensure_run,
     first_components,
@@ -208,11 +208,12 @@ def open_attempt(
     settle_history(context)
     available = available_stores(context)
     breaks_after = context.settings.crash_loop_attempts
-    opened = context.database.run(
-        lambda session: _open(
-            session, caller, project_name, run_name, request, available=available, breaks_after=breaks_after
+    with telling_refusals(context):
+        opened = context.database.run(
+            lambda session: _open(
+                session, caller, project_name, run_name, request, available=available, breaks_after=breaks_after
+            )
         )
-    )
     for checkpoint_id in opened.aborted:
         context.notifier.notify(checkpoint_id)
     return AttemptOpened(
@@ -441,8 +442,7 @@ _SLOWEST_RATE = 1e-9  # a tiny one overflows where a query divides by it, and wi
 
 def take_progress_report(session: Session, attempt: Attempt, told: ProgressReport, now: datetime) -> None:
     """What an attempt tells of itself, in a heartbeat or with its end, goes into its row, which the caller has locked.
-    A report that is older than what is known changes nothing: a request that was held up may arrive after a later one,
-    and a rank may be behind another."""
+    An older report changes nothing: a call that was held up may arrive late, and a rank may be behind another."""
     attempt.heartbeat_at = now
     if told.step is not None:
         reached(session, attempt, told.step, locked=True)
@@ -572,7 +572,6 @@ def list_attempts(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, *, cursor: str | None, limit: int
 ) -> Page[AttemptView]:
     """The newest first. For tokens that read and for those that train: a launch asks for the newest number."""
-    check_reads_or_trains(caller)
     with context.database.read() as session:
         _, run = run_named(session, caller, project_name, run_name)
         # A page of environments is much, and of no use: the view of one attempt shows its own.
@@ -593,7 +592,6 @@ def read_attempt(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, number: int
 ) -> AttemptView:
     """Raises `attempt_not_found`."""
-    check_reads_or_trains(caller)
     with context.database.read() as session:
         _, run = run_named(session, caller, project_name, run_name)
         return attempt_view(attempt_numbered(session, run, number))

@@ -19,13 +19,15 @@ from holdfast_protocol.checkpoints import (
     RankNegotiated,
 )
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.states import AttemptOutcome, CheckpointState, Health, Tier
+from holdfast_protocol.states import AttemptOutcome, CheckpointState, Health, QuotaKind, Tier
 from holdfast_protocol.text import counted
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError
+from holdfast_service.quotas.crossings import telling_refusals
+from holdfast_service.quotas.limits import refuse_one_more
 from holdfast_service.runs.views import attempt_numbered, current_checkpoint_view
 from holdfast_service.stores.base import StoreError
 from holdfast_service.training.fencing import (
@@ -122,9 +124,10 @@ def begin_checkpoint(
     """The checkpoint of this attempt and step, new or as it is; after an abort a new one. A late save is its origin's.
 
     Raises `stale_attempt`, `checkpoint_conflict` if it was begun with another world size or kind or is being pushed by
-    another attempt, and for a late save `detached_branch`, `attempt_not_found` and `invalid_request`.
+    another attempt, `quota_exceeded` for a new one that the project's quota has no room for, and for a late save
+    `detached_branch`, `attempt_not_found` and `invalid_request`.
     """
-    with context.database.transaction() as session:
+    with telling_refusals(context), context.database.transaction() as session:
         writing = begin_in(session, context, caller, (project_name, run_name), request)
         has_begun(session, context, writing)
         return current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint)
@@ -203,7 +206,9 @@ def _begin(session: Session, context: ServiceContext, locked: tuple[Project, Run
     checkpoint, attempt = fenced.checkpoint, fenced.attempt
     if checkpoint is None:
         _refuse_if_ended(session, attempt)
-        checkpoint = _insert(session, context, attempt, request, fenced.now, pushed_by=None, detached=False)
+        checkpoint = _insert(
+            session, context, locked[0], attempt, request, now=fenced.now, pushed_by=None, detached=False
+        )
     return Writing(*locked, attempt, attempt, checkpoint, fenced.now)
 
 
@@ -219,7 +224,9 @@ def _begin_late(
     if checkpoint is None:
         refuse_detached(late, request)
         pushed_by = late.pusher.number
-        checkpoint = _insert(session, context, late.origin, request, now, pushed_by=pushed_by, detached=detached)
+        checkpoint = _insert(
+            session, context, locked[0], late.origin, request, now=now, pushed_by=pushed_by, detached=detached
+        )
     if checkpoint.state == CheckpointState.UPLOADING:
         refuse_unless_pusher(checkpoint, request)
     return Writing(*locked, late.origin, late.pusher, checkpoint, now)
@@ -240,10 +247,11 @@ def _live(session: Session, attempt: Attempt, step: int, *, detached: bool = Fal
 def _insert(
     session: Session,
     context: ServiceContext,
+    project: Project,
     attempt: Attempt,
     request: BeginCheckpoint,
-    now: datetime,
     *,
+    now: datetime,
     pushed_by: int | None,
     detached: bool,
 ) -> Checkpoint:
@@ -251,6 +259,8 @@ def _insert(
     insert_absent(session, Checkpoint, [row])
     checkpoint = _live(session, attempt, request.step, detached=detached)
     assert checkpoint is not None  # inserted here, or by a rank that was faster
+    if checkpoint.id == row["id"]:
+        refuse_one_more(session, project, QuotaKind.CHECKPOINTS)
     return checkpoint
 
 

@@ -8,7 +8,7 @@ from holdfast_protocol.attempts import MOST_DIFFERENCES, ConfigView, config_diff
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.tables.core import Attempt
-from holdfast_service.runs.views import attempt_numbered, check_reads_or_trains, run_named
+from holdfast_service.runs.views import attempt_numbered, run_named
 
 
 def read_config(
@@ -16,7 +16,6 @@ def read_config(
 ) -> ConfigView:
     """`against`: another attempt's number, else the newest one before that gave a configuration. Raises
     `attempt_not_found`."""
-    check_reads_or_trains(caller)
     with context.database.read() as session:
         _, run = run_named(session, caller, project, run_name)
         config = attempt_numbered(session, run, number).config

@@ -39,7 +39,7 @@ from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.errors import ProblemError
 from holdfast_service.lineage.restore_choice import known_to
-from holdfast_service.runs.views import check_reads_or_trains, read_checkpoint
+from holdfast_service.runs.views import read_checkpoint
 from holdfast_service.training.abort import abort_checkpoint, fail_shard
 from holdfast_service.training.attempts import (
     end_attempt,
@@ -55,7 +55,7 @@ from holdfast_service.training.negotiate import negotiate_chunks
 from holdfast_service.training.seal import seal_shards
 from holdfast_service.web.admission import Permit, on_a_thread
 from holdfast_service.web.frame import GuardedRoute
-from holdfast_service.web.parameters import AnyCaller, BusyTrainer, Cursor, Limit, ProtocolSpoken, Trainer, tagged
+from holdfast_service.web.parameters import BusyTrainer, Cursor, Limit, ProtocolSpoken, ReaderOrTrainer, Trainer, tagged
 
 attempts_router = APIRouter(
     route_class=GuardedRoute, prefix="/v1/projects/{project}/runs/{run}/attempts", tags=["attempts"]
@@ -83,7 +83,7 @@ def list_(
     project: str,
     run: str,
     context: Context,
-    caller: AnyCaller,
+    caller: ReaderOrTrainer,
     *,
     cursor: Cursor = None,
     limit: Limit = DEFAULT_PAGE,
@@ -92,7 +92,7 @@ def list_(
 
 
 @attempts_router.get("/{number}", summary="Show an attempt", name="show")
-def show_attempt(project: str, run: str, number: Number, context: Context, caller: AnyCaller) -> AttemptView:
+def show_attempt(project: str, run: str, number: Number, context: Context, caller: ReaderOrTrainer) -> AttemptView:
     return read_attempt(context, caller, project, run, number)
 
 
@@ -105,7 +105,7 @@ def config(
     run: str,
     number: Number,
     context: Context,
-    caller: AnyCaller,
+    caller: ReaderOrTrainer,
     against: Annotated[
         int | None, Query(ge=1, le=2**31 - 1, description="Compare it with this attempt, and not with the one before.")
     ] = None,
@@ -162,8 +162,7 @@ def negotiate(
 @uploads_router.post(
     "/v1/mount-proofs", status_code=201, summary="A nonce on the store's filesystem, for clients that see its mount"
 )
-def create_mount_proof(context: Context, caller: AnyCaller) -> MountProofOffer:
-    check_reads_or_trains(caller)
+def create_mount_proof(context: Context, caller: ReaderOrTrainer) -> MountProofOffer:
     return offer_mount_proof(context)
 
 
@@ -231,7 +230,7 @@ async def show(
     request: Request,
     response: Response,
     context: Context,
-    caller: AnyCaller,
+    caller: ReaderOrTrainer,
     wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="Seconds to wait for the outcome.")] = 0,
 ) -> CheckpointView:
     view = await on_a_thread(read_checkpoint, context, caller, checkpoint_id)

@@ -28,17 +28,18 @@ from holdfast_protocol.checkpoints import (
 )
 from holdfast_protocol.codecs import Codec
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.states import CheckpointState, CopyState, ShardState
+from holdfast_protocol.states import CheckpointState, CopyState, QuotaKind, ShardState
 from holdfast_protocol.text import counted
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import PROVEN, object_key, usable_by
 from holdfast_service.copies.verify_upload import Finding, Upload, verify_uploads
 from holdfast_service.db.dialect import clock, database_now, insert_all, insert_new
-from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy, Project, Shard, ShardChunk
+from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy, Shard, ShardChunk
 from holdfast_service.errors import ProblemError
+from holdfast_service.quotas.crossings import telling_refusals
+from holdfast_service.quotas.limits import lock_quotas, refuse_over_quota
 from holdfast_service.stores.base import Capabilities, MountedStore, make_tickets
-from holdfast_service.tallies.sums import bytes_against_quota
 from holdfast_service.training.fencing import (
     Writing,
     begin_writing,
@@ -156,42 +157,6 @@ def _holds(copy: Copy, offer: ChunkOffer) -> bool:
     return (copy.codec, copy.stored_digest, copy.stored_bytes) == (offer.codec, offer.wire_digest, offer.wire_bytes)
 
 
-# A project's quota, reserved before a byte is sent (rule quota-reserved).
-#
-# The copies' rows are the reservation: whatever may be in the store counts. No counter that could drift.
-
-
-def lock_quota(session: Session, project: Project) -> int | None:
-    """The quota in bytes, its row locked until the transaction ends; None (and no lock) where `project`, as this
-    transaction has read it, has none.
-
-    Taken before any chunk is locked. FOR NO KEY UPDATE: rows that refer to the project can still be inserted.
-    """
-    if project.quota_bytes is None:
-        return None
-    return session.scalar(select(Project.quota_bytes).where(Project.id == project.id).with_for_update(key_share=True))
-
-
-def refuse_over_quota(
-    session: Session, context: ServiceContext, project: Project, quota_bytes: int, wanted_bytes: int
-) -> None:
-    """Called under `lock_quota`'s lock, when the wanted copies have their rows.
-
-    Raises `quota_exceeded` with what is left.
-    """
-    used = bytes_against_quota(session, context, [project.id])[project.id] - wanted_bytes
-    left = max(0, quota_bytes - used)
-    if wanted_bytes > left:
-        raise ProblemError(
-            ProblemCode.QUOTA_EXCEEDED,
-            f"The project {project.name!r} has {left} bytes left of its quota of {quota_bytes}, and {wanted_bytes} "
-            "more are to be sent. Delete checkpoints, or raise the quota.",
-            quota_bytes=quota_bytes,
-            left_bytes=left,
-            wanted_bytes=wanted_bytes,
-        )
-
-
 # Uploads that a rank reports as done: verified with the store while the rest is still going up (rule
 # verify-while-uploading).
 
@@ -289,7 +254,7 @@ def reserve(
     refuse_unless_uploading(writing.checkpoint)
     new = new_shards(session, writing.checkpoint, offered) if first else {}
     shards = open_shards(session, writing, offered.keys() - new.keys()) | new
-    quota_bytes = lock_quota(session, writing.project)
+    quotas = lock_quotas(session, writing.project, QuotaKind.BYTES, QuotaKind.OBJECTS)
     offers = {(rank, each.digest): each for rank, said in sorted(offered.items()) for each in said}
     sizes = _sizes(each for said in offered.values() for each in said)
     needed = {offer.digest for offer in offers.values() if not offer.ask}
@@ -327,9 +292,8 @@ def reserve(
                 copy.overwritable_until = expires_at + longest_upload
         copies[key] = copy
     _insert_copies(session, added := [copy for key, copy in copies.items() if decisions[key].copy is None])
-    new_bytes = sum(copy.stored_bytes for copy in added)
-    if quota_bytes is not None and new_bytes:
-        refuse_over_quota(session, context, writing.project, quota_bytes, new_bytes)
+    if quotas and added:
+        refuse_over_quota(session, context, writing.project, quotas, [copy.stored_bytes for copy in added])
     send_into = {key: copy for key, copy in copies.items() if decisions[key].answer is not Answer.PRESENT}
     _refer(session, shards, copies, send_into.keys(), own)
     absent = frozenset(key for key, each in decisions.items() if each.answer is Answer.ABSENT)
@@ -553,7 +517,8 @@ def negotiate_chunks(
         keep_alive(session, writing, context.settings)
         return reservation
 
-    reservation = context.database.run(reserved)
+    with telling_refusals(context):
+        reservation = context.database.run(reserved)
     chunks = answers(context, reservation, rank, request.chunks, request.mount_proof)
     return ChunksNegotiated(chunks=chunks, finished=finished)
 

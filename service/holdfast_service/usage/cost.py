@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.states import StoreRole
 from holdfast_protocol.usage import (
     DEFAULT_PRICES,
     GIB,
@@ -39,20 +40,25 @@ def price_of(prices: PriceList, store_kind: str, storage_class: str | None) -> f
     )
 
 
-def cost_line(prices: PriceList, stored: StoreBytes) -> CostLine:
-    price = price_of(prices, stored.store_kind, stored.storage_class)
+def cost_line(prices: PriceList, stored: Sequence[StoreBytes]) -> CostLine:
+    """`stored`: of one store and storage class. What is being thawed there costs what it did."""
+    size = sum(each.stored_bytes for each in stored)
+    price = price_of(prices, stored[0].store_kind, stored[0].storage_class)
     return CostLine(
-        store=stored.store,
-        store_kind=stored.store_kind,
-        storage_class=stored.storage_class,
-        stored_bytes=stored.stored_bytes,
+        store=stored[0].store,
+        store_kind=stored[0].store_kind,
+        storage_class=stored[0].storage_class,
+        stored_bytes=size,
         per_gib_month=price,
-        per_month=(price or 0.0) * stored.stored_bytes / GIB,
+        per_month=(price or 0.0) * size / GIB,
     )
 
 
 def cost_of(prices: PriceList, usage: UsageView) -> CostView:
-    lines = [cost_line(prices, stored) for stored in usage.stores]
+    places: dict[tuple[StoreRole | None, str, str | None], list[StoreBytes]] = {}
+    for stored in usage.stores:
+        places.setdefault((stored.store, stored.store_kind, stored.storage_class), []).append(stored)
+    lines = [cost_line(prices, each) for each in places.values()]
     return CostView(
         project=usage.project,
         run=usage.run,

@@ -109,12 +109,13 @@ _WOBBLE = 3
 
 @dataclass(frozen=True)
 class SteadyState:
-    """`by_target`: how many of the kept checkpoints are where; None is hot."""
+    """`by_target`: how many of the kept checkpoints are where; None is hot. `expiring_share`: of the saves, 0 to 1."""
 
     after_days: float
     kept: int
     by_target: dict[str | None, int]
     grows_per_month: float
+    expiring_share: float
 
 
 def steady_state(cadence: SaveCadence, retention: RetentionPolicy | None, tiers: TierPolicy | None) -> SteadyState:
@@ -139,7 +140,8 @@ def steady_state(cadence: SaveCadence, retention: RetentionPolicy | None, tiers:
     more = len(kept) - kept_earlier
     quarter_months = (saves - earlier_saves) * cadence.interval_seconds / 86400 / _DAYS_OF_A_MONTH
     grows = more / quarter_months if more > _WOBBLE and quarter_months > 0 else 0.0
-    return SteadyState(after_days, len(kept), _places(cadence, tiers, kept), grows)
+    expiring_share = min(1.0, max(0.0, 1.0 - more / (saves - earlier_saves)))
+    return SteadyState(after_days, len(kept), _places(cadence, tiers, kept), grows, expiring_share)
 
 
 def _save(cadence: SaveCadence, number: int) -> Fact:
@@ -211,9 +213,8 @@ def forecast_cost(
             current_prices(session).prices,
         )
     stands = steady_state(given.cadence, given.retention, given.tiers)
-    trashed = 0
-    if given.retention is not None:
-        trashed = round(context.settings.trash_policy_seconds / given.cadence.interval_seconds)
+    # A policy that keeps every save has nothing in the trash.
+    trashed = round(context.settings.trash_policy_seconds / given.cadence.interval_seconds * stands.expiring_share)
     lines = _lines(context, given, stands, trashed)
     hot = next((line.per_gib_month for line in lines if line.storage_class is None), None) or 0.0
     return CostForecast(

@@ -48,7 +48,7 @@ class ByteNumbers(Collector):
         family = GaugeMetricFamily(
             "holdfast_bytes",
             "Bytes in the stores. committed, arriving, trashed and pending_collection add up to all copies; pinned and "
-            "held are parts of committed and trashed; orphaned stands beside them, as the last sweep found it.",
+            "held are parts of committed and trashed; orphaned stands beside them, as the last sweep left it.",
             labels=("project", "kind", "store"),
         )
         for labels, value in sorted(numbers.size.items()):
@@ -96,5 +96,5 @@ def _count(session: Session, context: ServiceContext) -> Counter[tuple[str, str,
     for sweep in session.scalars(select(StoreMaintenance.sweep).where(StoreMaintenance.sweep.is_not(None))):
         found = StoreSweep.model_validate(sweep)
         for one in found.projects:
-            size[project_label(one.project), "orphaned", found.store.value] += one.orphan_bytes
+            size[project_label(one.project), "orphaned", found.store.value] += one.orphan_bytes - one.deleted_bytes
     return size

@@ -1,6 +1,9 @@
 """What is around every request.
 
-frame.py          a connection's time, id, access log, protocol version; the way of every call with a token
+connections.py    how long a connection may take, and how many there are; certificate.py: TLS of the service itself
+request_heads.py  refuses what a proxy in front could read differently
+frame.py          id, access log, host, protocol version; the way of every call with a token
+admission.py      who is worked on, waits or is refused; fair_queue.py: whose turn it is; token_limits.py: of one token
 parameters.py     what routes share; problem_reply.py: errors as problem+json; openapi.py: the document
 health.py         `/healthz`, `/readyz`, `/metrics`, and the service's word on itself
 """

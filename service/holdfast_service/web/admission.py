@@ -7,6 +7,8 @@ it waits for a checkpoint's outcome.
 A call belongs to the project of its token. A token that is good for every project is trusted to name one in the path;
 of a checkpoint's id this process knows the project if the checkpoint was begun here. Calls whose token was not seen
 before share one project, so strangers cannot take more turns than one project has.
+
+A token has limits of its own beside those of its project: `web/token_limits.py`.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.load import Load
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.web.fair_queue import CallClass, FairQueue, Limit, Limits, Refusal
+from holdfast_service.web.token_limits import TokenLimit, TokenLimits, TokenRefusal
 
 _RUN = "/v1/projects/{project}/runs/{run}"
 _CHECKPOINT = "/v1/checkpoints/{checkpoint_id}"
@@ -114,6 +117,7 @@ class Admission:
         self._queue: FairQueue[_Waiter] = FairQueue(
             Limits(settings.requests_at_once, settings.project_requests, settings.most_requests)
         )
+        self._tokens = TokenLimits(settings.token_burst_seconds)
         self._long_polls = _Waits(
             "HOLDFAST_PROJECT_LONG_POLLS",
             "wait for an outcome",
@@ -141,8 +145,10 @@ class Admission:
     def call(self, connection: HTTPConnection, kind: CallClass, caller: Principal | None) -> Iterator[Permit]:
         """Counts a call until the block is left, which gives its place back. Raises `rate_limited` and `busy`."""
         project = self.project_of(caller, connection.path_params)
-        permit = Permit(self, project, kind)
+        permit = Permit(self, connection, project, kind)
         try:
+            if caller is not None:
+                self.count_token(permit, caller)
             with self._lock:
                 refusal = self._queue.let_in(project, kind, time.monotonic())
             if refusal is not None:
@@ -155,8 +161,35 @@ class Admission:
                     self._queue.leave(project)
         except ProblemError as error:
             if "limit" in error.context:
-                self._meter.count_refusal(project, kind, error.context["limit"])
+                self._meter.count_refusal(permit.owner, kind, error.context["limit"])
             raise
+        finally:
+            if permit.token_id is not None:
+                with self._lock:
+                    self._tokens.leave(permit.token_id)
+
+    def count_token(self, permit: Permit, caller: Principal) -> None:
+        """Within the limits of the caller's token. Its reply tells what is left. Raises `rate_limited`."""
+        if permit.kind is CallClass.PROMISED or permit.token_id is not None:
+            return
+        settings, token_id = self._settings, caller.token_id
+        per_second = settings.token_requests_per_second
+        if caller.requests_per_second is not None:
+            per_second = caller.requests_per_second
+        most = settings.token_requests if caller.concurrent_requests is None else caller.concurrent_requests
+        now = time.monotonic()
+        with self._lock:
+            bucket = self._tokens.bucket_of(token_id, per_second, now)
+            seconds = None if bucket is None else bucket.take(now)
+            if bucket is not None:
+                permit.connection.state.rate_limit = bucket.headers()
+            if seconds is None:
+                refusal = self._tokens.let_in(token_id, permit.kind, most)
+                permit.token_id = token_id if refusal is None else None
+            else:
+                refusal = TokenRefusal(TokenLimit.RATE, per_second, seconds)
+        if refusal is not None:
+            raise _token_refused(caller, refusal)
 
     async def take(self, permit: Permit) -> None:
         loop = asyncio.get_running_loop()
@@ -270,6 +303,20 @@ class Admission:
 _LONG_POLL_RETRY_SECONDS = 5
 
 
+def _token_refused(caller: Principal, refusal: TokenRefusal) -> ProblemError:
+    seconds = refusal.retry_after_seconds
+    why = {
+        TokenLimit.RATE: f"makes more than {refusal.most:g} calls a second in this process",
+        TokenLimit.CONCURRENT: f"has too many calls under way in this process, of {refusal.most:g} at most",
+    }[refusal.limit]
+    return ProblemError(
+        ProblemCode.RATE_LIMITED,
+        f"The token {caller.name!r} {why}: its own limit, or {refusal.limit}. Try again in {seconds} s.",
+        limit=refusal.limit.value,
+        retry_after_seconds=seconds,
+    )
+
+
 def _wake(turn: asyncio.Future[None]) -> None:
     if not turn.done():
         turn.set_result(None)
@@ -278,8 +325,11 @@ def _wake(turn: asyncio.Future[None]) -> None:
 class Permit:
     """One call's place among those that are worked on, taken and given back."""
 
-    def __init__(self, admission: Admission, project: str, kind: CallClass) -> None:
+    def __init__(self, admission: Admission, connection: HTTPConnection, project: str, kind: CallClass) -> None:
         self._admission = admission
+        self.connection = connection
+        self.token_id: str | None = None
+        """The token that this call counts for."""
         self.project = project
         self.owner = project
         self.kind = kind
@@ -287,8 +337,10 @@ class Permit:
         self.waited_seconds = 0.0
 
     def authenticated(self, caller: Principal, path: Mapping[str, str]) -> None:
-        """Who it is. The call keeps its turn, but what it waits for afterwards is its own project's."""
+        """Who it is. The call keeps its turn, but what it waits for afterwards is its own project's. Raises
+        `rate_limited` if its token, which was not seen here before, has used up its limits."""
         self.owner = self._admission.project_of(caller, path)
+        self._admission.count_token(self, caller)
 
     async def take(self) -> None:
         """Waits for this call's turn; at once if it has the place already."""

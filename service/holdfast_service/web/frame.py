@@ -1,7 +1,8 @@
 """The frame around each request, and the way of every call with a token.
 
-Around each: a connection's time, the host, the metrics, the id and the access log, the protocol's version. A call with
-a token then passes `GuardedRoute`: first who calls, then how much may be read, then what it says.
+Around each: the host, the metrics, the id and the access log, the protocol's version; its connection is that of
+`connections.py`. A call with a token then passes `GuardedRoute`: first who calls, then how much may be read, then what
+it says.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION, Request, speaks_with
 from holdfast_protocol.problems import ProblemCode
@@ -38,108 +38,8 @@ from holdfast_service.auth.principal import RequireScope, last_known
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.posix.signed_urls import OBJECTS_PATH
 from holdfast_service.web.admission import Admission, Permit, class_of, on_a_thread
+from holdfast_service.web.connections import STREAMS
 from holdfast_service.web.problem_reply import internal_problem, problem_response
-
-CONNECTION = "holdfast_connection"
-"""Under this name a request's scope holds its BoundedConnection, where there is a connection."""
-STREAMS = "holdfast_streams"
-"""Under this name it says that the reply goes on for as long as somebody reads."""
-
-UNREAD_SECONDS = 300.0
-"""Who takes so little of a reply in this time has gone. The slowest client that is allowed takes 64 KiB a second."""
-
-_FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-
-
-def bounded_connections(header_seconds: float, most: int) -> type[H11Protocol]:
-    """For `uvicorn.Config(http=…)`; one for each server. Connections that do not say what they want cost little and not
-    for long (rule limits-before-work).
-
-    uvicorn waits for the head of a request for ever, and refuses new callers while idle ones fill its limit. Here a
-    head has `header_seconds`, and so has what is left of a body that was refused; a reply that waits to be read has
-    UNREAD_SECONDS. A connection too many takes the place of the longest one without a request; only if each has a
-    request in hand is the new one refused.
-    """
-    waiting: dict[BoundedConnection, None] = {}  # without a request in hand, the longest first
-
-    class BoundedConnection(H11Protocol):
-        _deadline: asyncio.TimerHandle | None = None
-        _unread: asyncio.TimerHandle | None = None
-        ending: asyncio.Event
-        """Set when the server ends."""
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self.ending = asyncio.Event()
-            if len(self.connections) > most:
-                self._make_room()
-            self._look()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
-            self._has_request()
-            self._is_read()
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._unread = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self._is_read()
-
-        def _is_read(self) -> None:
-            if self._unread is not None:
-                self._unread.cancel()
-                self._unread = None
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            scope: dict[str, Any] | None = self.scope  # type: ignore[assignment]
-            if scope is not None:  # before the application has it
-                scope.setdefault(CONNECTION, self)
-            self._look()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            # uvicorn's own time for idle connections runs now, until the next byte comes.
-            if not self._busy() and not self.transport.is_closing():
-                waiting[self] = None
-
-        def shutdown(self) -> None:
-            self.ending.set()
-            if self._busy() and self.scope.get(STREAMS) and self.flow.write_paused:
-                self.transport.abort()  # nobody reads what is to be sent before the end
-            super().shutdown()
-
-        def _busy(self) -> bool:
-            return self.cycle is not None and not self.cycle.response_complete
-
-        def _look(self) -> None:
-            if self._busy() or self.transport.is_closing():
-                self._has_request()
-                return
-            waiting.setdefault(self, None)
-            if self._deadline is None:
-                self._deadline = self.loop.call_later(header_seconds, self.transport.abort)
-
-        def _has_request(self) -> None:
-            waiting.pop(self, None)
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-
-        def _make_room(self) -> None:
-            idle = next(iter(waiting), None)
-            if idle is None:
-                self.transport.write(_FULL)
-                self.transport.close()
-            else:
-                idle.transport.abort()
-                waiting.pop(idle)
-
-    return BoundedConnection
-
 
 _SHOWN_HOST_CHARACTERS = 100
 
@@ -340,6 +240,7 @@ class RequestFrame:
                 names = {name for name, _ in given}
                 message["headers"] = [
                     *given,
+                    *scope["state"].get("rate_limit", ()),  # of the caller's token: web/token_limits.py
                     (REQUEST_ID_HEADER.lower().encode(), request_id.encode()),
                     *(header for header in _UNLESS_SET if header[0] not in names),
                 ]

@@ -26,11 +26,12 @@ from holdfast_protocol.codecs import Codec
 from holdfast_protocol.service import Readiness, ReadinessCheck, ServerInfo
 from holdfast_protocol.states import Scope, StoreRole
 from holdfast_service.auth.principal import Principal, require
+from holdfast_service.auth.tokens import ends_soon
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.engine import what_can_be_lost
 from holdfast_service.db.migrate import pending_revision
-from holdfast_service.db.tables.core import CatalogIdentity
+from holdfast_service.db.tables.core import CatalogIdentity, Token
 from holdfast_service.errors import ProblemError
 from holdfast_service.records.history import settle_history
 from holdfast_service.release import VERSION
@@ -182,6 +183,7 @@ def server_info(context: ServiceContext, caller: Principal) -> ServerInfo:
     capabilities = context.store.capabilities
     with context.database.read() as session:
         now = database_now(session)
+        token = session.get_one(Token, caller.token_id)
     return ServerInfo(
         version=VERSION,
         protocol=PROTOCOL_VERSION,
@@ -194,6 +196,9 @@ def server_info(context: ServiceContext, caller: Principal) -> ServerInfo:
         token_name=caller.name,
         token_project=caller.project_name,
         token_scopes=sorted(caller.scopes),
+        token_id=token.id,
+        token_expires_at=token.expires_at,
+        token_ends_soon=ends_soon(token, now),
     )
 
 

@@ -15,6 +15,8 @@ from holdfast_service.db.pages import MAX_PAGE
 AnyCaller = Annotated[Principal, require(None)]
 SigningIn = Annotated[Principal, require(None, takes_code=True)]
 Reader = Annotated[Principal, require(Scope.READ)]
+ReaderOrTrainer = Annotated[Principal, require(Scope.READ, or_scope=Scope.TRAIN)]
+"""A job looks at its own attempts and checkpoints."""
 Trainer = Annotated[Principal, require(Scope.TRAIN)]
 BusyTrainer = Annotated[Principal, require(Scope.TRAIN, work_looks=True)]
 """For the calls that every rank makes for every checkpoint: their work begins with `lock_run` or `begin_writing`."""

@@ -20,6 +20,8 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Project
 from holdfast_service.db.tables.webhooks import TO_DELIVER, Webhook, WebhookDelivery
 from holdfast_service.release import VERSION
+from holdfast_service.secrets.kept import hook_secrets
+from holdfast_service.secrets.keyring import DecryptionError
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.webhooks.call import WHOLE_SECONDS, Answer, call, pause_seconds, signature
 from holdfast_service.webhooks.formats import KEEPS_ALERTS, ROUTINE, TURNS, render
@@ -97,9 +99,7 @@ class _Call:
     """What one try needs; nothing of it changes meanwhile."""
 
     delivery: WebhookDelivery
-    url: str
-    format: str
-    secret: bytes
+    hook: Webhook
     at: datetime
     lease_token: str
 
@@ -198,7 +198,7 @@ def _claim(context: ServiceContext) -> _Call | None:
                 continue
             delivery.tries += 1
             token = lease.claim_locked(session, delivery, seconds=_LEASE_SECONDS)
-            return _Call(delivery, hook.url, hook.format, hook.secret, now, token)
+            return _Call(delivery, hook, now, token)
 
 
 def _is_taken_back(session: Session, delivery: WebhookDelivery) -> bool:
@@ -214,7 +214,9 @@ def _is_taken_back(session: Session, delivery: WebhookDelivery) -> bool:
             WebhookDelivery.id > delivery.id,
         )
     )
-    return any(all(body["data"].get(name) == said.get(name) for name in ("run", "attempt", "store")) for body in later)
+    return any(
+        all(body["data"].get(name) == said.get(name) for name in ("run", "attempt", "store", "quota")) for body in later
+    )
 
 
 def _in_hand(now: datetime) -> Select[str]:
@@ -236,14 +238,19 @@ def _unanswered() -> Select[str]:
 def _make(context: ServiceContext, claimed: _Call, tls: ssl.SSLContext) -> Answer:
     message_id = delivery_id(claimed.delivery)
     try:
-        form = WebhookFormat(claimed.format)
-        routing_key = claimed.secret.decode() if form is WebhookFormat.PAGERDUTY else None
+        kept = hook_secrets(context.keyring, claimed.hook)
+    except DecryptionError as error:
+        _log.warning("webhook_secret_does_not_open", delivery=message_id, reason=str(error))
+        return Answer(None, f"its secret does not open: {error}")
+    try:
+        form = WebhookFormat(claimed.hook.format)
+        routing_key = kept.secret.decode() if form is WebhookFormat.PAGERDUTY else None
         body = render(form, Event.model_validate(claimed.delivery.body), claimed.at, routing_key)
     except ValueError:
         return Answer(None, "this version does not know this call; a later one has left it")
     timestamp = int(claimed.at.timestamp())
     try:
-        target = find_target(claimed.url, context.settings.webhook_hosts)
+        target = find_target(kept.url, context.settings.webhook_hosts)
     except RefusedTargetError as refused:
         return Answer(None, str(refused))
     except OSError as error:
@@ -256,7 +263,7 @@ def _make(context: ServiceContext, claimed: _Call, tls: ssl.SSLContext) -> Answe
         "webhook-timestamp": str(timestamp),
     }
     if form is WebhookFormat.STANDARD:
-        headers["webhook-signature"] = signature(claimed.secret, message_id, timestamp, body)
+        headers["webhook-signature"] = signature(kept.secret, message_id, timestamp, body)
     answer = call(target, body, headers, tls)
     _log.info("webhook_called", delivery=message_id, host=target.host, status=answer.status, error=answer.error)
     return answer

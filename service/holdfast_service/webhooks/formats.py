@@ -19,7 +19,10 @@ _ENDS = {
     EventType.ATTEMPT_REVIVED: EventType.ATTEMPT_LOST,
     EventType.RUN_GOES_ON: EventType.RUN_STALLED,
     EventType.STORE_AVAILABLE: EventType.STORE_UNAVAILABLE,
+    EventType.QUOTA_RELIEVED: EventType.QUOTA_NEAR,
 }
+_WORSE = {EventType.QUOTA_REACHED: EventType.QUOTA_NEAR}
+"""The same alert, told again; so one event ends both."""
 _CRITICAL = {
     EventType.CHECKPOINT_CORRUPT,
     EventType.ATTEMPT_LOST,
@@ -32,7 +35,7 @@ _ERROR = {
     EventType.CHECKPOINT_DIVERGED,
     EventType.DRILL_FAILED,
 }
-_WARNING = {EventType.CHECKPOINT_ABORTED, EventType.ATTEMPT_PREEMPTED}
+_WARNING = {EventType.CHECKPOINT_ABORTED, EventType.ATTEMPT_PREEMPTED, EventType.QUOTA_NEAR}
 # Alertmanager closes an alert that nobody repeats. Ours is told once, so it says itself how long it stays open.
 _OPEN_FOR = timedelta(hours=24)
 # What ends in Alertmanager's future would not end the alert that is open there.
@@ -41,7 +44,8 @@ _CLOCKS_DIFFER = timedelta(minutes=5)
 
 KEEPS_ALERTS = {WebhookFormat.PAGERDUTY, WebhookFormat.ALERTMANAGER}
 """Receivers in which a call changes a state."""
-TURNS = {**{end: {end, begin} for end, begin in _ENDS.items()}, **{begin: {end, begin} for end, begin in _ENDS.items()}}
+_GROUPS = [{end, begin, *(worse for worse, same in _WORSE.items() if same == begin)} for end, begin in _ENDS.items()]
+TURNS = {event: group for group in _GROUPS for event in group}
 """Of an event, those of which a later one takes back what it has said."""
 ROUTINE = {
     EventType.CHECKPOINT_COMMITTED,
@@ -56,8 +60,14 @@ def with_ends(format_: str, events: Iterable[str]) -> set[str]:
     """`events`, and for a receiver that keeps alerts what ends the alerts that they open. Asked for each event and not
     only when a webhook is made: an end that a later version tells is for the alerts of older webhooks too."""
     wanted = set(events)
-    ends = {end for end, begin in _ENDS.items() if begin in wanted} if format_ in KEEPS_ALERTS else set()
+    begun = wanted | {same for worse, same in _WORSE.items() if worse in wanted}
+    ends = {end for end, begin in _ENDS.items() if begin in begun} if format_ in KEEPS_ALERTS else set()
     return wanted | ends
+
+
+def _begun_by(event: EventType) -> EventType:
+    """The event by which the alert of `event` is known."""
+    return _ENDS.get(event) or _WORSE.get(event, event)
 
 
 def render(format_: WebhookFormat, body: Event, at: datetime, routing_key: str | None = None) -> bytes:
@@ -81,6 +91,8 @@ def summary(body: Event) -> str:
     subject = f"the {data.store} store" if data.store else "/".join(name for name in (data.project, data.run) if name)
     if data.step is not None:
         subject += f"@{data.step}"
+    if data.quota is not None:
+        subject += f" (quota of {data.quota})"
     if data.attempt is not None:
         subject += f" (attempt {data.attempt})"
     # A job writes its own reason: its second line could pass for another run's alert.
@@ -89,7 +101,7 @@ def summary(body: Event) -> str:
 
 def severity(event: EventType) -> str:
     """In PagerDuty's words."""
-    event = _ENDS.get(event, event)
+    event = _begun_by(event)
     return (
         "critical" if event in _CRITICAL else "error" if event in _ERROR else "warning" if event in _WARNING else "info"
     )
@@ -103,7 +115,7 @@ def _for_slack(text: str) -> str:
 def _name(body: Event) -> dict[str, str]:
     """What the alert of an event is known by. Equal for the event that ends it."""
     data = body.data
-    event = _ENDS.get(body.type, body.type)
+    event = _begun_by(body.type)
     name = {
         "event": event.value,
         "project": None if data.store else data.project,  # one alert of a store, whatever project's webhook tells it
@@ -112,6 +124,7 @@ def _name(body: Event) -> dict[str, str]:
         "checkpoint": data.checkpoint_id,
         "operation": data.operation,
         "store": data.store,
+        "quota": data.quota,
     }
     return {key: value for key, value in name.items() if value}
 

@@ -26,12 +26,14 @@ from holdfast_service.db.tables.webhooks import TO_DELIVER, Webhook, WebhookDeli
 from holdfast_service.errors import ProblemError
 from holdfast_service.events.announce import delivery_row
 from holdfast_service.runs.views import project_named, refuse_if_deleted
+from holdfast_service.secrets.kept import HookSecrets, hook_secrets, keep_hook
+from holdfast_service.secrets.keyring import DecryptionError, Keyring
 from holdfast_service.webhooks.call import new_secret, shown
 from holdfast_service.webhooks.formats import with_ends
 from holdfast_service.webhooks.target import RefusedTargetError, parsed
 
 
-def webhook_views(session: Session, project: Project, hooks: Sequence[Webhook]) -> list[WebhookView]:
+def webhook_views(session: Session, keyring: Keyring, project: Project, hooks: Sequence[Webhook]) -> list[WebhookView]:
     counted = {
         webhook_id: (waiting, given_up)
         for webhook_id, waiting, given_up in session.execute(
@@ -48,7 +50,7 @@ def webhook_views(session: Session, project: Project, hooks: Sequence[Webhook]) 
         WebhookView(
             id=hook.id,
             project=project.name,
-            url=shown_url(hook),
+            url=shown_url(hook, _url_of(keyring, hook)),
             events=sorted(map(EventType, with_ends(hook.format, hook.events))),
             format=WebhookFormat(hook.format),
             created_at=hook.created_at,
@@ -61,13 +63,25 @@ def webhook_views(session: Session, project: Project, hooks: Sequence[Webhook]) 
     ]
 
 
-def shown_url(hook: Webhook) -> str:
+def shown_url(hook: Webhook, url: str) -> str:
     """Without the query, where receivers often keep a secret; Slack and others keep it in the path."""
-    if hook.format != WebhookFormat.STANDARD and hook.url:
-        scheme, _, rest = hook.url.partition("://")
+    if hook.format != WebhookFormat.STANDARD and url:
+        scheme, _, rest = url.partition("://")
         return f"{scheme}://{rest.partition('/')[0]}/…"
-    head, mark, _ = hook.url.partition("?")
+    head, mark, _ = url.partition("?")
     return head + (f"{mark}…" if mark else "")
+
+
+def _url_of(keyring: Keyring, hook: Webhook) -> str:
+    """Raises `busy` in a process that lacks the key."""
+    try:
+        return hook_secrets(keyring, hook).url
+    except DecryptionError as error:
+        raise ProblemError(
+            ProblemCode.BUSY,
+            f"The webhook {hook.id} cannot be read: {error}. Give this service all keys of the catalog's others "
+            "(HOLDFAST_SECRETS_KEY_FILE), and start it again.",
+        ) from None
 
 
 def host_of(url: str) -> str:
@@ -94,11 +108,12 @@ def delivery_id(row: WebhookDelivery) -> str:
     return f"msg_{row.webhook_id.removeprefix('wh_')}_{row.id}"
 
 
-def webhook_by_id(session: Session, caller: Principal, webhook_id: str) -> tuple[Project, Webhook]:
+def webhook_by_id(
+    session: Session, caller: Principal, webhook_id: str, *, locked: bool = False
+) -> tuple[Project, Webhook]:
     """Raises `webhook_not_found`, also for another project's."""
-    found = session.execute(
-        select(Project, Webhook).join(Webhook, Webhook.project_id == Project.id).where(Webhook.id == webhook_id)
-    ).one_or_none()
+    query = select(Project, Webhook).join(Webhook, Webhook.project_id == Project.id).where(Webhook.id == webhook_id)
+    found = session.execute(query.with_for_update(of=Webhook) if locked else query).one_or_none()
     if found is None or caller.project_id not in (None, found[0].id):
         raise ProblemError(
             ProblemCode.WEBHOOK_NOT_FOUND,
@@ -114,7 +129,7 @@ MOST_OF_A_PROJECT = 20
 def create_webhook(
     context: ServiceContext, caller: Principal, project_name: str, request: CreateWebhook, key: str | None = None
 ) -> WebhookCreated:
-    """Makes a webhook. Its secret is shown once; it is kept as it is and signs each call of the standard format. Its
+    """Makes a webhook. Its secret is shown once; it is kept, for it signs each call of the standard format. Its
     name is resolved when it is called, each time: only its form is judged here. For a receiver that keeps alerts open
     the events that end them are added. `key`: the client's Idempotency-Key.
     Raises `invalid_request`, `already_made` and `idempotency_key_reused`."""
@@ -140,13 +155,12 @@ def create_webhook(
         hook = Webhook(
             id=f"wh_{secrets.token_hex(8)}",
             project_id=project.id,
-            url=request.url,
-            secret=secret,
             events=sorted(with_ends(request.format, request.events)),
             format=request.format.value,
             created_at=database_now(session),
             created_by=caller.name,
         )
+        keep_hook(context.keyring, hook, HookSecrets(request.url, secret))
         session.add(hook)
         session.flush()
         record_event(
@@ -154,10 +168,10 @@ def create_webhook(
             Actor.person(caller),
             "webhook.create",
             project_id=project.id,
-            after={"webhook": hook.id, "host": host_of(hook.url), "events": hook.events, "format": hook.format},
+            after={"webhook": hook.id, "host": host_of(request.url), "events": hook.events, "format": hook.format},
         )
         repeat.made(session, hook.id)
-        (view,) = webhook_views(session, project, [hook])
+        (view,) = webhook_views(session, context.keyring, project, [hook])
     signs = request.format is WebhookFormat.STANDARD
     return WebhookCreated(**view.model_dump(), secret=shown(secret) if signs else None)
 
@@ -166,21 +180,22 @@ def delete_webhook(context: ServiceContext, caller: Principal, webhook_id: str) 
     """Deletes a webhook: nothing is called any more, and its secret goes. What was called stays to be seen for a while.
     Twice is fine. Raises `webhook_not_found`, also when it was forgotten with its last call (`controller.py`)."""
     with context.database.transaction() as session:
-        project, hook = webhook_by_id(session, caller, webhook_id)
+        # Locked: its secrets may be being encrypted with another key.
+        project, hook = webhook_by_id(session, caller, webhook_id, locked=True)
         if hook.deleted_at is None:
             hook.deleted_at = database_now(session)
-            hook.secret = b""
-            if hook.format != WebhookFormat.STANDARD:
-                hook.url = shown_url(hook)
+            url = _url_of(context.keyring, hook)
+            kept = url if hook.format == WebhookFormat.STANDARD else shown_url(hook, url)
+            keep_hook(context.keyring, hook, HookSecrets(kept, b""))
             record_event(
                 session,
                 Actor.person(caller),
                 "webhook.delete",
                 project_id=project.id,
-                before={"webhook": hook.id, "host": host_of(hook.url), "events": hook.events},
+                before={"webhook": hook.id, "host": host_of(url), "events": hook.events},
             )
             session.flush()
-        return webhook_views(session, project, [hook])[0]
+        return webhook_views(session, context.keyring, project, [hook])[0]
 
 
 def try_out(context: ServiceContext, caller: Principal, webhook_id: str) -> DeliveryView:
@@ -201,7 +216,7 @@ def try_out(context: ServiceContext, caller: Principal, webhook_id: str) -> Deli
             Actor.person(caller),
             "webhook.test",
             project_id=project.id,
-            after={"webhook": hook.id, "host": host_of(hook.url)},
+            after={"webhook": hook.id, "host": host_of(_url_of(context.keyring, hook))},
         )
         made = select(WebhookDelivery).where(WebhookDelivery.webhook_id == hook.id, WebhookDelivery.subject == subject)
         return delivery_view(session.execute(made).scalar_one())
@@ -229,7 +244,7 @@ def redeliver(
             "webhook.redeliver",
             project_id=project.id,
             before={"tries": row.tries, "status": row.last_status, "error": row.last_error},
-            after={"webhook": hook.id, "delivery": called, "host": host_of(hook.url)},
+            after={"webhook": hook.id, "delivery": called, "host": host_of(_url_of(context.keyring, hook))},
         )
         if lease.is_taken(row, now):
             row.tries = 1  # the one that is being made
@@ -278,14 +293,14 @@ def list_webhooks(context: ServiceContext, caller: Principal, project_name: str)
             .where(Webhook.project_id == project.id, Webhook.deleted_at.is_(None))
             .order_by(Webhook.created_at, Webhook.id)
         ).all()
-        return webhook_views(session, project, hooks)
+        return webhook_views(session, context.keyring, project, hooks)
 
 
 def show_webhook(context: ServiceContext, caller: Principal, webhook_id: str) -> WebhookView:
     """Raises `webhook_not_found`."""
     with context.database.read() as session:
         project, hook = webhook_by_id(session, caller, webhook_id)
-        return webhook_views(session, project, [hook])[0]
+        return webhook_views(session, context.keyring, project, [hook])[0]
 
 
 def show_delivery(context: ServiceContext, caller: Principal, webhook_id: str, called: str) -> DeliveryView:

@@ -235,6 +235,7 @@ class Presence:
         self._leaving.set()
         self._thread.join(_EVERY_SECONDS)
         try:
+            self._context.tokens_used.write_down(self._context.database)
             with self._context.database.transaction() as session:
                 say_goodbye(session, self._context.process_id)
         except ProblemError as error:
@@ -274,6 +275,7 @@ class Presence:
             here, unavailable = attached_here(self._context), unavailable_here(self._context)
             say_alive(session, self._context.process_id, self._kind, here, unavailable)
         announce_stores(self._context.database)
+        self._context.tokens_used.write_down(self._context.database)
         with self._context.database.read() as session:
             differs = what_differs(session, self._context)
         if differs != self._told:

@@ -73,6 +73,35 @@ def test_an_orphan_goes_when_every_urls_life_is_over_and_nothing_else_does(
     assert sweep(service).deleted == 0
 
 
+def test_a_sweep_that_is_cut_off_tells_what_it_has_deleted(
+    service: RunningService, project_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orphans = {orphan(service, project_id), orphan(service, project_id)}
+    delete, calls = service.context.store.delete, itertools.count(1)
+
+    def once(key: ObjectKey, version_id: str | None = None) -> None:
+        if next(calls) > 1:
+            raise StoreUnavailable("no answer")
+        delete(key, version_id)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(service.context.store, "delete", once)
+        with pytest.raises(StoreUnavailable):
+            sweep(service)
+    assert len(listed(service, project_id) & orphans) == 1
+    with service.context.database.read() as session:
+        event = session.scalars(select(AuditEvent).where(AuditEvent.action == "store.sweep")).one()
+    assert event.reason == "It ended before all of them were gone. no answer"
+    assert event.after == {
+        "store": "primary",
+        "dry_run": False,
+        "due_orphans": 2,
+        "deleted": 1,
+        "deleted_bytes": 50,
+        "forced": False,
+    }
+
+
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.rule("late-put-window")
 def test_the_age_of_an_object_is_told_by_the_clock_that_dated_it(

@@ -20,7 +20,7 @@ from holdfast_service.db.tables.core import Copy
 from holdfast_service.operations.controller import reconcile
 from tests.service.conftest import Clock
 from tests.support.little_checkpoints import save_little_checkpoint
-from tests.support.rank import Job, answer, digest_of, redeem
+from tests.support.rank import Job, Refused, answer, digest_of, redeem
 from tests.support.replicated import CONTENT, SECOND, file_of, put_policy, replicate
 from tests.support.rot import attached, copies_of, flip, overwrite, states_of
 from tests.support.service import RunningService
@@ -94,6 +94,42 @@ def test_while_the_first_store_is_unavailable_the_restore_point_is_what_the_seco
     assert (opened["restore_point"]["step"], opened["note"] != "") == (100, True)
 
 
+def _take_silence_for_short(service: RunningService, seconds: float = 3600) -> None:
+    """A store that does not answer is waited for so long."""
+    context = service.context
+    object.__setattr__(context, "settings", context.settings.model_copy(update={"store_unavailable_seconds": seconds}))
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.rule("report-is-suspicion")
+@pytest.mark.parametrize("rots", [True, False])
+def test_a_chunk_is_not_called_lost_while_a_store_that_is_waited_for_may_have_it(
+    service: RunningService, saved: dict[str, Any], tmp_path: Path, *, rots: bool
+) -> None:
+    """The second store has it rotten, or has not got it yet: a job that hears that it is lost takes an older one."""
+    if rots:
+        replicate(service)
+        (copy,) = copies_of(service, CONTENT, SECOND)
+        flip(attached(service, SECOND).store, object_key(copy.project_id, copy.stored_digest, copy))
+    _take_silence_for_short(service)
+    (tmp_path / "store").rename(tmp_path / "not mounted")
+    service.context.store_watch.reconcile()
+
+    def report() -> Any:
+        said = {"digest": digest_of(CONTENT), "problem": "mismatch"}
+        return answer(service.http().post(f"/v1/checkpoints/{saved['id']}/chunk-reports", json=said))
+
+    with pytest.raises(Refused, match="503 store_unavailable"):
+        report()
+    assert states_of(service, CONTENT, SECOND) == ([CopyState.BAD] if rots else [])
+    _take_silence_for_short(service, 0)
+    assert not report()["readable"], "the restore point is an older one by now"
+    (tmp_path / "not mounted").rename(tmp_path / "store")
+    service.context.store_watch.reconcile()
+    verdict = report()
+    assert (verdict["readable"], verdict["corrupt_checkpoints"]) == (True, [])
+
+
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_short_silence_does_not_cost_training_time(
     service: RunningService, saved: dict[str, Any], tmp_path: Path
@@ -101,9 +137,8 @@ def test_a_short_silence_does_not_cost_training_time(
     """An older checkpoint is taken only when the first store was silent for a while."""
     replicate(service)
     Job(service.http(), after=1).save(200, content=b"newer")
+    _take_silence_for_short(service)
     context = service.context
-    patient = context.settings.model_copy(update={"store_unavailable_seconds": 3600})
-    object.__setattr__(context, "settings", patient)
     (tmp_path / "store").rename(tmp_path / "not mounted")
     context.store_watch.reconcile()
     decision = answer(service.http().get("/v1/projects/demo/runs/gpt/restore-point"))
@@ -137,7 +172,8 @@ def test_a_drill_tells_why_the_second_store_does_not_give_it_back(
         session.execute(update(Copy).where(Copy.id == copy.id).values(state=CopyState.VERIFIED))
     ended = _drill(service)
     assert "cannot be put together" in ended["error"], "its index is no index"
-    assert 'holdfast_drill_succeeded{project="demo",run="gpt"} 0.0' in service.http().get("/metrics").text
+    of_second = 'holdfast_drill_succeeded{project="demo",run="gpt",store="second"} 0.0'
+    assert of_second in service.http().get("/metrics").text
     assert service.http().post("/v1/projects/demo/runs/gpt/drills", json={"store": "cold"}).status_code == 422
 
 
@@ -203,3 +239,28 @@ def test_the_age_of_a_checkpoint_that_a_person_names_misses_no_objective(service
     assert named.rpo_seconds >= 7200
     assert (named.rpo_objective_seconds, named.rto_objective_seconds, named.missed) == (None, 600, [])
     assert (latest.rpo_seconds, latest.rpo_objective_seconds) == (0, 60)
+
+
+def test_a_drill_from_the_first_store_hides_no_failed_one_from_the_second(service: RunningService) -> None:
+    with Client(ClientSettings(url=service.url, token=service.token())) as client:
+        save_little_checkpoint(client, "demo")
+    assert _drill(service, run="doctor")["state"] == "failed", "nothing was copied"
+    assert _drill(service, run="doctor", store="primary")["state"] == "done"
+    metrics = service.http().get("/metrics").text
+    for store, succeeded in (("primary", 1.0), ("second", 0.0)):
+        assert f'holdfast_drill_succeeded{{project="demo",run="doctor",store="{store}"}} {succeeded}' in metrics
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_drill_of_what_the_clock_dated_too_late_says_what_is_newer(service: RunningService, clock: Clock) -> None:
+    ahead = 10 * 86400
+    with Client(ClientSettings(url=service.url, token=service.token())) as client:
+        clock.advance(ahead)
+        save_little_checkpoint(client, "demo")
+        put_policy(service)
+        while replicate(service).done:
+            pass
+        clock.advance(-ahead)
+        save_little_checkpoint(client, "demo")
+    found = DrillResult.model_validate(_drill(service, run="doctor")["result"])
+    assert (found.step, found.newest_step, found.rpo_steps) == (1, 2, 1)

@@ -23,7 +23,7 @@ from holdfast_service.db.tables.core import Checkpoint, Copy, Project
 from holdfast_service.db.tables.operations import AuditEvent, CheckpointCopy
 from holdfast_service.db.tables.records import WrittenRecord
 from holdfast_service.replicate import policy as rows
-from holdfast_service.tallies.sums import bytes_against_quota
+from holdfast_service.tallies.sums import copies_against_quota
 from tests.service.conftest import Clock
 from tests.support.rank import Job, answer
 from tests.support.replicated import CONTENT, SECOND, file_of, put_policy, replicate
@@ -83,10 +83,10 @@ def test_what_is_in_the_second_store_does_not_count_against_the_jobs_quota(
     lacking = replace(service.context, stores=service.context.stores[:1])
     with service.context.database.read() as session:
         projects = session.scalars(select(Project.id)).all()
-        counted = [bytes_against_quota(session, each, projects) for each in (service.context, lacking)]
+        counted = [copies_against_quota(session, each, projects) for each in (service.context, lacking)]
     assert counted[0] == counted[1]
     shown = answer(service.http().get("/v1/projects/demo"))
-    assert shown["quota_used_bytes"] == counted[0][shown["id"]] < shown["stored_bytes"]
+    assert shown["quota_used_bytes"] == counted[0][shown["id"]].bytes < shown["stored_bytes"]
     assert answer(service.http().get("/v1/projects"))["items"] == [shown]
 
 
@@ -245,6 +245,35 @@ def test_the_runs_that_miss_their_objective_are_listed_apart(
     put_policy(service)
     replicate(service)
     assert listed(late=True) == []
+
+
+def test_a_copy_of_what_has_diverged_hides_no_lag(
+    service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest goes there first, and no launch would resume from it."""
+    http = service.http()
+    job = Job(http)
+    job.save(100, content=b"a")
+    diverged = job.save(200, content=b"b")
+    edit = {"health": "diverged", "health_reason": "the loss is NaN"}
+    answer(http.patch(f"/v1/checkpoints/{diverged['id']}", json=edit, headers={"If-Match": diverged["etag"]}))
+    put_policy(service)
+    answer(http.put("/v1/projects/demo/policies/objectives", json={"document": {"rpo_seconds": 60}}))
+    clock.advance(120)
+
+    def behind() -> tuple[int, float, float]:
+        found = answer(http.get("/v1/projects/demo/runs/gpt/copies"))
+        return found["copied_step"], found["lag_seconds"], found["rpo_seconds"]
+
+    with monkeypatch.context() as slow:
+        slow.setattr(holdfast_service.replicate.controller, "_CHECKPOINTS_AT_ONCE", 1)
+        assert replicate(service).whole == (diverged["id"],)
+    step, lag, exposed = behind()
+    assert step == 200
+    assert lag >= 120
+    assert exposed >= 120
+    replicate(service)
+    assert behind() == (200, 0, 0)
 
 
 @pytest.mark.rule("database-clock")

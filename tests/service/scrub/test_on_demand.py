@@ -22,7 +22,9 @@ from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import CopyState, Proof, Scope, StoreRole
 from holdfast_service.background.registry import OPERATION_KINDS
 from holdfast_service.copies.corruption import mark_cold
+from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Copy
+from holdfast_service.scrub import impact as impacts
 from holdfast_service.scrub import on_demand as run_scrub
 from holdfast_service.scrub import repair
 from holdfast_service.tiers.cool import CONTROLLER
@@ -179,6 +181,53 @@ def test_a_bad_chunk_names_what_it_concerns_and_the_nearest_good_steps(service: 
     of_checkpoint = client.scrubs.impact_of_checkpoint(gpt[40]["id"])
     assert [each.digest for each in of_checkpoint.chunks] == [digest_of(SHARED)]
     assert client.scrubs.impact_of_checkpoint(gpt[30]["id"]).chunks == []
+
+
+def test_of_more_bad_chunks_than_are_shown_what_is_lost_comes_first(
+    service: RunningService, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = save_steps(service, "demo/gpt", {1: b"one"})[1]
+    copy_to_second(service)
+    contents = (b"one", b"index one")
+    kept, lost = sorted(contents, key=lambda content: copies_of(service, content)[0].chunk_id)
+    bad = [*copies_of(service, kept), *copies_of(service, lost, None)]
+    with service.context.database.transaction() as session:
+        found = {"state": CopyState.BAD, "bad_at": database_now(session), "finding": "is not in the store"}
+        session.execute(update(Copy).where(Copy.id.in_([each.id for each in bad])).values(**found))
+    with monkeypatch.context() as few:
+        few.setattr(impacts, "_SHOWN_CHUNKS", 1)
+        impact = client.scrubs.impact_of_checkpoint(saved["id"])
+        assert [(each.digest, each.lost) for each in impact.chunks] == [(digest_of(lost), True)]
+        assert (impact.lost, impact.chunks_left_off) == (True, 1)
+        told = CliRunner().invoke(app, ["checkpoints", "impact", "demo/gpt@1"]).output
+        assert "and 1 bad chunk more" in told
+    assert client.scrubs.impact_of_checkpoint(saved["id"]).chunks_left_off == 0
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_step_that_is_lost_as_well_is_no_good_step(service: RunningService, client: Client) -> None:
+    """Before the copy is read again nothing is marked: all three are `ok`."""
+    saved = save_steps(service, "demo/gpt", {10: b"a", 20: SHARED, 30: SHARED})
+    (copy,) = copies_of(service, SHARED)
+    with service.context.database.transaction() as session:
+        session.execute(update(Copy).where(Copy.id == copy.id).values(state=CopyState.SUSPECT))
+    impact = client.scrubs.impact_of_checkpoint(saved[30]["id"])
+    good = {one.step: None if one.good_before is None else one.good_before.step for one in impact.checkpoints}
+    assert good == {20: 10, 30: 10}
+    assert {one.health for one in impact.checkpoints} == {"ok"}
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_what_only_another_attempt_may_rely_on_is_not_told_as_kept(service: RunningService, client: Client) -> None:
+    """Nobody has read the copy that is left, and another attempt has sent it."""
+    save_steps(service, "demo/gpt", {1: b"one"})
+    Job(service.http(), "demo/other").save(1, content=b"two")
+    (copy,), (of_another,) = copies_of(service, b"one"), copies_of(service, b"two")
+    with service.context.database.transaction() as session:
+        left = {"proof": Proof.UNPROVEN, "attempt_id": of_another.attempt_id}
+        session.execute(update(Copy).where(Copy.id == copy.id).values(**left))
+    told = CliRunner().invoke(app, ["checkpoints", "impact", "demo/gpt@1"]).output
+    assert re.search(r"^lost +what is marked below", told, re.MULTILINE)
 
 
 def test_what_another_attempt_has_sent_and_nobody_has_read_keeps_nothing(

@@ -337,14 +337,35 @@ def test_a_suspect_copy_in_an_archive_is_not_readable_and_holds_up_nobody(cold: 
     assert cold.tier(1) == "cold"
 
 
+def archive(cold: Cold, step: int) -> None:
+    """As a lifecycle rule of the bucket does."""
+    assert cold.fake is not None
+    everything = cold.fake.objects._stored
+    (name,) = (name for name in everything if digest_of(weights(step)) in name)
+    everything[name] = replace(everything[name], storage_class="GLACIER")
+
+
+@IN_A_BUCKET
+@pytest.mark.rule("report-is-suspicion")
+def test_a_reader_that_meets_what_was_archived_hears_that_it_is_cold(cold: Cold) -> None:
+    job = Job(cold.http)
+    for step in (1, 2):
+        job.save(step)
+    archive(cold, 2)
+    body = {"digest": digest_of(weights(2)), "problem": "missing"}
+    with pytest.raises(Refused, match=r"checkpoint_cold.*holdfast checkpoints thaw"):
+        answer(cold.http.post(f"/v1/checkpoints/{cold.view(2)['id']}/chunk-reports", json=body))
+    assert cold.copies(weights(2)) == [("cold", "archive")]
+    assert (cold.tier(2), cold.view(2)["health"]) == ("cold", "ok")
+    decision = answer(cold.http.get("/v1/projects/demo/runs/gpt/restore-point"))
+    assert (decision["restore_point"]["step"], decision["skipped"][0]["reason"]) == (1, "cold")
+
+
 @IN_A_BUCKET
 @pytest.mark.rule("report-is-suspicion")
 def test_what_a_lifecycle_rule_has_archived_is_written_down_as_cold_and_the_others_are_read(cold: Cold) -> None:
-    assert cold.fake is not None
     Job(cold.http).save(1)
-    everything = cold.fake.objects._stored
-    (name,) = (name for name in everything if digest_of(weights(1)) in name)
-    everything[name] = replace(everything[name], storage_class="GLACIER")
+    archive(cold, 1)
     cold.advance(31 * DAY)
     report = rescrub.reconcile(cold.context)
     assert (report.failed, report.good) == (0, 1)

@@ -79,6 +79,7 @@ def test_what_happens_to_a_run_is_told_once_and_signed(
         "checkpoint_id": None,
         "operation": None,
         "store": None,
+        "quota": None,
         "reason": "ValueError: GET https://x.example/a?***",
     }
     assert {view["delivered_at"] is not None for view in deliveries(service, hook)} == {True}
@@ -388,7 +389,7 @@ def test_what_did_not_happen_is_not_told(service: RunningService, receiver: Rece
     assert [seen.json["type"] for seen in receiver.seen] == ["checkpoint.quarantined", "checkpoint.diverged"]
     assert receiver.seen[1].json["data"] | {"reason": ""} == {
         "project": "demo", "run": "gpt", "attempt": 1, "step": 5, "checkpoint_id": view["id"],
-        "operation": None, "store": None, "reason": "",
+        "operation": None, "store": None, "quota": None, "reason": "",
     }  # fmt: skip
 
 

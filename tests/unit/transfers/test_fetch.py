@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from holdfast_client import errors
+from holdfast_client import Client, ClientSettings, errors
+from holdfast_client.chunks import download
 from holdfast_client.chunks import fetcher as fetcher_module
 from holdfast_client.chunks.fetcher import Buffers, ShardFetcher
 from tests.support.transfers import client_of, fetch, some_chunks
@@ -143,6 +144,19 @@ def test_a_file_that_reads_wrong_is_read_again_over_http(mounted, tmp_path):
     (tmp_path / "incoming" / stale).unlink()
     assert fetch(mounted, chunks) == chunks
     assert len(mounted.of("GET", f"/store/{stale}")) == 1
+
+
+def test_what_a_mount_does_not_give_any_more_comes_over_http(mounted, monkeypatch):
+    def fails(*_):
+        raise errors.StoreUnavailable("The store's filesystem failed (EIO)")
+
+    monkeypatch.setattr(download, "read_file", fails)
+    chunks, found = some_chunks(), {}
+    mounted.objects = dict(chunks)
+    settings = ClientSettings(url=mounted.url, token="hold_t_s", retry_seconds=0)
+    with Client(settings) as client, ShardFetcher(client, "ck_1") as fetcher:
+        fetcher.fetch(chunks, lambda digest, view: found.__setitem__(digest, bytes(view)))
+    assert found == chunks
 
 
 @pytest.mark.rule("drop-box")

@@ -57,13 +57,14 @@ class OwnSaves:
         return not any(thread.is_alive() for thread in saving)
 
     def step_with(self, step: int, save: Callable[[], object]) -> bool:
+        last = self._parts.session.progress.step
         self._parts.session.progress.ran(step)
         if not self._parts.session.may_save:
             self._parts.session.ready_to_save()
         ask = self._parts.agreement.due(step)
         if ask is Ask.PREEMPT:
             raise self._parts.emergency.save_with(step, save)
-        due = self._parts.schedule.due(step, None, agreed=ask is Ask.SAVE) is not None
+        due = self._parts.schedule.due(step, None, agreed=ask is Ask.SAVE, last=last) is not None
         calls = due and self._written_step != step
         try:
             if calls:

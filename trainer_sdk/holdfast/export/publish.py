@@ -31,9 +31,13 @@ def check_target(target: Path, *, force: bool) -> None:
     if target.exists() and not target.is_dir():
         raise ConfigurationError(f"{target} is not a folder. Choose another one.")
     if not force and target.is_dir() and any(target.iterdir()):
-        raise ConfigurationError(f"{target} is not empty. Choose another folder, or replace it with --force.")
+        raise _not_empty(target)
     if not target.absolute().parent.is_dir():
         raise ConfigurationError(f"{target.absolute().parent} is not there. Make it first.")
+
+
+def _not_empty(target: Path) -> ConfigurationError:
+    return ConfigurationError(f"{target} is not empty. Choose another folder, or replace it with --force.")
 
 
 def check_room(target: Path, needed_bytes: int) -> None:
@@ -51,15 +55,16 @@ class NotWritten(HoldfastError):  # noqa: N818  (as the tree of holdfast_client.
 
 
 @contextmanager
-def published(target: Path) -> Iterator[Path]:
-    """An empty folder to fill; it replaces `target` when the block ends well, and is removed if not."""
+def published(target: Path, *, force: bool) -> Iterator[Path]:
+    """An empty folder to fill; it replaces `target` when the block ends well, and is removed if not. Raises
+    ConfigurationError if something has come into `target` meanwhile; not with `force`."""
     target = target.absolute()
     beside = target.with_name(f".{target.name}.holdfast-{secrets.token_hex(4)}")
     beside.mkdir()
     try:
         yield beside
         _sync_folder(beside)
-        _take_place(beside, target)
+        _take_place(beside, target, force=force)
     except Exception as error:
         if _is_full(error):
             raise DiskFull(f"The disk became full while {target} was written; nothing was left there") from error
@@ -72,7 +77,7 @@ def published(target: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _take_place(beside: Path, target: Path) -> None:
+def _take_place(beside: Path, target: Path, *, force: bool) -> None:
     if not target.is_dir():
         beside.rename(target)
         _sync_folder(target.parent)
@@ -80,8 +85,11 @@ def _take_place(beside: Path, target: Path) -> None:
     old = beside.with_name(beside.name + ".old")
     target.rename(old)
     try:
+        # By this name no other process finds it any more: another pull may have put its files there.
+        if not force and any(old.iterdir()):
+            raise _not_empty(target)
         beside.rename(target)
-    except OSError:
+    except BaseException:
         old.rename(target)
         raise
     _sync_folder(target.parent)

@@ -72,7 +72,16 @@ def pull(
         raise NoRestorePoint(_why_nothing(run, point, decision))
     try:
         return _pull(
-            client, run, chosen, target, format_, only=only, on_total=on_total, on_bytes=on_bytes, on_note=on_note
+            client,
+            run,
+            chosen,
+            target,
+            format_,
+            only=only,
+            force=force,
+            on_total=on_total,
+            on_bytes=on_bytes,
+            on_note=on_note,
         )
     except IntegrityError:
         _offer_the_one_before(client, run, chosen, on_note)
@@ -94,6 +103,7 @@ def _pull(
     format_: Format,
     *,
     only: Collection[str],
+    force: bool,
     on_total: OnTotal,
     on_bytes: OnBytes,
     on_note: OnNote,
@@ -105,7 +115,7 @@ def _pull(
             check_safetensors(contents.layout, units)
         check_room(target, sum(_bytes_of(contents, unit) for unit in units))
         on_total(sum(bytes_to_read(contents, unit.tensors) for unit in units))
-        with published(target) as folder:
+        with published(target, force=force) as folder:
             files = _write(source, contents, units, folder, format_=format_, on_bytes=on_bytes)
             files += write_trees(folder, contents, units)
             for role, count in source.bytes_from.items():

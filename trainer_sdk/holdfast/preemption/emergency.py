@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from holdfast.distributed.ranks import Ranks
@@ -96,7 +97,8 @@ class EmergencySave:
 
     def _save_with(self, step: int, save: Callable[[], object]) -> str:
         if self._ranks.is_first:
-            log.warning("leaving after step %d: it is saved by the loop's own save", step)
+            with suppress(Exception):  # of the script's log handler: the other ranks are on their way into the vote
+                log.warning("leaving after step %d: it is saved by the loop's own save", step)
         if not self._is_committed(step):
             save()
         self._pipeline.wait_idle(self._watch.wait_seconds())  # saves that step() or save() began
@@ -116,7 +118,8 @@ class EmergencySave:
             # From here on, a standby snapshot is either uploading or never will be.
             if not has_waited and not self._watch.settle():
                 decision = dataclasses.replace(decision, choice=Choice.STAGED)
-            log.warning("leaving after step %d: %s", step, decision)
+            with suppress(Exception):  # of the script's log handler: every rank would leave without a save
+                log.warning("leaving after step %d: %s", step, decision)
             return decision
 
         return self._ranks.from_first(on_first)

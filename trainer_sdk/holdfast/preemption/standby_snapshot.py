@@ -25,6 +25,7 @@ from holdfast.preemption.estimate import may_wait_for_a_step
 from holdfast.save.job import SaveJob
 from holdfast.save.pipeline import SavePipeline
 from holdfast.save.saver import Metrics, Saver
+from holdfast.schedule.save_policy import ends_a_round
 from holdfast.staging import StagedShard, StagingArea
 from holdfast.state.tensors import TensorPiece
 from holdfast_client.chunks.workers import WorkerThreads
@@ -74,9 +75,9 @@ class StandbySnapshot:
         """It is uploading, or is not wanted any more."""
         self._first_left: float | None = None
 
-    def is_due(self, step: int) -> bool:
-        """The same on all ranks. Steps count from 0, as for Every(steps=…)."""
-        return (step + 1) % self._every == 0
+    def is_due(self, step: int, last: int | None) -> bool:
+        """The same on all ranks. Steps are counted as for Every(steps=…). `last`: the step before."""
+        return ends_a_round(self._every, step, last)
 
     def stage(self, step: int, state: Mapping[str, Any], metrics: Metrics | None) -> None:
         """Collective. Raises as save() does. When it returns, the state may change."""
@@ -103,14 +104,13 @@ class StandbySnapshot:
             if self._over or job is None or not self._is_wanted(job):
                 return
             if self._ranks.is_first:
-                if not self._is_last_moment(job, left_seconds) or not settle():
+                if not self._is_last_moment(job, left_seconds) or not settle() or not self._tell(job.step):
                     return
-                if self._store is not None:
-                    self._store.set("upload", str(job.step))
             elif not self._is_told_to(job.step):
                 return
             self._over = True
-            log.warning("no step has ended in time: the state staged after step %d is saved", job.step)
+            with suppress(Exception):  # of the script's log handler: the watch must go on
+                log.warning("no step has ended in time: the state staged after step %d is saved", job.step)
             self._pipeline.start(dataclasses.replace(job, begun_at=time.monotonic()))
 
     def close(self) -> None:
@@ -146,6 +146,14 @@ class StandbySnapshot:
         if self._first_left is None:
             self._first_left = left_seconds
         return left_seconds <= self._first_left - may_wait_for_a_step(self._first_left, seconds)
+
+    def _tell(self, step: int) -> bool:
+        """Tells the other ranks to upload it too. False if the job's store has ended together with the job."""
+        with suppress(RuntimeError):
+            if self._store is not None:
+                self._store.set("upload", str(step))
+            return True
+        return False
 
     def _is_told_to(self, step: int) -> bool:
         with suppress(RuntimeError):  # the job's store has ended together with the job

@@ -108,12 +108,13 @@ class PreemptionWatch:
             self._is_terminated = self._is_terminated or notice.source == SIGTERM
             first = self.notice is None
             self.notice = self.notice or notice
-        within = "" if notice.deadline_seconds is None else f", within {notice.deadline_seconds:.0f} s"
-        if first:
-            log.warning("this job is told to leave (%s%s): it saves after this step", notice, within)
-        else:
-            log.info("told again to leave (%s%s)", notice, within)
         self._noticed.set()
+        within = "" if notice.deadline_seconds is None else f", within {notice.deadline_seconds:.0f} s"
+        with contextlib.suppress(Exception):  # of the script's log handler: no rank would hear of the notice
+            if first:
+                log.warning("this job is told to leave (%s%s): it saves after this step", notice, within)
+            else:
+                log.info("told again to leave (%s%s)", notice, within)
 
     def left_seconds(self) -> float:
         """Until a save must be over; infinite without a deadline."""
@@ -211,8 +212,10 @@ class PreemptionWatch:
             return self._deadline_at - self._reserve_seconds / 2
 
     def _leave(self, code: int, outcome: AttemptOutcome, why: str) -> None:
-        log.warning("%s This process ends now, with exit code %d", why, code)
-        self._end(outcome, f"{self.notice}. {why}")
+        with contextlib.suppress(Exception):  # of the script's log handler
+            log.warning("%s This process ends now, with exit code %d", why, code)
+        with contextlib.suppress(Exception):  # the same, when the service could not be told
+            self._end(outcome, f"{self.notice}. {why}")
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()

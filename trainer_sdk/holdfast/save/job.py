@@ -224,7 +224,7 @@ class SaveJob:
     handle: SaveHandle
     standstill: Standstill = field(default_factory=Standstill)
     has_own_memory: bool = False
-    """It is not in the memory that the next save waits for (`stage_every=`)."""
+    """It is not, or no more, in the memory that the next save waits for (`stage_every=`)."""
     record: SpoolRecord | None = None
     """In the spool: its bytes come from the folder, and the staged ones are released."""
     begun_at: float = field(default_factory=time.monotonic)
@@ -385,6 +385,9 @@ class CommitWatch:
             told = self._store.get(self._key(number))
             return CheckpointView.model_validate_json(told) if told else None
         except RuntimeError as error:
+            # Rank 0 may have left, and the store with it, because this very checkpoint is committed.
+            if (view := self._look(checkpoint_id)) is not None:
+                return view
             raise HoldfastError(f"The job's store ended while a checkpoint was still under way ({error})") from error
 
     def _look(self, checkpoint_id: str) -> CheckpointView | None:

@@ -224,9 +224,10 @@ class SavePipeline:
                 kept = self._kept(job, self._tier)
         except BaseException as error:  # even Ctrl-C: the save goes on without its copy on this node
             if isinstance(job.staged, StagedShard) and not job.staged.can_repeat:
-                # Some chunks have left the window already, and are nowhere any more.
+                # Some chunks have left the window already, and are nowhere any more. The next save may have that memory
+                # before the upload thread comes to this one.
                 self._release(job)
-                kept = dataclasses.replace(job, staged=error)
+                kept = dataclasses.replace(job, staged=error, has_own_memory=True)
             if not self._stop.is_set():
                 self._reports.not_kept(job, None if isinstance(error, NoRoom) else error)
         finally:

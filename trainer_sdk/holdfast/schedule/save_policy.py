@@ -38,6 +38,13 @@ class AnyOf(Policy):
         return self.policies
 
 
+def ends_a_round(steps: int, step: int, last: int | None) -> bool:
+    """Whether `step` is the last of a round of so many steps, or the first one behind it because the numbers have
+    jumped over it. A loop that counts by twos from 2 on has no odd step, so 99 would never come. `last`: the step
+    before; None if there was none."""
+    return (step + 1) % steps == 0 or (last is not None and (step + 1) // steps > (last + 1) // steps)
+
+
 @dataclass(frozen=True)
 class Every(Policy):
     """`Every(steps=500)` or `Every(minutes=10)`: exactly one of the two. Raises ConfigurationError otherwise.
@@ -63,10 +70,11 @@ class Every(Policy):
         """The interval in seconds; None if steps are counted."""
         return None if self.minutes is None else self.minutes * 60
 
-    def due_after(self, step: int) -> bool:
+    def due_after(self, step: int, last: int | None = None) -> bool:
         """Whether a save is due after `step`. Steps count from 0: Every(steps=100) saves after 99, 199, …, so that the
-        last step of a round number of steps is saved. Always false if minutes are counted."""
-        return self.steps is not None and (step + 1) % self.steps == 0
+        last step of a round number of steps is saved. If the numbers jump over one of these, it saves after the first
+        step behind it. `last`: the step before. Always false if minutes are counted."""
+        return self.steps is not None and ends_a_round(self.steps, step, last)
 
 
 @dataclass(frozen=True)

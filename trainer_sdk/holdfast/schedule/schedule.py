@@ -1,6 +1,6 @@
 """Whether a step is saved: one decision after each step, the same on every rank; and the best so far.
 
-    steps       arithmetic on the step's number, which all ranks have
+    steps       arithmetic on the numbers of this step and the one before, which all ranks have
     time        rank 0's clock, through the agreement (step_agreement.py): it asks `wants` in the background
     best        rank 0's metric, shared in one small vote, only at steps whose metrics have it
     deferred    a save that was due while an earlier one was in flight: made at the first step after that one
@@ -168,15 +168,15 @@ class Schedule:
         self._say_that_it_stretches()
         return False
 
-    def due(self, step: int, metrics: Metrics | None, *, agreed: bool) -> Due | None:
-        """After each step, on every rank. `agreed`: the ranks agreed on this step. A collective only if `metrics` have
-        the name of a Best.
+    def due(self, step: int, metrics: Metrics | None, *, agreed: bool, last: int | None = None) -> Due | None:
+        """After each step, on every rank. `agreed`: the ranks agreed on this step. `last`: the step before. A
+        collective only if `metrics` have the name of a Best.
 
         Raises RanksDisagree if only some ranks' metrics have it, and TypeError on every rank if rank 0's is no number.
         """
         if self._bests and self._is_best(step, metrics or {}):
             return Due.BEST
-        if agreed or any(every.due_after(step) for every in self._by_steps):
+        if agreed or any(every.due_after(step, last) for every in self._by_steps):
             return Due.BY_INTERVAL
         # A lone process needs no agreement.
         return Due.BY_INTERVAL if self._deferred and self._alone and not self._busy() else None

@@ -8,7 +8,7 @@ import logging
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -99,16 +99,23 @@ class WholeLayout:
 
     @classmethod
     def over(cls, slab: Slab, plan: LocalPlan, distrusted: set[str]) -> Self:
-        """The slab must be large enough, and zero between the tensors."""
+        """The slab must be large enough. It may hold bytes of an earlier layout."""
         starts, _ = chunk_starts(plan)
         specs = {spec.name: spec for spec in plan.specs}
         views = {}
+        filled: Counter[int] = Counter()
         for piece in plan.shard.pieces:
             spec = specs[piece.tensor]
             start = starts[piece.segments[0].ordinal] + piece.segments[0].offset
             views[piece.tensor] = bits_view(
                 slab.tensor[start : start + spec.bytes], torch_dtype(spec.dtype), spec.shape
             )
+            for segment in piece.segments:
+                filled[segment.ordinal] += segment.bytes
+        # The gaps are part of the chunk: the same state, the same digest. Only packs have gaps, and training waits.
+        for ordinal, (start, size) in enumerate(zip(starts, plan.shard.chunks, strict=True)):
+            if filled[ordinal] < size:
+                slab.tensor[start : start + size].zero_()
         return cls(plan, slab, starts, views, FrozenPieces(plan, views, distrusted))
 
     def fill(self, copier: Copier, stored: Sequence[TensorPiece], meanwhile: Callable[[], object]) -> None:
@@ -400,11 +407,9 @@ class _Place:
     layout: WholeLayout | WindowLayout | None = None
 
     def with_room(self, capacity_bytes: int) -> Slab:
-        """A slab of at least this size, filled with zeros, because the gaps between small tensors are part of the
-        chunk."""
+        """A slab of at least this size, with whatever an earlier layout has left in it."""
         self.layout = None
         if self.slab is not None and self.slab.capacity_bytes >= capacity_bytes:
-            self.slab.tensor.zero_()
             return self.slab
         self.release()  # first: the host may not have room for both slabs
         self.slab = Slab(capacity_bytes)

@@ -178,6 +178,8 @@ def _component(key: str, value: Any, rank: int, declared: Declarations) -> Compo
         kind = Kind.STATEFUL
     else:
         kind = Kind.VALUE
+        if rank == 0 and isinstance(value, Mapping) and value.keys() == {"state", "param_groups"}:
+            _warn_of_a_copy(key)
     return Component(key, kind, value, _is_replicated(key, kind, value, declared), rank, declared)
 
 
@@ -346,6 +348,15 @@ def _check_optimizers_follow(components: tuple[Component, ...], known: Mapping[i
                     f"{component.key!r} optimizes {name!r}, which is declared per rank; "
                     f"declare {component.key!r} per rank as well"
                 )
+
+
+@cache
+def _warn_of_a_copy(key: str) -> None:
+    log.warning(
+        "%r holds what an optimizer's state_dict() has returned: a copy, which does not follow the optimizer, and "
+        "which no restore gives back to it. Put the optimizer itself into the state.",
+        key,
+    )
 
 
 def extra_states(component: Component) -> dict[str, Any]:

@@ -237,13 +237,9 @@ class Wants:
         if live is not None and fits(entry, live) and self.may_fill(ref.name, live):
             return self.into(ref.name, live)
         if live is not None and (fits(entry, live) or (isinstance(live, DTensor) and entry.shape == tuple(live.shape))):
-            filler = self.like(ref.name, live)
+            new = self.replaced(ref, live)
         else:
-            filler = self.new(ref.name, device_of(ref))
-
-        def new(arrivals: Arrivals) -> torch.Tensor:
-            return _as_declared(filler(arrivals), ref)
-
+            new = _declared(self.new(ref.name, device_of(ref)), ref)
         if live is None or not fits(entry, live):
             return new
         # The very tensor, as in a list of the model's parameters, is more than a view of it, which may be replaced.
@@ -253,6 +249,10 @@ class Wants:
         if other is None or self.entry(other).component != entry.component:  # else a tie would have been saved
             self.parted.append(ref.name)
         return new
+
+    def replaced(self, ref: TensorRef, live: torch.Tensor) -> Filler:
+        """A new tensor like `live`, for an owner that may keep it: a Parameter stays one, and what is trained is."""
+        return _declared(self.like(ref.name, live), ref)
 
     def _whole(self, name: str, entry: TensorEntry) -> None:
         self._want(WantedPiece(name, entry.dtype, (0,) * len(entry.shape), entry.shape))
@@ -301,10 +301,14 @@ def device_of(ref: TensorRef) -> torch.device:
     return torch.device("cpu")
 
 
-def _as_declared(tensor: torch.Tensor, ref: TensorRef) -> torch.Tensor:
-    if ref.parameter:
-        return torch.nn.Parameter(tensor, requires_grad=ref.requires_grad)
-    return tensor.requires_grad_(ref.requires_grad)
+def _declared(filler: Filler, ref: TensorRef) -> Filler:
+    def fill(arrivals: Arrivals) -> torch.Tensor:
+        tensor = filler(arrivals)
+        if ref.parameter:
+            return torch.nn.Parameter(tensor, requires_grad=ref.requires_grad)
+        return tensor.requires_grad_(ref.requires_grad)
+
+    return fill
 
 
 def _placed(arrived: torch.Tensor, model: torch.Tensor) -> torch.Tensor:

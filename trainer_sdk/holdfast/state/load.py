@@ -510,7 +510,7 @@ def _plan_tree(
         entry = wants.entry(ref.name)
         beside = live.get(ref.name, live.get(path_of(ref.name, entry.component)))
         if beside is not None and not in_place and fits(entry, beside):
-            fillers[ref.name] = wants.like(ref.name, beside)  # load_state_dict() may keep the tensors
+            fillers[ref.name] = wants.replaced(ref, beside)  # load_state_dict() may keep the tensors
         else:
             fillers[ref.name] = wants.referred(ref, beside)
 

@@ -23,7 +23,10 @@ from holdfast_client.cli.output import ExitCode
 from holdfast_client.errors import ConfigurationError
 
 _TERMINATED = 128 + signal.SIGTERM
-_SERVICE = ("HOLDFAST_URL", "HOLDFAST_TOKEN", "HOLDFAST_DATA_DIR")
+_SERVICE = (
+    *("HOLDFAST_URL", "HOLDFAST_TOKEN", "HOLDFAST_DATA_DIR"),
+    *("HOLDFAST_CA_FILE", "HOLDFAST_CLIENT_CERTIFICATE", "HOLDFAST_CLIENT_KEY"),
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -27,6 +27,9 @@ const TOUCHED: Record<EventType, readonly string[]> = {
   "drill.failed": ["operations", "copies", "drills"],
   "store.unavailable": ["stores", "controllers", "restore-point"],
   "store.available": ["stores", "controllers", "restore-point"],
+  "quota.near": ["projects"],
+  "quota.reached": ["projects"],
+  "quota.relieved": ["projects"],
   "webhook.test": ["deliveries"],
 };
 

@@ -127,6 +127,21 @@ it("compares the quota with what counts against it, not with the bytes of all st
   expect(states({ project })).toEqual([]);
 });
 
+it("tells the quotas of objects, runs and checkpoints, and no soft one", () => {
+  const quotas = [
+    { kind: "bytes", hard: 100, soft: null, used: 99 },
+    { kind: "objects", hard: null, soft: 10, used: 20 },
+    { kind: "runs", hard: 10, soft: null, used: 9 },
+    { kind: "checkpoints", hard: 10, soft: null, used: 10 },
+  ];
+  const project = { name: "p", quota_bytes: null, quotas } as Schemas["ProjectView"];
+  const found = findAttention({ ...NONE, project }, NOW).map((each) => [each.key, each.state]);
+  expect(found).toEqual([
+    ["quota of runs", "quota near"],
+    ["quota of checkpoints", "quota reached"],
+  ]);
+});
+
 it("counts chunks, and beside them the copies that are bad", () => {
   const copy = (digest: string, store: string) =>
     ({ digest, bytes: 8, store, lost: true, checkpoints: 1, bad_at: before(1) }) as Schemas["BadCopy"];

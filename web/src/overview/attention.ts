@@ -1,6 +1,6 @@
 import type { Schemas } from "@/api/client";
 import { formatSeconds, secondsSince } from "@/format/moments";
-import { formatBytes, formatShare } from "@/format/numbers";
+import { formatBytes, formatCount, formatShare } from "@/format/numbers";
 import { plural } from "@/format/words";
 import { missedBy } from "@/storage/objectives";
 import { QUOTA_NEAR, quotaShare } from "@/storage/share_of_quota";
@@ -77,6 +77,7 @@ export function findAttention(facts: Facts, now: number): Attention[] {
     ...drills(facts, now),
     ...scrub(facts.scrub),
     ...quota(facts.project),
+    ...otherQuotas(facts.project),
   ];
 }
 
@@ -349,4 +350,25 @@ function quota(project: Facts["project"]): Attention[] {
       since: null,
     },
   ];
+}
+
+/** Of objects, runs and checkpoints. */
+function otherQuotas(project: Facts["project"]): Attention[] {
+  return (project?.quotas ?? []).flatMap(({ kind, hard, used }): Attention[] => {
+    if (kind === "bytes" || hard === null || used < QUOTA_NEAR * hard) return [];
+    const over = used >= hard;
+    const refused = kind === "runs" ? "no run is made" : "saves are refused";
+    return [
+      {
+        key: `quota of ${kind}`,
+        state: over ? "quota reached" : "quota near",
+        tone: over ? "bad" : "warn",
+        subject: `Project ${project?.name}`,
+        project: null,
+        to: { screen: "usage" },
+        detail: `${formatCount(used)} of ${formatCount(hard)} ${kind}. At the quota ${refused}: delete some, or raise it.`,
+        since: null,
+      },
+    ];
+  });
 }

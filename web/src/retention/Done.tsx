@@ -15,7 +15,7 @@ export function Done({ outcome, onChange }: { outcome: Outcome; onChange: (outco
   const [back, setBack] = useState<TakenBack | null>(null);
   const [busy, setBusy] = useState("");
   const [error, setError] = useState<unknown>(null);
-  const { trashed, left, unnamed, purgeAt, freedBytes, isSaved, failures, retry } = outcome;
+  const { trashed, left, unnamed, purgeAt, byPolicy, freedBytes, isSaved, failures, retry } = outcome;
   const failed = failures.reduce((sum, each) => sum + each.ids.length, 0);
 
   async function work(what: string, task: () => Promise<void>) {
@@ -36,7 +36,8 @@ export function Done({ outcome, onChange }: { outcome: Outcome; onChange: (outco
         </strong>{" "}
         {purgeAt !== null && back === null && (
           <>
-            They can be taken back until <Time at={purgeAt} />. The collection after their purge then frees{" "}
+            They can be taken back until <Time at={purgeAt} />
+            {byPolicy && ", or until a disk or the quota is short"}. The collection after their purge then frees{" "}
             <Bytes count={freedBytes} />.
           </>
         )}

@@ -33,6 +33,8 @@ export interface Outcome {
   freedBytes: number;
   /** The earliest purge; null: nothing is in the trash. */
   purgeAt: string | null;
+  /** A policy expired them: while room is short they are purged before that. */
+  byPolicy: boolean;
   /** The action also put a policy. */
   isSaved: boolean;
   failures: readonly Failure[];
@@ -116,6 +118,7 @@ const NOTHING_DONE: Outcome = {
   unnamed: 0,
   freedBytes: 0,
   purgeAt: null,
+  byPolicy: false,
   isSaved: false,
   failures: [],
   retry: null,
@@ -196,7 +199,7 @@ export async function applyPolicy({ level, document, edited, plans }: Seen): Pro
       });
       return data as Schemas["Pruned"];
     },
-    { ...NOTHING_DONE, isSaved: put !== null },
+    { ...NOTHING_DONE, byPolicy: true, isSaved: put !== null },
   );
 }
 

@@ -1,11 +1,11 @@
 import { useQuery as useQueryOf } from "@tanstack/react-query";
-import { api, useQuery } from "@/api/client";
+import { api, type Schemas, useQuery } from "@/api/client";
 import { isGone, isInvalid } from "@/api/problem";
 import { Figure, Figures } from "@/components/facts/Figures";
 import { ErrorState, Reply } from "@/components/states";
 import { Bytes, Nothing } from "@/components/values";
 import { formatSeconds } from "@/format/moments";
-import { formatBytes, formatShare } from "@/format/numbers";
+import { formatBytes, formatCount, formatShare } from "@/format/numbers";
 import { plural } from "@/format/words";
 import { quotaShare, secondsToQuota } from "./share_of_quota";
 
@@ -55,7 +55,7 @@ export function Quota({ project }: { project: string }) {
   const found = useQuery("get", "/v1/projects/{project}", { params: { path: { project } } });
   return (
     <Reply of={found} what="the quota">
-      {({ stored_bytes, quota_bytes, quota_used_bytes }) => (
+      {({ stored_bytes, quota_bytes, quota_used_bytes, quotas }) => (
         <>
           <Figures>
             <Figure name="Stored, in all stores">
@@ -69,12 +69,26 @@ export function Quota({ project }: { project: string }) {
                 ? "none"
                 : `${formatBytes(quota_bytes)}, ${formatShare(quotaShare(quota_used_bytes, quota_bytes))} used`}
             </Figure>
+            {(quotas ?? []).map((each) => (
+              <OtherQuota key={each.kind} of={each} />
+            ))}
           </Figures>
           <Forecast project={project} used={quota_used_bytes} quota={quota_bytes} />
         </>
       )}
     </Reply>
   );
+}
+
+/** What the figures above do not show: the quotas of objects, runs and checkpoints, and the soft ones. */
+function OtherQuota({ of: { kind, hard, soft, used } }: { of: Schemas["QuotaView"] }) {
+  const format = kind === "bytes" ? formatBytes : formatCount;
+  const limits = [
+    ...(hard === null || kind === "bytes" ? [] : [`of ${format(hard)}`]),
+    ...(soft === null ? [] : [`told from ${format(soft)} on`]),
+  ];
+  if (limits.length === 0) return null;
+  return <Figure name={`Quota of ${kind}`}>{`${format(used)} used, ${limits.join(", ")}`}</Figure>;
 }
 
 function Forecast({ project, used, quota }: { project: string; used: number; quota: number | null }) {

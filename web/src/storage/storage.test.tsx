@@ -199,3 +199,16 @@ it("follows a drill until it has ended", async () => {
   expect(within(drills).getByText("running")).toBeVisible();
   expect(await within(drills).findByText("done")).toBeVisible();
 });
+
+it("shows the quotas of objects, runs and checkpoints that there are, and the soft ones", async () => {
+  const quotas = [
+    { kind: "bytes", hard: 100, soft: 50, used: 40 },
+    { kind: "objects", hard: null, soft: null, used: 7 },
+    { kind: "runs", hard: 5, soft: null, used: 4 },
+  ];
+  open("", { "GET /v1/projects/demo": () => ({ ...PROJECT, quotas }) });
+  const quota = await screen.findByRole("region", { name: "Quota" });
+  expect(await within(quota).findByText("4 used, of 5")).toBeVisible();
+  expect(within(quota).getByText(/used, told from 50/)).toBeVisible();
+  expect(within(quota).queryByText("Quota of objects")).not.toBeInTheDocument();
+});

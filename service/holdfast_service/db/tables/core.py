@@ -36,6 +36,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from holdfast_protocol.checkpoints import ShardSummary
+from holdfast_protocol.states import QuotaKind
 from holdfast_service.db.dialect import Digest, Document, Hex, Moment, RowId, partial_index
 from holdfast_service.db.lease import Leased
 
@@ -61,6 +62,7 @@ class CatalogIdentity(Table):
     # Drawn with each new epoch but the first: two copies of one catalog can hold the same number.
     claim: Mapped[str] = mapped_column(Text, default="", server_default="")
     signing_key: Mapped[bytes] = mapped_column(LargeBinary)
+    encrypted_with: Mapped[str | None] = mapped_column(Text)  # the id of the key that its signing key is encrypted with
     created_at: Mapped[datetime] = mapped_column(Moment)
     # Which database this is. A copy of it somewhere else is known by that, whatever else it says of itself.
     place: Mapped[str | None] = mapped_column(Text)
@@ -98,12 +100,26 @@ class Deletable:
     purged_at: Mapped[datetime | None] = mapped_column(Moment)
 
 
+QUOTA_COLUMNS = tuple(f"{soft}quota_{kind}" for soft in ("", "soft_") for kind in QuotaKind)
+"""Of `projects`: what people set."""
+
+
 class Project(Deletable, Table):
     __tablename__ = "projects"
     id: Mapped[str] = mapped_column(Text, primary_key=True)
     name: Mapped[str] = mapped_column(Text, unique=True)
     quota_bytes: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(Moment)
+    quota_objects: Mapped[int | None] = mapped_column(BigInteger)
+    quota_runs: Mapped[int | None] = mapped_column(BigInteger)
+    quota_checkpoints: Mapped[int | None] = mapped_column(BigInteger)
+    soft_quota_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    soft_quota_objects: Mapped[int | None] = mapped_column(BigInteger)
+    soft_quota_runs: Mapped[int | None] = mapped_column(BigInteger)
+    soft_quota_checkpoints: Mapped[int | None] = mapped_column(BigInteger)
+    # By the name of a quota's column: the level that was told of it last, of which quota, and what was used when it
+    # refused a call, if it has (quotas/crossings.py).
+    quota_levels: Mapped[dict[str, list[int]]] = mapped_column(Document, default=dict, server_default="{}")
 
 
 class Token(Table):
@@ -117,6 +133,10 @@ class Token(Table):
     created_by_token: Mapped[str | None] = mapped_column(Text)  # null: made at the database, or before it was kept
     expires_at: Mapped[datetime | None] = mapped_column(Moment)
     revoked_at: Mapped[datetime | None] = mapped_column(Moment)
+    last_used_at: Mapped[datetime | None] = mapped_column(Moment)  # some minutes late: auth/last_use.py
+    # Null: what the settings say.
+    requests_per_second: Mapped[float | None] = mapped_column(Float)
+    concurrent_requests: Mapped[int | None] = mapped_column(Integer)
 
 
 class Run(Deletable, Table):

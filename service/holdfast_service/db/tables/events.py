@@ -32,6 +32,7 @@ class EventRow(Table):
     checkpoint_id: Mapped[str | None] = mapped_column(Text)
     operation: Mapped[str | None] = mapped_column(Text)
     store: Mapped[str | None] = mapped_column(Text)  # its role
+    quota: Mapped[str | None] = mapped_column(Text)  # what it counts
     reason: Mapped[str | None] = mapped_column(Text)
     __table_args__ = (
         UniqueConstraint("number", name="uq_events_number"),

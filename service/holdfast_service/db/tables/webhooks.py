@@ -20,9 +20,11 @@ class Webhook(Table):
     __tablename__ = "webhooks"
     id: Mapped[str] = mapped_column(Text, primary_key=True)
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), index=True)
+    # Both as `secrets/kept.py` keeps them: plain, or encrypted with the key of this id.
     url: Mapped[str] = mapped_column(Text)
     # What proves a call to its receiver: signs it, or PagerDuty's routing key. Empty after deletion.
     secret: Mapped[bytes] = mapped_column(LargeBinary)
+    encrypted_with: Mapped[str | None] = mapped_column(Text)
     format: Mapped[str] = mapped_column(Text, default="standard", server_default="standard")
     events: Mapped[list[str]] = mapped_column(Document)
     created_at: Mapped[datetime] = mapped_column(Moment)

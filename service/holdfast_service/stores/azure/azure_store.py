@@ -50,8 +50,8 @@ from holdfast_service.stores.bucket.bucket_store import Entry
 
 _PUT_HEADERS = {"x-ms-blob-type": "BlockBlob", "if-none-match": "*"}
 _PUT_ANSWERS = dict.fromkeys(TAKEN, StoreAnswer.STORED) | dict.fromkeys(MISMATCH, StoreAnswer.MISMATCH)
-# What is archived is the service's to tell: the client asks it for another ticket, and hears that the chunk is cold.
-_GET_ANSWERS = {"BlobNotFound": StoreAnswer.MISSING} | dict.fromkeys(ARCHIVED, StoreAnswer.EXPIRED)
+# What is archived is the service's to tell: the client reports the chunk, and hears that the checkpoint is cold.
+_GET_ANSWERS = dict.fromkeys(("BlobNotFound", *ARCHIVED), StoreAnswer.MISSING)
 _PIECE_BYTES = 1024 * 1024
 _PAGE = 5000
 

@@ -6,7 +6,9 @@ same machine would leave again. It is logged, and becomes a notice `lead_seconds
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Callable
 
@@ -55,15 +57,22 @@ class CloudPoller:
     def _run(self) -> None:
         while True:
             try:
-                for event in self._source.look():
-                    self._weigh(event)
-                self._answers_again()
-            except MetadataError as error:
-                self._missed(error)
+                self._look()
+            except Exception:  # of the script's log handler, say: without this thread no notice of the cloud arrives
+                with contextlib.suppress(Exception):  # the hook may be the script's too
+                    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
             # An unavailable server is asked less often, but often enough for a notice of two minutes.
             pause = min(self._source.pause_seconds * 2 ** min(self._failures, 5), _LONGEST_PAUSE_SECONDS)
             if self._stop.wait(pause):
                 return
+
+    def _look(self) -> None:
+        try:
+            for event in self._source.look():
+                self._weigh(event)
+            self._answers_again()
+        except MetadataError as error:
+            self._missed(error)
 
     def _weigh(self, event: CloudEvent) -> None:
         if event.key in self._given:

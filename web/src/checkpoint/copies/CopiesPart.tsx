@@ -81,7 +81,7 @@ function SecondStore({ found }: { found: Schemas["RunCopies"] }) {
     <>
       {found.copied_step === null
         ? "No checkpoint is whole there"
-        : `Whole up to step ${formatCount(found.copied_step)}`}
+        : `The newest that is whole there is step ${formatCount(found.copied_step)}`}
       , {formatCount(found.waiting)} waiting
       {found.error !== null && `. The last try failed: ${found.error}`}
     </>
@@ -235,10 +235,11 @@ function BadCopies({ checkpoint }: { checkpoint: CheckpointView }) {
 function BadOnes({ impact, own }: { impact: Impact; own: string }) {
   if (impact.chunks.length === 0) return <p className="quiet">No copy of its chunks is bad or suspect.</p>;
   const mine = impact.checkpoints.find((each) => each.checkpoint_id === own);
+  const bad = impact.chunks.length + impact.chunks_left_off;
   return (
     <>
       <p>
-        {impact.chunks.length} {impact.chunks.length === 1 ? "chunk has" : "chunks have"} a bad copy;{" "}
+        {formatCount(bad)} {bad === 1 ? "chunk has" : "chunks have"} a bad copy;{" "}
         {impact.lost ? "a chunk is lost: no attached store has a good one." : "each has a good one in another place."}
         {mine?.good_before != null && (
           <>
@@ -269,10 +270,12 @@ function BadOnes({ impact, own }: { impact: Impact; own: string }) {
             </ul>
           </li>
         ))}
+        {impact.chunks_left_off > 0 && <li>and {formatCount(impact.chunks_left_off)} more</li>}
       </ul>
       <p>
-        They concern {formatCount(impact.checkpoints.length + impact.left_off)} checkpoints in{" "}
-        {formatCount(impact.runs.length)} runs:{" "}
+        {impact.chunks_left_off > 0 ? "Those that are shown concern" : "They concern"}{" "}
+        {formatCount(impact.checkpoints.length + impact.left_off)} checkpoints in {formatCount(impact.runs.length)}{" "}
+        runs:{" "}
         {impact.checkpoints.slice(0, 20).map((each, index) => (
           <span key={each.checkpoint_id}>
             {index > 0 && ", "}

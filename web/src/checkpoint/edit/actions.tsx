@@ -252,7 +252,8 @@ function InTrash({ checkpoint }: { checkpoint: CheckpointView }) {
     <Section id="trash" title="In the trash">
       <p>
         Since <Time at={checkpoint.trashed_at} />, by {by ?? "?"}
-        {why ? `: ${why}` : ""}. It can be taken back until <Time at={checkpoint.purge_at} />.
+        {why ? `: ${why}` : ""}. It can be taken back until <Time at={checkpoint.purge_at} />
+        {checkpoint.trashed_by === "policy" && ", or until a disk or the quota is short"}.
       </p>
       <Can
         scope="operate"

@@ -1,0 +1,1 @@
+"""What must stay secret although it is in the catalog: encrypted with keys that are not there."""

@@ -1,0 +1,247 @@
+"""The connections of `holdfast serve`: how long each may take to say what it wants, how many there are, and TLS.
+
+For `uvicorn.Config(http=…)`. uvicorn makes one protocol object for each connection that it accepts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from asyncio.sslproto import SSLProtocol
+from collections import Counter as Counts
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import get_remote_addr
+
+from holdfast_service.web.request_heads import read_strictly
+
+CONNECTION = "holdfast_connection"
+"""Under this name a request's scope holds its BoundedConnection, where there is a connection."""
+STREAMS = "holdfast_streams"
+"""Under this name it says that the reply goes on for as long as somebody reads."""
+
+UNREAD_SECONDS = 300.0
+"""Who takes so little of a reply in this time has gone. The slowest client that is allowed takes 64 KiB a second."""
+
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+# Clients that keep connections for later do not read that the service closes one, and do not answer.
+_TLS_CLOSES_WITHIN_SECONDS = 5.0
+
+
+def bounded_connections(
+    header_seconds: float, most: int, tls: Callable[[], ssl.SSLContext] | None = None
+) -> Callable[..., asyncio.BaseProtocol]:
+    """One for each server. Connections that do not say what they want cost little and not for long (rule
+    limits-before-work). `tls` is asked for each new connection, so a renewed certificate is that of the next one.
+
+    uvicorn waits for the head of a request for ever, and refuses new callers while idle ones fill its limit. Here a
+    head has `header_seconds`, and so has a TLS handshake before it, and what is left of a body that was refused; a
+    reply that waits to be read has UNREAD_SECONDS. For a connection too many see `_Places`.
+    """
+    places = _Places(most)
+
+    class BoundedConnection(H11Protocol):
+        _deadline: asyncio.TimerHandle | None = None
+        _unread: asyncio.TimerHandle | None = None
+        ending: asyncio.Event
+        """Set when the server ends."""
+        has_shown_certificate: bool
+        """One that TLS has verified."""
+
+        def __init__(self, **given: Any) -> None:
+            super().__init__(**given)
+            read_strictly(self.conn)
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.ending = asyncio.Event()
+            self.has_shown_certificate = bool(transport.get_extra_info("peercert"))
+            if not places.take(self, transport):
+                self.transport.write(_FULL)
+                self.transport.close()
+            self._look()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            self._cancel_deadline()
+            self._is_read()
+            places.leave(self)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._is_read()
+
+        def _is_read(self) -> None:
+            if self._unread is not None:
+                self._unread.cancel()
+                self._unread = None
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._name_itself()
+            self._look()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._name_itself()  # a next request that came with the first one
+            # uvicorn's own time for idle connections runs now, until the next byte comes.
+            if not self._busy() and not self.transport.is_closing():
+                places.waits(self)
+
+        def shutdown(self) -> None:
+            self.ending.set()
+            if self._busy() and self.scope.get(STREAMS) and self.flow.write_paused:
+                self.transport.abort()  # nobody reads what is to be sent before the end
+            super().shutdown()
+
+        def _name_itself(self) -> None:
+            """Before the application has the request."""
+            scope: dict[str, Any] | None = self.scope  # type: ignore[assignment]
+            if scope is not None:
+                scope.setdefault(CONNECTION, self)
+
+        def _busy(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def _look(self) -> None:
+            if self._busy() or self.transport.is_closing():
+                self._cancel_deadline()
+                sends = self._busy() and self.cycle.more_body and not self.transport.is_closing()
+                places.has_request(self, sends=sends)
+                return
+            places.waits(self)
+            if self._deadline is None:
+                self._deadline = self.loop.call_later(header_seconds, self.transport.abort)
+
+        def _cancel_deadline(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+    if tls is None:
+        return BoundedConnection
+    newest_context = tls
+
+    class SecuredConnection(SSLProtocol):
+        """asyncio's own TLS around a BoundedConnection. `loop.create_server(ssl=…)` would keep one context for ever,
+        and would not count what has not ended its handshake."""
+
+        def __init__(self, connection: BoundedConnection) -> None:
+            super().__init__(
+                connection.loop,
+                connection,
+                newest_context(),
+                None,  # type: ignore[arg-type]  # nobody waits for the handshake
+                server_side=True,
+                ssl_handshake_timeout=header_seconds,  # type: ignore[arg-type]  # asyncio takes fractions
+                ssl_shutdown_timeout=_TLS_CLOSES_WITHIN_SECONDS,
+            )
+            self._inside = connection
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            assert isinstance(transport, asyncio.Transport)
+            if not places.take(self._inside, transport):
+                transport.abort()
+
+        def connection_lost(self, exc: BaseException | None) -> None:
+            super().connection_lost(exc)
+            places.leave(self._inside)  # the one inside hears of it only if it was told that it is connected
+
+    def secured(**given: Any) -> SecuredConnection:
+        return SecuredConnection(BoundedConnection(**given))
+
+    return secured
+
+
+class _Places:
+    """The connections of one server, by address. One too many takes the place of one without a request: the longest of
+    the address that has the most of them. If there is none, it takes the place of one in the middle of its body, but
+    only of an address with more of these than its own has connections. Else the new one is refused. So an address that
+    floods the service with halves of requests takes places from itself.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken: dict[H11Protocol, tuple[str, asyncio.Transport]] = {}
+        self._open_of: Counts[str] = Counts()
+        self._waiting: _ByAddress = {}  # without a request in hand
+        self._sending: _ByAddress = {}  # in the middle of a body
+
+    def take(self, connection: H11Protocol, transport: asyncio.Transport) -> bool:
+        """Whether there is room for it. Of TLS it is asked twice: what is beneath comes first."""
+        name = get_remote_addr(transport)
+        address = "" if name is None else name[0]
+        is_new = connection not in self._taken
+        self._taken[connection] = address, transport
+        if is_new:
+            self._open_of[address] += 1
+            if len(self._taken) > self._most and not self._make_room(address):
+                return False
+        self.waits(connection)
+        return True
+
+    def leave(self, connection: H11Protocol) -> None:
+        """Again, it changes nothing."""
+        if connection not in self._taken:
+            return
+        self.has_request(connection, sends=False)
+        address, _ = self._taken.pop(connection)
+        self._open_of[address] -= 1
+        if not self._open_of[address]:
+            del self._open_of[address]
+
+    def waits(self, connection: H11Protocol) -> None:
+        self._put(self._waiting, connection)
+        self._drop(self._sending, connection)
+
+    def has_request(self, connection: H11Protocol, *, sends: bool) -> None:
+        """`sends`: its body has not ended."""
+        self._drop(self._waiting, connection)
+        if sends:
+            self._put(self._sending, connection)
+        else:
+            self._drop(self._sending, connection)
+
+    def _make_room(self, address: str) -> bool:
+        idle = next(iter(_most_of_one(self._waiting)), None)
+        if idle is not None:
+            self._cut_off(idle)
+            return True
+        halves = _most_of_one(self._sending)
+        # A body that the service itself does not read on waits for its turn, and is not late.
+        half = next((each for each in halves if not each.flow.read_paused), None)
+        if half is None or len(halves) <= self._open_of[address]:
+            return False
+        self._cut_off(half)
+        return True
+
+    def _cut_off(self, connection: H11Protocol) -> None:
+        self._taken[connection][1].abort()
+        self.has_request(connection, sends=False)
+
+    def _put(self, kept: _ByAddress, connection: H11Protocol) -> None:
+        if connection in self._taken:
+            kept.setdefault(self._taken[connection][0], {}).setdefault(connection)
+
+    def _drop(self, kept: _ByAddress, connection: H11Protocol) -> None:
+        address = self._taken[connection][0] if connection in self._taken else ""
+        of_address = kept.get(address, {})
+        of_address.pop(connection, None)
+        if not of_address:
+            kept.pop(address, None)
+
+
+_ByAddress = dict[str, dict[H11Protocol, None]]
+"""Connections, those that came first before the others."""
+
+
+def _most_of_one(kept: _ByAddress) -> dict[H11Protocol, None]:
+    """Those of the address that has the most."""
+    return max(kept.values(), key=len, default={})

@@ -1,0 +1,230 @@
+"""Each parser of what others wrote, fed with what a hostile writer makes of it: it reads that, or raises the error that
+it says, and nothing else. A bug in one of them would end a restore, a rebuild or a call by a stack trace."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from collections import OrderedDict, deque
+from contextlib import suppress
+from typing import Any
+
+import h11
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import TreeFormatError
+from holdfast.state.tree import decode_tree, encode_tree
+from holdfast_protocol.codecs import Codec, DecodeError, decode, encode
+from holdfast_protocol.digests import DocumentError, canonical_bytes, compress
+from holdfast_protocol.index_documents import Layout, Piece, SavedAs, Segment, ShardIndex, ShardLayout, TensorEntry
+from holdfast_protocol.runs import SelectorError, parse_selector
+from holdfast_protocol.states import CredentialKind
+from holdfast_service.auth import credentials
+from holdfast_service.db.pages import decode_cursor, encode_cursor
+from holdfast_service.errors import ProblemError
+from holdfast_service.records import documents as records
+from holdfast_service.web.request_heads import read_strictly
+from tests.fuzz.mutations import JSON, altered, damaged
+
+often = settings(max_examples=1000)
+
+LAYOUT = Layout(
+    2,
+    {
+        "model/b": TensorEntry("model", "float32", (4, 2), False),
+        "model/a": TensorEntry("model", "bfloat16", (), True),
+        "model/tied": TensorEntry("model", "float32", (4, 2), False, alias_of="model/b"),
+    },
+    (
+        ShardLayout(
+            (16, 2),
+            (Piece("model/b", (0, 0), (2, 2), (Segment(0, 0, 16),)), Piece("model/a", (), (), (Segment(1, 0, 2),))),
+        ),
+        ShardLayout((16,), (Piece("model/b", (2, 0), (2, 2), (Segment(0, 0, 16),)),)),
+    ),
+)
+INDEX = ShardIndex(SavedAs("demo/gpt", 20, 4), 3, "ab" * 32, {"loader": ["value", 1]}, {"model": ["module", None]})
+DOCUMENTS = (LAYOUT, INDEX)
+
+
+@often
+@given(st.sampled_from(DOCUMENTS).flatmap(lambda document: altered(json.loads(document.canonical))))
+def test_a_layout_and_an_index_are_read_or_refused(document: Any) -> None:
+    data = compress(canonical_bytes(document))
+    for kind in (Layout, ShardIndex):
+        try:
+            found = kind.decode(data)
+        except DocumentError:
+            continue
+        assert kind.decode(found.encode()) == found, "what is read can be written again"
+        if isinstance(found, Layout):
+            found.torn()
+
+
+@often
+@given(damaged([document.encode() for document in DOCUMENTS]) | st.binary(max_size=200))
+def test_damaged_bytes_of_a_layout_and_an_index_are_refused(data: bytes) -> None:
+    for kind in (Layout, ShardIndex):
+        with suppress(DocumentError):
+            kind.decode(data)
+
+
+TREE = encode_tree(
+    {
+        "plain": [1, 2.5, "x", None, True, (3, 4)],
+        "sets": {1, 2},
+        "moment": datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC),
+        "ordered": OrderedDict(a=deque([1, 2], maxlen=3)),
+        "array": np.arange(6, dtype=np.int32).reshape(2, 3),
+        "number": np.float32(1.5),
+        "complex": 1 + 2j,
+    }
+)
+
+
+@often
+@given(altered(json.loads(canonical_bytes(TREE))) | JSON)
+def test_a_typed_tree_is_read_or_refused(encoded: Any) -> None:
+    with suppress(TreeFormatError):
+        decode_tree(encoded)
+
+
+PROJECT = records.ProjectRecord(
+    catalog_id="c",
+    epoch=1,
+    version=2,
+    project=records.ProjectFacts(id="a" * 32, name="demo"),
+    quota_bytes=None,
+    created_at=datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC),
+    policies=[],
+    quotas={"quota_runs": 3},
+)
+MODELS = (
+    records.ProjectRecord,
+    records.RunRecord,
+    records.CheckpointRecord,
+    records.ManifestRecord,
+    records.ListRecord,
+    records.RemovedRecord,
+)
+REFUSED = (records.DamagedRecordError, records.NewerRecordError)
+
+
+@often
+@given(altered(json.loads(records.encode(PROJECT))), st.sampled_from(MODELS), st.booleans())
+def test_a_record_is_read_or_refused(outer: Any, model: type[records.Document], signs: bool) -> None:
+    """`signs`: who alters it writes the digest anew."""
+    if signs:
+        outer["sha256"] = hashlib.sha256(canonical_bytes(outer.get("record"))).hexdigest()
+    with suppress(*REFUSED):
+        records.decode(canonical_bytes(outer), model)
+
+
+@often
+@given(damaged([records.encode(PROJECT)]) | st.binary(max_size=200), st.sampled_from(MODELS))
+def test_damaged_bytes_of_a_record_are_refused(data: bytes, model: type[records.Document]) -> None:
+    with suppress(*REFUSED):
+        assert records.decode(data, model) == PROJECT, "a space between two values says nothing"
+
+
+NAMES = [
+    f"records/{'a' * 32}/project/000001.0000000002.json",
+    f"records/{'a' * 32}/checkpoints/ck_1/lists/{'b' * 64}.json",
+]
+
+
+@often
+@given(damaged([name.encode() for name in NAMES]).map(lambda data: data.decode("utf-8", "replace")) | st.text())
+def test_a_name_of_a_record_is_read_or_none(name: str) -> None:
+    found = records.parse_name(name)
+    if found is not None:
+        assert found.version is None or found.list_digest is None
+
+
+CHUNK = np.arange(3000, dtype=np.float32).tobytes()
+
+
+def encoded(codec: Codec) -> bytes:
+    found = encode(memoryview(CHUNK), codec, most_bytes=2 * len(CHUNK))
+    assert found is not None
+    return bytes(found)
+
+
+@pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.RAW])
+@often
+@given(data=st.data(), size=st.integers(0, 2 * len(CHUNK)), cut=st.integers(1, 5000))
+def test_an_encoded_chunk_is_read_to_its_size_or_refused(codec: Codec, data: Any, size: int, cut: int) -> None:
+    stored = data.draw(damaged([encoded(codec)]))
+    pieces = (stored[at : at + cut] for at in range(0, len(stored), cut))
+    with suppress(DecodeError):
+        assert sum(len(block) for block in decode(codec, size, pieces)) == size
+
+
+SELECTORS = [
+    b"demo/gpt",
+    b"demo/gpt@latest",
+    b"demo/gpt@1200#3",
+    b"demo/gpt@best:loss:max",
+    b"demo/gpt@ck_" + b"0" * 32,
+]
+
+
+@often
+@given(damaged(SELECTORS).map(lambda data: data.decode("utf-8", "replace")) | st.text())
+def test_a_selector_is_read_or_refused_and_read_again_as_the_same(text: str) -> None:
+    try:
+        run, point = parse_selector(text)
+    except SelectorError:
+        return
+    assert parse_selector(f"{run}@{point}") == (run, point)
+
+
+TOKEN = b"hold_0123456789abcdef_" + b"89ab" * 16
+
+
+@often
+@given(damaged([TOKEN]).map(lambda data: data.decode("utf-8", "replace")) | st.text(), st.sampled_from(CredentialKind))
+def test_a_token_is_read_or_refused_without_its_text(text: str, kind: CredentialKind) -> None:
+    found, told = None, ""
+    try:
+        found, _ = credentials.parse(kind, text)
+    except ValueError as error:
+        told = str(error)
+    assert len(text) < 40 or text not in told
+    assert found is None or text[:-64] == f"{kind}_{found}_"
+
+
+CURSOR = encode_cursor("runs", "2026-01-01T00:00:00+00:00", 7).encode()
+
+
+@often
+@given(damaged([CURSOR]).map(lambda data: data.decode("utf-8", "replace")) | st.text())
+def test_a_cursor_is_read_or_refused(text: str) -> None:
+    with suppress(ProblemError):
+        assert [type(part) for part in decode_cursor("runs", text, str, int)] == [str, int]
+
+
+REQUESTS = [
+    b"POST /v1/tokens HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nbytes",
+    b"PUT /v1/prices HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nbytes\r\n0\r\nX: y\r\n\r\n",
+    b"GET /healthz HTTP/1.0\r\n\r\n",
+]
+
+
+@often
+@given(damaged(REQUESTS))
+def test_a_request_is_read_or_refused_and_says_once_where_it_ends(sent: bytes) -> None:
+    connection = h11.Connection(h11.SERVER)
+    read_strictly(connection)
+    connection.receive_data(sent)
+    with suppress(h11.RemoteProtocolError):
+        while (event := connection.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
+            if isinstance(event, h11.ConnectionClosed):
+                break
+            if isinstance(event, h11.Request):
+                names = [name for name, _ in event.headers]
+                assert names.count(b"content-length") + names.count(b"transfer-encoding") <= 1
