@@ -12,6 +12,7 @@ from holdfast_protocol.states import Scope
 from holdfast_service.auth.principal import new_token_text, parse_token
 from tests.support.rank import answer
 from tests.support.service import RunningService
+from tests.web.screens import settled
 
 
 def paste(page: Page, token: str) -> None:
@@ -88,6 +89,7 @@ def test_a_revoked_token_signs_its_pages_out_at_their_next_call(page: Page, serv
     page.goto(f"{service.url}/ui/runs")
     paste(page, token)
     expect(page.get_by_role("heading", level=1, name="Runs")).to_be_visible()
+    settled(page)  # an event stream that opens after the token has gone would sign the page out under the click
     assert service.http().delete(f"/v1/tokens/{parse_token(token)[0]}").is_success
     page.get_by_role("navigation", name="Screens").get_by_role("link", name="Storage").click()
     expect(page.get_by_label("Token")).to_be_visible()
