@@ -214,13 +214,13 @@ def sqlite_catalogs(tmp_path_factory: pytest.TempPathFactory) -> SqliteCatalogs:
 
 @pytest.fixture(scope="session", autouse=True)
 def _certificates_read_once() -> Iterator[None]:
-    """Every HTTP client reads certifi's file of certificates, 25 ms each; here thousands are made for plain http. A context
-    of another file is made anew: a test or a client may change it, and all would share that change."""
+    """Every HTTP client reads certifi's file of certificates, 25 ms each; here thousands are made for plain http. A
+    context of another file is made anew: a test or a client may change it, and all would share that change."""
     read = ssl.create_default_context
     read_once = functools.cache(read)
-    certifis = {"cafile": certifi.where()}
+    plain = {"cafile": certifi.where()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ssl, "create_default_context", lambda *to, **of: (read_once if of == certifis else read)(*to, **of))
+        patch.setattr(ssl, "create_default_context", lambda *to, **of: (read_once if of == plain else read)(*to, **of))
         yield
 
 

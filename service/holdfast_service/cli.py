@@ -57,9 +57,7 @@ def register(app: typer.Typer) -> None:
     app.command("dashboard-role", help="A database role that sees the views for dashboards alone.")(
         dashboard_role_command
     )
-    app.command("rotate-secrets", help="Encrypt the catalog's secrets with the first key.")(
-        rotate_secrets_command
-    )
+    app.command("rotate-secrets", help="Encrypt the catalog's secrets with the first key.")(rotate_secrets_command)
     app.command("rebuild", help="Get the catalog back from a store alone, into an empty database.")(rebuild_command)
 
 

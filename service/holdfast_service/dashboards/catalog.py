@@ -410,7 +410,12 @@ def events(dialect: Dialect) -> View:
             Column("operation", Kind.TEXT, "The operation's id.", "e.operation"),
             Column("store", Kind.TEXT, "The store's role: `primary`, `second` or `cold`.", "e.store"),
             Column("reason", Kind.TEXT, "Why, for people.", "e.reason"),
-            Column("quota", Kind.TEXT, "What the quota of the event counts: `bytes`, or `soft bytes` of a soft one.", "e.quota"),
+            Column(
+                "quota",
+                Kind.TEXT,
+                "What the quota of the event counts: `bytes`, or `soft bytes` of a soft one.",
+                "e.quota",
+            ),
         ),
         source=f"""FROM events e CROSS JOIN catalog_identity i
 LEFT JOIN projects p ON p.id = e.project_id

@@ -355,19 +355,19 @@ def test_a_project_whose_receivers_do_not_answer_holds_no_other_up(
     for number in range(2):
         Job(service.http(), after=number).end("failed")
     clock.advance(1)
-    make_hook(service, f"{receiver.url}/other", "attempt.failed", project="other")
+    other = make_hook(service, f"{receiver.url}/other", "attempt.failed", project="other")["id"]
     Job(service.http(), "other/gpt").end("failed")
     with in_background() as threads:
         claims = list(threads.map(lambda _: webhooks._claim(service.context), range(4)))
-    held = sorted((claim for claim in claims if claim is not None), key=lambda claim: claim.url)
-    assert [claim.url.rpartition("/")[2] == "other" for claim in held] == [False, True], "one of each project"
+    held = sorted((claim for claim in claims if claim is not None), key=lambda claim: claim.hook.id == other)
+    assert [claim.hook.id == other for claim in held] == [False, True], "one of each project"
     assert webhooks._settle(service.context, held[0], Answer(None, "cannot be reached")) == 0
     order = []
     while (claim := webhooks._claim(service.context)) is not None:
-        order.append(claim.url)
+        order.append(claim.hook.id)
         webhooks._settle(service.context, claim, Answer(204))
     assert len(order) == 5
-    assert order.index(held[0].url) == 4, "who owes an answer comes after the others"
+    assert order.index(held[0].hook.id) == 4, "who owes an answer comes after the others"
     webhooks._settle(service.context, held[1], Answer(204))
 
 
