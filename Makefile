@@ -20,7 +20,7 @@ TIMES ?= 100
 RANKS ?= 64,256,1024,4096
 CHECKPOINTS ?= 1000,10000,1000000
 
-.PHONY: help demo test test-slow test-all test-web check prove soak chaos jepsen preempt bench scale run format docs site venv
+.PHONY: help demo test test-slow test-all test-web check prove soak chaos jepsen preempt bench scale run format docs manifests site venv
 
 help:
 	@echo 'make demo [STORE=posix|s3|azure] [DATABASE=sqlite|postgres] [LOOK=yes]   train, be killed, resume: watch it happen'
@@ -39,6 +39,7 @@ help:
 	@echo 'make run                                                the service on http://127.0.0.1:8400'
 	@echo 'make format                                             let ruff fix and format the code'
 	@echo 'make docs                                               write the pages that are made of the code anew'
+	@echo 'make manifests                                          render deploy/kubernetes from the Helm chart'
 	@echo 'make site                                               the documentation as a site, in site/'
 
 demo: venv
@@ -106,6 +107,10 @@ docs: venv
 	$(VENV)/bin/python -m scripts.write_dashboards
 	$(VENV)/bin/python scripts/write_dashboard_views_page.py
 	$(VENV)/bin/python scripts/write_access_page.py
+
+# The plain manifests of deploy/kubernetes, from the chart.
+manifests: venv
+	$(VENV)/bin/python -m scripts.write_manifests
 
 # Strict: a link or an anchor that leads nowhere fails the build. Open site/index.html, from the disk too.
 site: venv

@@ -59,6 +59,7 @@ _SLOW = (
     "e2e/test_examples.py",
     "e2e/test_pull.py",
     "e2e/test_run.py",
+    "e2e/test_slurm.py",
     "e2e/test_verify_resume.py",
     "fuzz",
     "jepsen",

@@ -1,4 +1,4 @@
-"""The examples for Slurm and Kubernetes say of each exit code what the code says."""
+"""The script for Slurm, and the help, say of each exit code what the code says. Jobs: tests/e2e/test_kubernetes.py."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
-from holdfast_client.cli.launch import is_torchrun
 from holdfast_client.cli.main import app
 from holdfast_client.cli.output import ExitCode
 
@@ -19,36 +17,15 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SBATCH = EXAMPLES / "slurm" / "train.sbatch"
 
 
-@pytest.mark.rule("told-outcome")
-def test_the_kubernetes_job_restarts_what_is_preempted_and_never_what_is_fenced():
-    job = yaml.safe_load((EXAMPLES / "kubernetes" / "job.yaml").read_text())
-    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
-    pod = job["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    rules = job["spec"]["podFailurePolicy"]["rules"]
-    actions = {
-        code: rule["action"]
-        for rule in reversed(rules)  # the first that fits counts
-        if "onExitCodes" in rule
-        for code in rule["onExitCodes"]["values"]
-    }
-    assert actions == {ExitCode.FENCED: "FailJob", ExitCode.PREEMPTED: "Ignore"}
-    assert {rule["onExitCodes"]["containerName"] for rule in rules if "onExitCodes" in rule} == {container["name"]}
-    assert all(rule["onExitCodes"]["operator"] == "In" for rule in rules if "onExitCodes" in rule)
-    assert pod["restartPolicy"] == "Never"
-    assert job["spec"]["backoffLimit"] > 0
-    command = container["command"] + container["args"]
-    assert command[:2] == ["holdfast", "launch"]
-    assert int(command[command.index("--grace") + 1]) < pod["terminationGracePeriodSeconds"]
-    assert is_torchrun(command[command.index("--") + 1 :])
-
-
 class FakeSlurm:
-    """`srun` and `scontrol` on a path of their own: srun ends with the code that it is told, after its signal."""
+    """Slurm's commands on a path of their own: srun ends with the code that it is told, after its signal."""
 
-    def __init__(self, folder: Path, code: int) -> None:
+    def __init__(self, folder: Path, code: int, state: str = "RUNNING") -> None:
         self.requeued = folder / "requeued"
-        self._write(folder / "scontrol", f'case $1 in requeue) echo "$2" > {self.requeued};; *) echo node1;; esac')
+        self._write(folder / "squeue", f"echo {state}")
+        node = "NodeName=node1 NodeAddr=10.0.0.1 State=IDLE"
+        told = f'requeue*) echo "$2" > {self.requeued};; *hostnames) echo node1;; *) echo {node};;'
+        self._write(folder / "scontrol", f'case "$1 $2" in {told} esac')
         self._write(
             folder / "srun",
             f'echo "$@" > {folder / "arguments"}\n'
@@ -62,6 +39,7 @@ class FakeSlurm:
             "SLURM_JOB_ID": "17",
             "SLURM_JOB_NODELIST": "node[1-2]",
             "SLURM_JOB_NUM_NODES": "2",
+            "SLURM_GPUS_ON_NODE": "8",
         }
 
     @staticmethod
@@ -82,7 +60,19 @@ def test_the_slurm_script_hands_its_signal_on_and_requeues_what_may_be_launched_
     )
     assert ended.returncode == code, ended.stderr
     assert slurm.requeued.exists() is again
-    assert "holdfast launch --grace 110 -- torchrun" in slurm.arguments.read_text()
+    arguments = slurm.arguments.read_text()
+    assert "holdfast launch --grace 110 -- torchrun" in arguments
+    assert "--nproc-per-node=8 " in arguments
+    assert "--rdzv-endpoint=10.0.0.1:29417 " in arguments
+    assert arguments.endswith(" train.py\n")
+
+
+def test_the_slurm_script_requeues_no_job_that_was_cancelled(tmp_path):
+    slurm = FakeSlurm(tmp_path, int(ExitCode.PREEMPTED), state="COMPLETING")
+    ended = subprocess.run(["bash", str(SBATCH)], env=slurm.environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == ExitCode.PREEMPTED
+    assert not slurm.requeued.exists()
+    assert "cancelled: not again" in ended.stdout
 
 
 def test_the_slurm_script_leaves_the_job_less_than_slurm_does():
