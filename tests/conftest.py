@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.azurite import Azurite, azurite_server
 from tests.support.databases import PostgresCatalogs, SqliteCatalogs, statements_compiled_once
+from tests.support.oidc_provider import OidcProvider, oidc_provider
 from tests.support.pgbouncer import PgBouncer, pgbouncer
 from tests.support.postgres import PostgresServer, postgres_server
 from tests.support.prepare import NotHereError
@@ -195,6 +196,17 @@ def azurite() -> Iterator[Azurite]:
     """Skips only where there is no Node.js."""
     try:
         with azurite_server() as server:
+            yield server
+    except NotHereError as reason:
+        # pip cannot install Node.js, and no other part of Holdfast needs it.
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session")
+def oidc() -> Iterator[OidcProvider]:
+    """Skips only where there is no Node.js. A test that stops it, or wants other lifetimes, makes its own."""
+    try:
+        with oidc_provider() as server:
             yield server
     except NotHereError as reason:
         # pip cannot install Node.js, and no other part of Holdfast needs it.

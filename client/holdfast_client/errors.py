@@ -8,8 +8,11 @@ HoldfastError
 ├── UnsupportedProtocol         upgrade the older side
 ├── UnexpectedReply             a program that is not Holdfast answers at this URL
 ├── TokenProblem                get another token
-│   ├── Unauthenticated
-│   └── Forbidden
+│   ├── Unauthenticated  Forbidden
+│   └── IdentityRefused         get another token of the identity, or have a rule made
+│       ├── IdentityTokenInvalid  IdentityTokenExpired  IdentityTokenEarly  IdentityTokenUsed
+│       ├── IdentityIssuerUnknown  IdentityAudienceWrong  IdentityNotGranted
+│       └── IdentityProjectNeeded  IdentityNotConfigured  SignInFailed
 ├── NotFound                    fix the name
 │   ├── ProjectNotFound  RunNotFound  AttemptNotFound  CheckpointNotFound  ChunkNotFound  TokenNotFound
 │   ├── PolicyNotFound  HoldNotFound  ControllerNotFound  OperationNotFound  WebhookNotFound
@@ -33,7 +36,7 @@ HoldfastError
 │   └── TicketExpired
 ├── ServiceUnavailable          try again later
 │   ├── StoreUnavailable  DatabaseUnavailable  CatalogReadOnly  Busy  BodyTooSlow  RateLimited
-│   ├── TooManyFailures  CatalogWentBack
+│   ├── TooManyFailures  CatalogWentBack  IdentityProviderUnavailable  IdentityKeyUnknown
 ├── StoreProblem                an operator must act
 │   ├── StoreFull
 │   └── StoreRefused
@@ -146,7 +149,14 @@ class TokenProblem(HoldfastError):
 
 class Unauthenticated(TokenProblem):
     code = ProblemCode.UNAUTHENTICATED
-    remedy = "Set HOLDFAST_TOKEN to a valid token; `holdfast tokens create` makes one."
+
+    @property
+    def remedy(self) -> str:  # type: ignore[override]  # it follows from where the token came from
+        if "login" in self.context:
+            return "Sign in again: `holdfast login`."
+        return (
+            "Set HOLDFAST_TOKEN to a valid token; `holdfast tokens create` makes one. A person runs `holdfast login`."
+        )
 
 
 class Forbidden(TokenProblem):
@@ -157,6 +167,50 @@ class Forbidden(TokenProblem):
 class CsrfFailed(TokenProblem):
     code = ProblemCode.CSRF_FAILED
     remedy = "Call with a token in place of a browser's cookie."
+
+
+class IdentityRefused(TokenProblem):
+    """The service does not take the token of the identity, or gives it nothing."""
+
+
+class IdentityTokenInvalid(IdentityRefused):
+    code = ProblemCode.IDENTITY_TOKEN_INVALID
+
+
+class IdentityTokenExpired(IdentityRefused):
+    code = ProblemCode.IDENTITY_TOKEN_EXPIRED
+
+
+class IdentityTokenEarly(IdentityRefused):
+    code = ProblemCode.IDENTITY_TOKEN_EARLY
+
+
+class IdentityTokenUsed(IdentityRefused):
+    code = ProblemCode.IDENTITY_TOKEN_USED
+
+
+class IdentityIssuerUnknown(IdentityRefused):
+    code = ProblemCode.IDENTITY_ISSUER_UNKNOWN
+
+
+class IdentityAudienceWrong(IdentityRefused):
+    code = ProblemCode.IDENTITY_AUDIENCE_WRONG
+
+
+class IdentityNotGranted(IdentityRefused):
+    code = ProblemCode.IDENTITY_NOT_GRANTED
+
+
+class IdentityProjectNeeded(IdentityRefused):
+    code = ProblemCode.IDENTITY_PROJECT_NEEDED
+
+
+class IdentityNotConfigured(IdentityRefused):
+    code = ProblemCode.IDENTITY_NOT_CONFIGURED
+
+
+class SignInFailed(IdentityRefused):
+    code = ProblemCode.SIGN_IN_FAILED
 
 
 class NotFound(HoldfastError):
@@ -422,6 +476,14 @@ class TooManyFailures(ServiceUnavailable):
 
 class CatalogWentBack(ServiceUnavailable):
     code = ProblemCode.CATALOG_WENT_BACK
+
+
+class IdentityProviderUnavailable(ServiceUnavailable):
+    code = ProblemCode.IDENTITY_PROVIDER_UNAVAILABLE
+
+
+class IdentityKeyUnknown(ServiceUnavailable):
+    code = ProblemCode.IDENTITY_KEY_UNKNOWN
 
 
 class StoreProblem(HoldfastError):

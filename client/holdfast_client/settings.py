@@ -15,6 +15,8 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast_client.errors import ConfigurationError
+from holdfast_client.logins import Login, file_of, read_login
+from holdfast_protocol.states import Role
 
 TOKEN_FILE = "token"  # noqa: S105
 
@@ -27,7 +29,25 @@ class ClientSettings(BaseSettings):
 
     url: str = Field(default="http://127.0.0.1:8400", description="The service.")
     token: SecretStr | None = Field(
-        default=None, description="The caller's token. Default: the file `token` in the data folder, on loopback only."
+        default=None,
+        description="The caller's token. Default: that of `holdfast login`, else on loopback the file `token` in the "
+        "data folder.",
+    )
+    identity_token_file: Path | None = Field(
+        default=None,
+        description="Without HOLDFAST_TOKEN: a file with a token of the platform, such as a projected one of "
+        "Kubernetes. The client exchanges it for a token of the service, and again before that one ends.",
+    )
+    identity_audience: str | None = Field(
+        default=None,
+        description="Without a token and such a file, in a job of GitHub Actions with `id-token: write`: the client "
+        "asks the runner for a token with this audience, and exchanges it.",
+    )
+    identity_project: str | None = Field(
+        default=None, description="The project that the exchanged token is for, if the identity may call for several."
+    )
+    identity_role: Role | None = Field(
+        default=None, description="A narrower role of the exchanged token. Default: all that the rules give."
     )
     ca_file: Path | None = Field(
         default=None,
@@ -58,6 +78,11 @@ class ClientSettings(BaseSettings):
         description="`zstd`: chunks are compressed before they are sent, without loss, if that saves 5% or more.",
     )
     data_dir: Path = Field(default=Path("~/.holdfast"), description="The folder of an embedded service's token.")
+    login_dir: Path = Field(
+        default=Path("~/.config/holdfast/logins"),
+        description="Where `holdfast login` keeps a token for each service, readable for this user alone. It counts if "
+        "HOLDFAST_TOKEN is not set.",
+    )
     direct_files: bool = Field(
         default=True, description="Read and write a mounted store's files without HTTP, if the mount is proven."
     )
@@ -105,7 +130,9 @@ class ClientSettings(BaseSettings):
             raise ValueError("a token is one word of printable ASCII")
         return SecretStr(text)
 
-    @field_validator("data_dir", "local_dir", "ca_file", "client_certificate", "client_key")
+    @field_validator(
+        *("data_dir", "login_dir", "local_dir", "ca_file", "client_certificate", "client_key", "identity_token_file")
+    )
     @classmethod
     def _a_home_relative_path(cls, path: Path | None) -> Path | None:
         return None if path is None else path.expanduser()
@@ -123,17 +150,33 @@ class ClientSettings(BaseSettings):
             return host == "localhost" or host.endswith(".localhost")
 
     @property
+    def has_identity(self) -> bool:
+        """Whether calls go with a token that is exchanged for one of the platform."""
+        return self.token is None and (self.identity_token_file is not None or self.identity_audience is not None)
+
+    @property
     def token_file(self) -> Path:
         return self.data_dir / TOKEN_FILE
 
+    @property
+    def login_file(self) -> Path:
+        return file_of(self.login_dir, self.url)
+
+    def find_login(self) -> Login | None:
+        """That of `holdfast login` for this service, if it counts. Raises ConfigurationError for a file that is not to
+        be used."""
+        return None if self.token is not None else read_login(self.login_file, self.url)
+
     def find_token(self) -> SecretStr | None:
-        """The token that is set, else on loopback the one that an embedded service left in its data folder.
+        """The token that is set, else that of `holdfast login`, else on loopback the one that an embedded service left
+        in its data folder.
 
         Each call looks for it until there is one: a trainer may start before the service has made its token.
         A token file is never sent to another machine.
         """
-        if self.token is not None or not self.on_loopback:
-            return self.token
+        login = self.find_login()
+        if self.token is not None or login is not None or not self.on_loopback:
+            return self.token if login is None else login.token
         try:
             stat = self.token_file.stat()
             text = _token_in(self.token_file, (stat.st_ino, stat.st_mtime_ns, stat.st_size))

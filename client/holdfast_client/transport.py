@@ -38,10 +38,12 @@ from holdfast_client.errors import (
     certificate_refused,
     from_problem,
 )
+from holdfast_client.identity import IdentityTokens
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_MINOR, PROTOCOL_VERSION, body_for, minor_of, speaks_with
 from holdfast_protocol.events import LAST_EVENT_ID_HEADER
 from holdfast_protocol.problems import Problem
+from holdfast_protocol.service import ExchangedToken, ExchangeToken
 
 FIRST_SECONDS = 0.2
 LONGEST_SECONDS = 10.0
@@ -159,16 +161,29 @@ class _Call:
     waits_seconds: float = 0.0
     retry_seconds: float | None = None
     also_good: Collection[int] = ()
+    authorized: bool = True
 
 
 @dataclass(frozen=True)
 class _Failed:
-    """One try without a reply. `maybe_done`: it was sent, and the service may have carried it out."""
+    """One try without a reply. `maybe_done`: it was sent, and the service may have carried it out. `renewed`: the
+    token was not taken, and another one can be had."""
 
     failure: HoldfastError
     retryable: bool
     maybe_done: bool
     wait_seconds: float = 0.0
+    renewed: bool = False
+
+
+def _authorization(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def _not_exchanged(failure: ServiceUnavailable) -> _Failed:
+    """The call itself was not sent."""
+    asked = failure.context.get("retry_after_seconds", 0)
+    return _Failed(failure, retryable=True, maybe_done=False, wait_seconds=float(asked))
 
 
 @dataclass
@@ -248,6 +263,9 @@ class Transport:
         self.tls = tls_of(settings)
         """For both planes: a posix store's chunks come from the service itself."""
         self._http: httpx.Client = _connections(settings, self.tls) if shares is None else shares._http
+        self._identity: IdentityTokens | None = None
+        if settings.has_identity:
+            self._identity = IdentityTokens(settings, self._exchange, self.tls) if shares is None else shares._identity
 
     def with_retry_deadline(self, retry_seconds: float, stop: threading.Event) -> Transport:
         """The same connections with another retry deadline; retries end when `stop` is set."""
@@ -269,10 +287,14 @@ class Transport:
         waits_seconds: float = 0.0,
         retry_seconds: float | None = None,
         also_good: Collection[int] = (),
+        authorized: bool = True,
     ) -> ReplyT:
         """Sends one request and reads its reply. `waits_seconds`: the service may hold the answer back that long.
-        `also_good`: failure statuses whose body is a `reply` too. Raises HoldfastError, and nothing else."""
-        call = _Call(method, route, body, params or {}, headers or {}, waits_seconds, retry_seconds, also_good)
+        `also_good`: failure statuses whose body is a `reply` too. `authorized` False: without a token. Raises
+        HoldfastError, and nothing else."""
+        call = _Call(
+            method, route, body, params or {}, headers or {}, waits_seconds, retry_seconds, also_good, authorized
+        )
         response = self._send(call)
         try:
             return reply.model_validate_json(response.content, extra="ignore")
@@ -294,6 +316,7 @@ class Transport:
         call = _Call("GET", route)
         backoff = Backoff(self.settings.retry_seconds, from_failure=True)
         last_id: str | None = None
+        renewed = False
         while True:
             check_stop(self._stop)
             began = time.monotonic()
@@ -304,6 +327,7 @@ class Transport:
                 last_id, tried.heard = message.id or last_id, True
                 yield message
             after = None if last_id is not None else after
+            renewed = renewed and not tried.heard
             if tried.heard:  # the service was there: the deadline counts anew, and the pauses go on growing
                 tries = 1 if time.monotonic() - began > _STREAMED_SECONDS else backoff.tries
                 backoff = Backoff(self.settings.retry_seconds, from_failure=True)
@@ -312,6 +336,9 @@ class Transport:
             if failed is None:
                 if "seconds" not in first:
                     time.sleep(_jitter.uniform(0, _RECONNECT_SECONDS))  # other followers reconnect too
+                continue
+            if failed.renewed and not renewed:
+                renewed = True
                 continue
             if not (failed.retryable or (isinstance(failed.failure, ServiceFault) and backoff.tries < _FAULT_TRIES)):
                 raise failed.failure
@@ -323,7 +350,12 @@ class Transport:
     ) -> Iterator[ServerSentEvent]:
         """One connection. Leaves in `tried` why it ended, if not in order."""
         request_id = uuid.uuid4().hex
-        headers = {REQUEST_ID_HEADER: request_id, "Accept": "text/event-stream", **self._authorization()}
+        try:
+            token = self._token()
+        except ServiceUnavailable as error:
+            tried.failed = _not_exchanged(error)
+            return
+        headers = {REQUEST_ID_HEADER: request_id, "Accept": "text/event-stream", **_authorization(token)}
         if last_id is not None:
             headers[LAST_EVENT_ID_HEADER] = last_id
         wanted = {name: value for name, value in params.items() if value is not None}
@@ -337,7 +369,7 @@ class Transport:
                 if failure is None:
                     yield from _server_sent(reply.iter_text())
                 else:
-                    tried.failed = self._failed(failure, reply)
+                    tried.failed = self._failed(failure, reply, token)
         except httpx.TransportError as error:
             tried.failed = self._not_answered(error, call)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
@@ -363,7 +395,7 @@ class Transport:
             # A background call may take any time; only time without an answer counts against the deadline.
             from_failure=self._stop is not None,
         )
-        ambiguous = False
+        ambiguous = renewed = False
         while True:
             check_stop(self._stop)
             minor = self._service.minor
@@ -372,6 +404,9 @@ class Transport:
                 return tried
             if isinstance(tried.failure, InvalidRequest) and self._service.minor < minor:
                 continue  # repeated with the fields that an older service knows
+            if tried.renewed and not renewed:
+                renewed = True
+                continue  # the token was revoked, or has ended meanwhile
             failure = tried.failure
             failure.earlier_try_ambiguous = ambiguous
             if not (tried.retryable or (isinstance(failure, ServiceFault) and backoff.tries < _FAULT_TRIES)):
@@ -383,7 +418,11 @@ class Transport:
             log.info("%s is tried again (try %d): %s", self._name(call), backoff.tries, failure.code)
 
     def _try_once(self, call: _Call, request_id: str) -> httpx.Response | _Failed:
-        headers = {REQUEST_ID_HEADER: request_id, **self._authorization(), **call.headers}
+        try:
+            token = self._token() if call.authorized else None
+        except ServiceUnavailable as error:
+            return _not_exchanged(error)
+        headers = {REQUEST_ID_HEADER: request_id, **_authorization(token), **call.headers}
         if call.body is not None:
             headers["Content-Type"] = "application/json"
         seconds = self.settings.timeout_seconds
@@ -403,22 +442,36 @@ class Transport:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UnexpectedReply(f"{self._name(call)} failed ({type(error).__name__})") from None
         failure = self._read_failure(response, call, request_id)
-        return response if failure is None else self._failed(failure, response)
+        return response if failure is None else self._failed(failure, response, token)
+
+    def _exchange(self, body: ExchangeToken) -> ExchangedToken:
+        """One try: the call that needs the token has the retries."""
+        call = _Call("POST", path("tokens", "exchange"), body, authorized=False)
+        tried = self._try_once(call, uuid.uuid4().hex)
+        if isinstance(tried, _Failed):
+            raise tried.failure
+        try:
+            return ExchangedToken.model_validate_json(tried.content, extra="ignore")
+        except ValidationError:  # its own sentence would repeat the token
+            raise UnexpectedReply(f"{self._name(call)} was answered with a reply that is no token") from None
 
     def _not_answered(self, error: httpx.TransportError, call: _Call) -> _Failed:
         retryable = not isinstance(error, httpx.UnsupportedProtocol) and not certificate_refused(error)
         return _Failed(self._unreachable(error, call), retryable, not isinstance(error, _NOT_SENT))
 
-    @staticmethod
-    def _failed(failure: HoldfastError, response: httpx.Response) -> _Failed:
+    def _failed(self, failure: HoldfastError, response: httpx.Response, token: str | None) -> _Failed:
         # Only "busy" promises that nothing was done: a database may have lost a commit's reply.
         maybe_done = response.status_code >= 500 and not isinstance(failure, Busy)
         retryable = isinstance(failure, ServiceUnavailable)
-        return _Failed(failure, retryable, maybe_done, retry_after_seconds(response.headers))
+        renewed = isinstance(failure, Unauthenticated) and self._identity is not None and self._identity.refused(token)
+        return _Failed(failure, retryable, maybe_done, retry_after_seconds(response.headers), renewed)
 
-    def _authorization(self) -> dict[str, str]:
-        token = self.settings.find_token()
-        return {"Authorization": f"Bearer {token.get_secret_value()}"} if token else {}
+    def _token(self) -> str | None:
+        """Raises HoldfastError if one is to be exchanged, and cannot be."""
+        if self._identity is not None:
+            return self._identity.token()
+        found = self.settings.find_token()
+        return None if found is None else found.get_secret_value()
 
     def _name(self, call: _Call) -> str:
         return f"{call.method} {self.settings.url}{call.route}"
@@ -464,11 +517,23 @@ class Transport:
         except ValidationError:
             return self._not_a_problem(response, call, request_id)
         failure = from_problem(problem)
-        if isinstance(failure, Unauthenticated) and self.settings.find_token() is None:
+        if isinstance(failure, Unauthenticated) and self._identity is None and call.authorized:
+            return self._of_this_token(failure)
+        return failure
+
+    def _of_this_token(self, failure: Unauthenticated) -> Unauthenticated:
+        """What to do about it depends on where the token came from."""
+        if self.settings.find_token() is None:
             return Unauthenticated(
                 "No token is set"
                 + (f", and there is none in {self.settings.token_file}" if self.settings.on_loopback else ""),
-                request_id=problem.request_id,
+                request_id=failure.request_id,
+            )
+        if (login := self.settings.find_login()) is not None:
+            return Unauthenticated(
+                f"The sign-in of {login.name} at {login.url} is over",
+                request_id=failure.request_id,
+                context={"login": login.token_id},
             )
         return failure
 

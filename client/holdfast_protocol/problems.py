@@ -25,6 +25,17 @@ class ProblemCode(StrEnum):
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN = "forbidden"
     CSRF_FAILED = "csrf_failed"
+    # Fix the identity's token (`POST /v1/tokens/exchange`), or ask for a rule.
+    IDENTITY_TOKEN_INVALID = "identity_token_invalid"  # noqa: S105
+    IDENTITY_TOKEN_EXPIRED = "identity_token_expired"  # noqa: S105
+    IDENTITY_TOKEN_EARLY = "identity_token_early"  # noqa: S105
+    IDENTITY_TOKEN_USED = "identity_token_used"  # noqa: S105
+    IDENTITY_ISSUER_UNKNOWN = "identity_issuer_unknown"
+    IDENTITY_AUDIENCE_WRONG = "identity_audience_wrong"
+    IDENTITY_NOT_GRANTED = "identity_not_granted"
+    IDENTITY_PROJECT_NEEDED = "identity_project_needed"
+    IDENTITY_NOT_CONFIGURED = "identity_not_configured"
+    SIGN_IN_FAILED = "sign_in_failed"
     # Fix the name.
     PROJECT_NOT_FOUND = "project_not_found"
     RUN_NOT_FOUND = "run_not_found"
@@ -79,6 +90,8 @@ class ProblemCode(StrEnum):
     RATE_LIMITED = "rate_limited"
     TOO_MANY_FAILURES = "too_many_failures"
     CATALOG_WENT_BACK = "catalog_went_back"
+    IDENTITY_PROVIDER_UNAVAILABLE = "identity_provider_unavailable"
+    IDENTITY_KEY_UNKNOWN = "identity_key_unknown"
     # An operator must act.
     STORE_FULL = "store_full"
     STORE_REFUSED = "store_refused"
@@ -102,6 +115,16 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.UNAUTHENTICATED: ProblemKind(401, "The token is missing, wrong, expired or revoked"),
     ProblemCode.FORBIDDEN: ProblemKind(403, "The token may not do this"),
     ProblemCode.CSRF_FAILED: ProblemKind(403, "The call does not show that the service's own page made it"),
+    ProblemCode.IDENTITY_TOKEN_INVALID: ProblemKind(401, "The identity's token is not valid"),
+    ProblemCode.IDENTITY_TOKEN_EXPIRED: ProblemKind(401, "The identity's token has expired"),
+    ProblemCode.IDENTITY_TOKEN_EARLY: ProblemKind(401, "The identity's token is not valid yet"),
+    ProblemCode.IDENTITY_TOKEN_USED: ProblemKind(401, "The identity's token was used already"),
+    ProblemCode.IDENTITY_ISSUER_UNKNOWN: ProblemKind(401, "The service does not know this issuer"),
+    ProblemCode.IDENTITY_AUDIENCE_WRONG: ProblemKind(401, "The identity's token is for another service"),
+    ProblemCode.IDENTITY_NOT_GRANTED: ProblemKind(403, "No rule gives this identity what it asks for"),
+    ProblemCode.IDENTITY_PROJECT_NEEDED: ProblemKind(409, "The identity must name a project"),
+    ProblemCode.SIGN_IN_FAILED: ProblemKind(403, "Nobody was signed in"),
+    ProblemCode.IDENTITY_NOT_CONFIGURED: ProblemKind(409, "The service takes no identities of others"),
     ProblemCode.PROJECT_NOT_FOUND: ProblemKind(404, "No such project"),
     ProblemCode.RUN_NOT_FOUND: ProblemKind(404, "No such run"),
     ProblemCode.ATTEMPT_NOT_FOUND: ProblemKind(404, "No such attempt"),
@@ -152,6 +175,12 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.RATE_LIMITED: ProblemKind(429, "This project or this token has too much under way", retryable=True),
     ProblemCode.TOO_MANY_FAILURES: ProblemKind(429, "Too many calls with wrong tokens", retryable=True),
     ProblemCode.CATALOG_WENT_BACK: ProblemKind(503, "The catalog went back to an older state", retryable=True),
+    ProblemCode.IDENTITY_PROVIDER_UNAVAILABLE: ProblemKind(
+        503, "The identity's provider does not answer", retryable=True
+    ),
+    ProblemCode.IDENTITY_KEY_UNKNOWN: ProblemKind(
+        503, "The key of the identity's token is not known yet", retryable=True
+    ),
     ProblemCode.STORE_FULL: ProblemKind(507, "The store is full"),
     ProblemCode.STORE_REFUSED: ProblemKind(502, "The store refuses the service"),
     ProblemCode.INTERNAL: ProblemKind(500, "A bug in the service"),

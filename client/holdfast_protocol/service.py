@@ -24,6 +24,10 @@ Audit events, append-only; and tokens, `hold_<id>_<secret>`, kept as a SHA-256, 
 `GET    /v1/tokens`                    -> Page[TokenView]
 `DELETE /v1/tokens/{id}`               -> TokenView
 
+Who has no token of this service brings one of another issuer (RFC 8693, in JSON): a job that of its platform, a person
+an ID token. The service's identity file says which issuers, and what they get:
+`POST   /v1/tokens/exchange` ExchangeToken -> ExchangedToken   (no token)
+
 Sessions of the web page. A token, or a code that a token has made, opens one; its cookie then takes the token's place
 in every call. A call by cookie that is no GET or HEAD brings `csrf_token` in the header `X-Holdfast-CSRF`:
 `POST   /v1/sessions`                  -> SessionView, and the cookie (by token or code)
@@ -37,12 +41,12 @@ in every call. A call by cookie that is no GET or HEAD brings `csrf_token` in th
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from holdfast_protocol.base import Name, Reply, Request, example, since
-from holdfast_protocol.states import OperationState, Scope
+from holdfast_protocol.states import OperationState, Role, Scope
 
 
 class ServerInfo(Reply):
@@ -217,10 +221,57 @@ class TokenView(Reply):
     )
     requests_per_second: float | None = Field(default=None, description="null: what the service's settings say.")
     concurrent_requests: int | None = Field(default=None, description="null: what the service's settings say.")
+    issuer: str | None = Field(
+        default=None, description="Of the identity that it was made for. null: another token made it, or a command."
+    )
+    subject: str | None = Field(default=None, description="Of that identity: its name at the issuer.")
 
 
 class TokenCreated(TokenView):
     token: str = Field(description="Shown once. The service keeps only its SHA-256.")
+
+
+TOKEN_EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"  # noqa: S105
+JWT_TYPE: Final = "urn:ietf:params:oauth:token-type:jwt"
+ID_TOKEN_TYPE: Final = "urn:ietf:params:oauth:token-type:id_token"  # noqa: S105
+ACCESS_TOKEN_TYPE: Final = "urn:ietf:params:oauth:token-type:access_token"  # noqa: S105
+
+
+class ExchangeToken(Request):
+    """The names are those of RFC 8693."""
+
+    model_config = example({"subject_token": "eyJhbGciOiJSUzI1NiIs…", "project": "demo", "role": "trainer"})
+    largest_body_bytes: ClassVar[int] = 32 * 1024
+
+    grant_type: Literal["urn:ietf:params:oauth:grant-type:token-exchange"] = TOKEN_EXCHANGE
+    subject_token: str = Field(
+        min_length=1,
+        max_length=16 * 1024,
+        pattern=r"^[A-Za-z0-9._-]+$",
+        repr=False,
+        description="A JWT: of a Kubernetes service account, of GitHub, GitLab or a cloud, or a person's ID token.",
+    )
+    subject_token_type: Literal["urn:ietf:params:oauth:token-type:jwt", "urn:ietf:params:oauth:token-type:id_token"] = (
+        JWT_TYPE
+    )
+    project: Name | None = Field(
+        default=None, description="null: every project if a rule gives that, else the only one that rules give."
+    )
+    role: Role | None = Field(default=None, description="null: all that the rules give.")
+    expires_in_seconds: int | None = Field(
+        default=None, ge=60, le=30 * 86400, description="null: as long as the rule allows, which is the most."
+    )
+
+
+class ExchangedToken(TokenView):
+    """The fields of RFC 8693, beside those of every token."""
+
+    roles: list[Role] = Field(description="What the rules gave it.")
+    access_token: str = Field(repr=False, description="Shown once. The service keeps only its SHA-256.")
+    issued_token_type: str = ACCESS_TOKEN_TYPE
+    token_type: str = "Bearer"  # noqa: S105
+    expires_in: int = Field(description="Seconds.")
+    scope: str = Field(description="The scopes, with blanks between them.")
 
 
 LONGEST_OVERLAP_SECONDS = 90 * 86400

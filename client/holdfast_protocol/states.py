@@ -166,3 +166,16 @@ class Scope(StrEnum):
     OPERATE = "operate"
     ADMIN = "admin"
     METRICS = "metrics"
+
+
+class Role(StrEnum):
+    """What a rule of the identity file gives, on one project or on every one: the service makes it into scopes."""
+
+    READER = "reader"
+    """Reads everything."""
+    TRAINER = "trainer"
+    """Reads, opens attempts and writes checkpoints."""
+    OPERATOR = "operator"
+    """Reads, edits and prunes."""
+    ADMIN = "admin"
+    """All of it, and projects and tokens."""

@@ -1,4 +1,5 @@
-"""The guards of sessions and of the web page (rules session-is-its-token, csrf-before-write and page-from-here)."""
+"""The guards of sessions and of the web page (rules session-is-its-token, csrf-before-write, page-from-here
+and sign-in-ends-where-it-began)."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ _PRINCIPAL = "service/holdfast_service/auth/principal.py"
 _SESSIONS = "service/holdfast_service/auth/sessions.py"
 _PAGE = "service/holdfast_service/ui/endpoints.py"
 _FRAME = "service/holdfast_service/web/frame.py"
+_SIGN_IN = "service/holdfast_service/identity/sign_in.py"
 
 GUARDS = (
     Guard(
@@ -90,5 +92,21 @@ GUARDS = (
         '(b"x-content-type-options", b"nosniff")',
         '(b"x-content-type-options", b"")',
         ("tests/service/test_frame.py",),
+    ),
+    Guard(
+        "sign-in-ends-where-it-began",
+        "a provider's answer to another browser signs this one in",
+        _SIGN_IN,
+        "if not hmac.compare_digest(body.state.encode(), begun.state.encode()):",
+        "if False:",
+        ("tests/service/test_sign_in.py",),
+    ),
+    Guard(
+        "sign-in-ends-where-it-began",
+        "who writes a cookie decides for how long a sign-in is good",
+        _SIGN_IN,
+        "if not hmac.compare_digest(signature.encode(), _signature(context, content).encode()):",
+        "if not content:",
+        ("tests/service/test_sign_in.py",),
     ),
 )

@@ -25,6 +25,8 @@ import holdfast_service.collect.endpoints
 import holdfast_service.curves.endpoints
 import holdfast_service.events.endpoints
 import holdfast_service.holds.endpoints
+import holdfast_service.identity.endpoints
+import holdfast_service.identity.sign_in_endpoints
 import holdfast_service.insights.endpoints
 import holdfast_service.operations.endpoints
 import holdfast_service.policies.endpoints
@@ -48,6 +50,7 @@ from holdfast_service.background.metrics import ControllerNumbers
 from holdfast_service.background.registry import loops_of
 from holdfast_service.context import ServiceContext
 from holdfast_service.events.feed import EventFeed
+from holdfast_service.identity.identities import IdentityNumbers
 from holdfast_service.insights.metrics import RunNumbers
 from holdfast_service.release import VERSION
 from holdfast_service.replicate.metrics import CopyNumbers
@@ -111,6 +114,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.audit.endpoints.router,
     holdfast_service.webhooks.endpoints.router,
     holdfast_service.auth.endpoints.router,
+    holdfast_service.identity.endpoints.router,
+    holdfast_service.identity.sign_in_endpoints.router,
     holdfast_service.auth.endpoints.sessions_router,
     holdfast_service.ui.endpoints.router,
     holdfast_service.web.health.router,
@@ -214,6 +219,8 @@ def create_app(
     app.state.metrics.register(ControllerNumbers(context, app.state.loops))
     if certificate is not None:
         app.state.metrics.register(CertificateNumbers(certificate))
+    if context.identities is not None:
+        app.state.metrics.register(IdentityNumbers(context.identities))
     of_requests = registry_of_requests(app.state.metrics)
     app.state.admission = Admission(context.settings, context.load, of_requests)
     install_problem_replies(app)

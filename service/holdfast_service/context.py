@@ -17,6 +17,7 @@ from holdfast_service.auth.last_use import TokensUsed
 from holdfast_service.copies.in_flight import TicketsInFlight
 from holdfast_service.db.commit_notifier import CommitNotifier
 from holdfast_service.db.engine import Database
+from holdfast_service.identity.identities import Identities
 from holdfast_service.insights.save_interval import SaveAdvice
 from holdfast_service.load import Load
 from holdfast_service.secrets.keyring import Keyring
@@ -32,7 +33,8 @@ def _new_process_id() -> str:
 @dataclass(frozen=True)
 class ServiceContext:
     """`epoch` is half of every fencing token, and with `claim` what a store's marker must say; `signing_key` signs the
-    service's own URLs. `keyring` opens the secrets of the catalog's rows.
+    service's own URLs. `keyring` opens the secrets of the catalog's rows. `identities` verifies
+    tokens of other issuers; None: none are taken.
 
     `store` is the primary store, the only one that trainers write to, and `store_id` its row in the catalog. `stores`
     are all that are attached, the primary one first. `read_rate_limit` is shared by all that reads copies back here,
@@ -54,6 +56,7 @@ class ServiceContext:
     stores: tuple[AttachedStore, ...]
     read_rate_limit: ReadRateLimit
     save_advice: SaveAdvice
+    identities: Identities | None = None
     keyring: Keyring = field(default_factory=Keyring, repr=False)
     tickets: TicketsInFlight = field(default_factory=TicketsInFlight)
     tokens_used: TokensUsed = field(default_factory=TokensUsed)

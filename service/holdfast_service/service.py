@@ -1,7 +1,7 @@
 """Opens the service: from settings to the context that every operation is given. The start of every process.
 
-settings -> keys -> database -> migrations -> identity -> secrets -> store (may be unavailable) -> first token ->
-context -> app.create_app
+settings -> keys -> identity file -> database -> migrations -> identity -> secrets -> store (may be unavailable) ->
+first token -> context -> app.create_app
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from holdfast_service.db.engine import Database, DatabaseConfigurationError, wha
 from holdfast_service.db.migrate import CatalogTooNewError, upgrade
 from holdfast_service.db.place import MOVED, settle_place
 from holdfast_service.db.tables.core import CatalogIdentity
+from holdfast_service.identity.identities import identities_of
 from holdfast_service.insights.save_interval import SaveAdvice
 from holdfast_service.records.history import begin_history, keep_history
 from holdfast_service.records.outbox import due_since_attached
@@ -46,6 +47,7 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
     `close_service`.
     """
     keyring = keyring_of(settings)
+    identities = identities_of(settings)
     database = open_database(settings)
     try:
         identity = ensure_identity(database, keyring)
@@ -79,6 +81,7 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
         epoch=identity.epoch,
         claim=identity.claim,
         signing_key=signing_key,
+        identities=identities,
         keyring=keyring,
         notifier=CommitNotifier(database),
         read_rate_limit=ReadRateLimit(settings.prove_bytes_per_second),

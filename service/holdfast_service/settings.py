@@ -30,6 +30,7 @@ HEARTBEATS_UNTIL_LOST = 10
 OTHERS_SETTINGS = frozenset(
     {"URL", "TOKEN", "TIMEOUT_SECONDS", "RETRY_SECONDS", "MAX_BYTES_PER_SECOND", "DIRECT_FILES", "COMPRESS"}
     | {"CA_FILE", "CLIENT_CERTIFICATE", "CLIENT_KEY"}
+    | {"LOGIN_DIR", "IDENTITY_TOKEN_FILE", "IDENTITY_AUDIENCE", "IDENTITY_PROJECT", "IDENTITY_ROLE"}
     | {"RUN", "COLLECTIVE_TIMEOUT_SECONDS", "DRAIN_SECONDS", "SAVE_RETRY_SECONDS", "TRANSFERS"}
     | {"HOST_MEMORY_BYTES", "CACHE_DIR", "CACHE_BYTES", "LOCAL_DIR", "LOCAL_BYTES"}
     | {"LAUNCH", "OUTCOME_DIR", "VERIFY_DIR"}
@@ -218,6 +219,12 @@ class ServiceSettings(BaseSettings):
         default=None,
         description="A command that prints the same keys, in place of HOLDFAST_SECRETS_KEY_FILE: it asks a KMS. It is "
         "run by each process at its start, without a shell, and has a minute.",
+    )
+    identity_file: Path | None = Field(
+        default=None,
+        description="The reviewed file that says which issuers of identities are believed (OpenID Connect), and which "
+        "of their claims or groups give which role: docs/operating/identity.md. It is read again when it changes. "
+        "Default: nobody but who has a token of this service.",
     )
     session_hours: float = Field(
         default=12.0, gt=0, le=24 * 30, description="Who has signed in to the web page signs in again after so long."
@@ -417,7 +424,7 @@ class ServiceSettings(BaseSettings):
         scheme, _, host = url.rstrip("/").lower().partition("://")
         return f"{scheme}://{host.removesuffix(':443' if scheme == 'https' else ':80')}"  # as a browser writes it
 
-    @field_validator("data_dir", "tls_certificate", "tls_key", "tls_client_ca", "secrets_key_file")
+    @field_validator("data_dir", "tls_certificate", "tls_key", "tls_client_ca", "secrets_key_file", "identity_file")
     @classmethod
     def _an_absolute_path(cls, path: Path | None) -> Path | None:
         return None if path is None else path.expanduser().absolute()

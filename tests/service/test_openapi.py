@@ -36,6 +36,7 @@ VERBS = {
     "check",
     "claim",
     "end",
+    "exchange",
     "forecast",
     "heartbeat",
     "pause",
@@ -114,7 +115,12 @@ def test_it_says_who_may_call_and_where(schema: dict[str, Any]) -> None:
     assert schema["servers"][0]["url"] == "/"
     assert schema["security"]
     open_routes = {name for name, operation in operations(schema) if operation.get("security") == []}
-    assert {name.partition(" ")[2] for name in open_routes} == {"/healthz", "/readyz", "/v1/objects/{payload}"}
+    assert {name.partition(" ")[2] for name in open_routes} == {
+        "/healthz",
+        "/readyz",
+        "/v1/objects/{payload}",
+        "/v1/tokens/exchange",
+    }
 
 
 def test_routes_are_nouns_with_verbs_below_them(schema: dict[str, Any]) -> None:

@@ -3,15 +3,15 @@ import { RouterProvider } from "@tanstack/react-router";
 import { StrictMode } from "react";
 import { createRoot } from "react-dom/client";
 import { queryClient } from "@/api/client";
-import { openByCode, takeCode } from "@/api/session";
+import { openBy, takeAnswer, takeCode } from "@/api/session";
 import { makeRouter } from "@/app/routes";
 import { beginTheme } from "@/app/theme";
 import "@/components/theme.css";
 
 beginTheme();
 // Before the router looks at the address. The frame waits for this call as for any session.
-const code = takeCode();
-if (code !== null) openByCode(queryClient, code);
+const brought = takeCode() ?? takeAnswer();
+if (brought !== null) openBy(queryClient, brought);
 const place = document.getElementById("page");
 if (place === null) throw new Error("index.html has no #page.");
 createRoot(place).render(

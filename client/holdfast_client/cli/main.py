@@ -42,6 +42,8 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
     "Start here": (
         Entry("serve", "Run the service; without options for this machine."),
         Entry("doctor", "Check the way to the service and its store.", modules="doctor"),
+        Entry("login", "Sign in at your provider, in a browser.", modules="login"),
+        Entry("logout", "Revoke the token of `holdfast login`.", modules="login"),
         Entry("whoami", "Show whose token this is, and what it may do.", modules="projects"),
         Entry("ui", "Open the web page in a browser, signed in.", modules="projects"),
     ),
@@ -65,7 +67,7 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
             "checkpoints",
             "Saved states of a run",
             "list show edit prune undelete pin unpin pull thaw impact",
-            "checkpoints copies tiers trash",
+            "checkpoints copies usage trash",
         ),
         Entry("holds", "Checkpoints that no policy and no person may delete", "list create extend release", "holds"),
     ),
@@ -85,7 +87,7 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
         Entry("usage", "Bytes of checkpoints, figure by figure", "list show", "usage"),
         Entry("costs", "Storage costs a month", "show forecast", "usage"),
         Entry("prices", "Prices that costs are computed with", "show put", "usage"),
-        Entry("tiers", "When checkpoints get cold", "plan", "tiers"),
+        Entry("tiers", "When checkpoints get cold", "plan", "usage"),
     ),
     "Operating the service": (
         Entry("tokens", "Who may do what", "list create rotate revoke", "projects"),

@@ -484,13 +484,13 @@ def open_page(
             )
         # Behind a #, which a browser sends to no server: the code is in no log, and the token not even there.
         link = f"{page}#code={client.tokens.sign_in_code().code}"
-    if browser and _has_screen() and webbrowser.open(link):
+    if browser and has_screen() and webbrowser.open(link):
         show_line(f"Opened {page} in your browser.")
         return
     show_line(link)
     show_note("It signs in once, within a minute.")
 
 
-def _has_screen() -> bool:
+def has_screen() -> bool:
     """Else a browser for terminals would take this terminal."""
     return sys.platform != "linux" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))

@@ -16,6 +16,8 @@ from holdfast_protocol.pruning import (
 from holdfast_protocol.runs import EditProject, EditRun, MetricsHistory, ProjectView, RunView
 from holdfast_protocol.service import (
     CreateToken,
+    ExchangedToken,
+    ExchangeToken,
     OpenSession,
     RotateToken,
     SignInCode,
@@ -23,6 +25,7 @@ from holdfast_protocol.service import (
     TokenRotated,
     TokenView,
 )
+from holdfast_protocol.sign_ins import SignInProviders
 from holdfast_protocol.states import RunStatus
 
 
@@ -154,6 +157,18 @@ class Tokens(Resource):
 
     def revoke(self, token_id: str) -> TokenView:
         return self.transport.call("DELETE", path("tokens", token_id), TokenView)
+
+    def revoke_own(self) -> TokenView:
+        """This client's token, which `holdfast login` has made. Raises Forbidden for another one."""
+        return self.transport.call("DELETE", path("tokens", "current"), TokenView)
+
+    def providers(self) -> SignInProviders:
+        """Where people can sign in. No token is needed."""
+        return self.transport.call("GET", path("sign-ins", "providers"), SignInProviders, authorized=False)
+
+    def exchange(self, request: ExchangeToken) -> ExchangedToken:
+        """A token for one of another issuer. No token of the service is needed. Raises IdentityRefused."""
+        return self.transport.call("POST", path("tokens", "exchange"), ExchangedToken, body=request, authorized=False)
 
     def rotate(self, token_id: str, request: RotateToken) -> TokenRotated:
         """Replaces a token by one like it. If a reply with a token's text is lost, that token is revoked."""

@@ -112,10 +112,10 @@ def _scheme_of_page(request: Request) -> str:
     return request.headers.get("origin", "").partition("://")[0].lower()
 
 
-def cookie_name(request: Request) -> str:
+def cookie_name(request: Request, name: str = SESSION_COOKIE) -> str:
     """Over https with the prefix: a browser takes such a cookie from this very host and over https only, so no
     neighbour of its domain can put another's session in its place."""
-    return f"__Host-{SESSION_COOKIE}" if is_secure(request) else SESSION_COOKIE
+    return f"__Host-{name}" if is_secure(request) else name
 
 
 def csrf_token(cookie: str) -> str:
@@ -124,8 +124,20 @@ def csrf_token(cookie: str) -> str:
 
 
 def _check_own_page(request: Request, cookie: str) -> None:
+    refuse_other_pages(request)
+    reads = request.method in ("GET", "HEAD")
+    sent = request.headers.get(CSRF_HEADER, "")
+    if not reads and not hmac.compare_digest(sent.encode(), csrf_token(cookie).encode()):
+        raise ProblemError(
+            ProblemCode.CSRF_FAILED,
+            f"A call by cookie that may change something needs the header {CSRF_HEADER}. Read its value from "
+            "GET /v1/sessions/current.",
+        )
+
+
+def refuse_other_pages(request: Request) -> None:
     """A cookie comes along from every port of this host too, whatever SameSite says; Sec-Fetch-Site and Origin know the
-    port."""
+    port. Raises `csrf_failed`."""
     reads = request.method in ("GET", "HEAD")
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
@@ -139,13 +151,11 @@ def _check_own_page(request: Request, cookie: str) -> None:
             "Another page made this call in the name of the person who has signed in. Call with a token in "
             "`Authorization` instead.",
         )
-    sent = request.headers.get(CSRF_HEADER, "")
-    if not reads and not hmac.compare_digest(sent.encode(), csrf_token(cookie).encode()):
-        raise ProblemError(
-            ProblemCode.CSRF_FAILED,
-            f"A call by cookie that may change something needs the header {CSRF_HEADER}. Read its value from "
-            "GET /v1/sessions/current.",
-        )
+
+
+def page_origin(request: Request) -> str:
+    """Where the browser that calls has the page from: what the settings say, else this call's own scheme and host."""
+    return _public_origin(request) or _own_origin(request)
 
 
 def _own_origin(request: Request) -> str:

@@ -23,7 +23,7 @@ from holdfast_service.auth.sessions import (
     revoke_session,
     show_session,
 )
-from holdfast_service.auth.tokens import create_token, list_tokens, revoke_token, rotate_token
+from holdfast_service.auth.tokens import create_token, list_tokens, revoke_own_token, revoke_token, rotate_token
 from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.web.frame import GuardedRoute
@@ -45,6 +45,11 @@ def list_all(
     limit: Limit = DEFAULT_PAGE,
 ) -> Page[TokenView]:
     return list_tokens(context, caller, cursor=cursor, limit=limit)
+
+
+@router.delete("/v1/tokens/current", name="revoke_own", summary="Sign out a command: revoke the token of this call")
+def revoke_current(context: Context, caller: AnyCaller) -> TokenView:
+    return revoke_own_token(context, caller)
 
 
 @router.delete("/v1/tokens/{token_id}", summary="Revoke a token, at once and for good")

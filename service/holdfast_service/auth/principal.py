@@ -8,7 +8,8 @@ import ipaddress
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -125,6 +126,20 @@ ADMITTED_SECONDS = 60.0
 _MOST_KEPT = 10_000
 _NETWORK_BITS = 64
 
+_FAILED_IDENTITY = frozenset(
+    {
+        ProblemCode.IDENTITY_TOKEN_INVALID,
+        ProblemCode.IDENTITY_TOKEN_EXPIRED,
+        ProblemCode.IDENTITY_TOKEN_EARLY,
+        ProblemCode.IDENTITY_TOKEN_USED,
+        ProblemCode.IDENTITY_ISSUER_UNKNOWN,
+        ProblemCode.IDENTITY_AUDIENCE_WRONG,
+        ProblemCode.IDENTITY_NOT_GRANTED,
+        ProblemCode.IDENTITY_KEY_UNKNOWN,
+        ProblemCode.SIGN_IN_FAILED,
+    }
+)
+
 KeptT = TypeVar("KeptT")
 
 
@@ -155,7 +170,9 @@ class FailedCalls:
         self._lock = threading.Lock()
         self._tokens = _Tries(BURST, SECONDS_PER_FAILURE)
         self._sessions = _Tries(SESSIONS_BURST, SECONDS_PER_SESSION)
+        self._identities = _Tries(BURST, SECONDS_PER_FAILURE)
         self._good: OrderedDict[str, _Good] = OrderedDict()
+        self._exchanged: OrderedDict[str, bool] = OrderedDict()
         self._ended: OrderedDict[str, str] = OrderedDict()  # what such a cookie was told; no session comes back
 
     def authenticated(self, address: str, token: str, ask: Callable[[str], Principal]) -> Principal:
@@ -198,6 +215,33 @@ class FailedCalls:
             f"in {ceil(wait)} s.",
             retry_after_seconds=ceil(wait),
         )
+
+    @contextmanager
+    def counted(self, address: str, identity_token: str) -> Iterator[None]:
+        """Around the work for who brings a token of another issuer in place of one of this service. Such tokens have
+        tries of their own. One that was good lately is looked at in any case. Raises `too_many_failures`."""
+        fingerprint, network = _fingerprint(identity_token), _network_of(address)
+        with self._lock:
+            wait = self._identities.wait_seconds(network, self._clock())
+            if fingerprint in self._exchanged:
+                wait = 0.0
+        if wait > 0:
+            raise ProblemError(
+                ProblemCode.TOO_MANY_FAILURES,
+                f"Too many tokens of identities from {address} were not taken. See there why the first one was not; "
+                f"the next try is looked at in {ceil(wait)} s.",
+                retry_after_seconds=ceil(wait),
+            )
+        try:
+            yield
+        except ProblemError as error:
+            if error.code in _FAILED_IDENTITY:
+                with self._lock:
+                    self._exchanged.pop(fingerprint, None)
+                    self._identities.count_failure(network, self._clock())
+            raise
+        with self._lock:
+            _keep(self._exchanged, fingerprint, True)
 
     def _failed(self, address: str, fingerprint: str, token: str, told: str) -> None:
         tries = self._tries_of(token)
@@ -384,7 +428,7 @@ class RequireScope:
         credential = self._credential_of(request)
         try:
             principal = failed_calls.authenticated(
-                _address_of(request), credential, partial(authenticate, context.database)
+                address_of(request), credential, partial(authenticate, context.database)
             )
         except ProblemError as error:
             remembered = self.from_memory and not is_kind(CredentialKind.SESSION, credential)  # it may have ended since
@@ -415,11 +459,11 @@ def last_known(request: Request) -> Principal | None:
     credential = credential_of(request)
     known = failed_calls.last_known(credential)
     if known is None:
-        failed_calls.refuse_early(_address_of(request), credential)
+        failed_calls.refuse_early(address_of(request), credential)
     return known
 
 
-def _address_of(request: Request) -> str:
+def address_of(request: Request) -> str:
     return "" if request.client is None else request.client.host
 
 

@@ -49,10 +49,28 @@ def open_session(context: ServiceContext, caller: Principal, request: Request, r
     _refuse_a_session(caller)
     refuse_unless_cookie_fits(request)
     brought = credential_of(request)
+    code = brought if is_kind(CredentialKind.CODE, brought) else None
+    return _open(context, caller, request, response, by="token" if code is None else "code", code=code)
+
+
+def open_for_identity(context: ServiceContext, caller: Principal, request: Request, response: Response) -> SessionView:
+    """The same for a token that this call has made for who signs in at a provider, and whose text nobody has."""
+    return _open(context, caller, request, response, by="identity")
+
+
+def _open(
+    context: ServiceContext,
+    caller: Principal,
+    request: Request,
+    response: Response,
+    *,
+    by: str,
+    code: str | None = None,
+) -> SessionView:
     cookie = new_text(CredentialKind.SESSION)
     with context.database.transaction() as session:
-        if is_kind(CredentialKind.CODE, brought):
-            _use_up(session, brought)
+        if code is not None:
+            _use_up(session, code)
         row = _insert(session, caller, cookie, CredentialKind.SESSION, timedelta(hours=context.settings.session_hours))
         for ended in _end_oldest(session, caller, CredentialKind.SESSION):
             record_event(
@@ -68,7 +86,7 @@ def open_session(context: ServiceContext, caller: Principal, request: Request, r
             Actor.person(caller),
             "session.open",
             project_id=caller.project_id,
-            after={"session": row.id, "by": "code" if is_kind(CredentialKind.CODE, brought) else "token"},
+            after={"session": row.id, "by": by},
         )
         view = _view(caller, row, cookie)
         seconds = int((row.expires_at - row.created_at).total_seconds())

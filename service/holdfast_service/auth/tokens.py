@@ -33,9 +33,11 @@ def token_row(
     project_id: str | None,
     expires_at: datetime | None,
     created_by_token: str | None = None,
+    issuer: str | None = None,
+    subject: str | None = None,
 ) -> dict[str, Any]:
     """The columns of `tokens`; the token itself is kept only as a hash. `created_by_token`: None for a token that is
-    made at the database."""
+    made at the database, or for an identity: then `issuer` and `subject` say whose."""
     token_id, secret_sha256 = parse_token(text)
     return {
         "id": token_id,
@@ -47,6 +49,8 @@ def token_row(
         "created_by_token": created_by_token,
         "expires_at": expires_at,
         "revoked_at": None,
+        "issuer": issuer,
+        "subject": subject,
     }
 
 
@@ -59,6 +63,8 @@ def insert_token(
     project_id: str | None,
     expires_at: datetime | None,
     created_by_token: str | None = None,
+    issuer: str | None = None,
+    subject: str | None = None,
 ) -> Token:
     row = token_row(
         session,
@@ -68,6 +74,8 @@ def insert_token(
         project_id=project_id,
         expires_at=expires_at,
         created_by_token=created_by_token,
+        issuer=issuer,
+        subject=subject,
     )
     token = Token(**row)
     session.add(token)
@@ -88,6 +96,8 @@ def token_view(token: Token, project_name: str | None) -> TokenView:
         last_used_at=token.last_used_at,
         requests_per_second=token.requests_per_second,
         concurrent_requests=token.concurrent_requests,
+        issuer=token.issuer,
+        subject=token.subject,
     )
 
 
@@ -98,11 +108,12 @@ def token_facts(token: Token) -> dict[str, Any]:
         "name": token.name,
         "scopes": list(token.scopes),
         "expires_at": None if token.expires_at is None else token.expires_at.isoformat(),
-        **{limit: value for limit in _LIMITS if (value := getattr(token, limit)) is not None},
+        **{name: value for name in (*_LIMITS, *_IDENTITY) if (value := getattr(token, name)) is not None},
     }
 
 
 _LIMITS = ("requests_per_second", "concurrent_requests")
+_IDENTITY = ("issuer", "subject")
 
 
 def create_token(
@@ -267,12 +278,33 @@ def revoke_token(context: ServiceContext, caller: Principal, token_id: str) -> T
     `token_not_found`, also if the caller may not know of it."""
     with context.database.transaction() as session:
         token, project_name = _known(session, caller, token_id)
-        if token.revoked_at is None:
-            token.revoked_at = database_now(session)
-            record_event(
-                session, Actor.person(caller), "token.revoke", project_id=token.project_id, before=token_facts(token)
-            )
+        _revoke(session, caller, token)
         return token_view(token, project_name)
+
+
+def revoke_own_token(context: ServiceContext, caller: Principal) -> TokenView:
+    """For who signed in by a command, and signs out. Only a token that was made for an identity, which gets another one
+    whenever it comes: who steals another one must not end a training with it. Raises `forbidden` for these, and for a
+    session."""
+    with context.database.transaction() as session:
+        token, project_name = _known(session, caller, caller.token_id)
+        if caller.session_id is not None or token.issuer is None:
+            raise ProblemError(
+                ProblemCode.FORBIDDEN,
+                f"The token {caller.name!r} was not made by a command's sign-in. To end a session of the page, sign "
+                f"out there; to revoke a token, run `holdfast tokens revoke {token.id}` as an administrator.",
+            )
+        _revoke(session, caller, token)
+        return token_view(token, project_name)
+
+
+def _revoke(session: Session, caller: Principal, token: Token) -> None:
+    """Twice is fine, and the first moment stays."""
+    if token.revoked_at is None:
+        token.revoked_at = database_now(session)
+        record_event(
+            session, Actor.person(caller), "token.revoke", project_id=token.project_id, before=token_facts(token)
+        )
 
 
 def _known(session: Session, caller: Principal, token_id: str) -> tuple[Token, str | None]:

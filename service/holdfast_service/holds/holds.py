@@ -88,7 +88,8 @@ def locked_hold(session: Session, caller: Principal, hold_id: str) -> tuple[Hold
 
 def why_same_line(session: Session, token_id: str, placed_by: str, placed_at: datetime) -> str | None:
     """What the token has to do with the one that placed a hold, or None: it is that one, descends from it or has made
-    it, at whatever depth; or it descends from what a maker of that one has made after the hold."""
+    it, at whatever depth; or it descends from what a maker of that one has made after the hold; or an issuer vouched for
+    one person behind both."""
     if token_id == placed_by:
         return "has placed this hold"
     releasing, placing = _with_makers(session, token_id), _with_makers(session, placed_by)
@@ -96,10 +97,16 @@ def why_same_line(session: Session, token_id: str, placed_by: str, placed_at: da
         return "was made by the one that has placed this hold"
     if token_id in placing:
         return "has made the one that has placed this hold"
+    if _identities(releasing) & _identities(placing):
+        return "is of the identity that has placed this hold"
     for token in releasing.values():
         if token.created_by_token in placing and token.created_at >= placed_at:
             return "was made after this hold, by who has made the one that has placed it"
     return None
+
+
+def _identities(tokens: dict[str, Token]) -> set[tuple[str | None, str | None]]:
+    return {(token.issuer, token.subject) for token in tokens.values() if token.issuer is not None}
 
 
 def _with_makers(session: Session, token_id: str) -> dict[str, Token]:

@@ -23,6 +23,7 @@ from holdfast_service.db.engine import refuse_if_went_back
 from holdfast_service.db.repeats import KEPT_FOR
 from holdfast_service.db.tables.core import FORGOTTEN, Attempt, Checkpoint, Project, ReadLease, Run, Shard, Token
 from holdfast_service.db.tables.curves import Curve
+from holdfast_service.db.tables.identities import UsedIdentityToken
 from holdfast_service.db.tables.operations import (
     CheckpointCopy,
     ForgottenTotal,
@@ -253,6 +254,7 @@ def forget_old(context: ServiceContext, actor: Actor) -> int:
         "operations": _operations,
         "sign_ins": _sign_ins,
         "tokens": _tokens,
+        "used_identity_tokens": _used_identity_tokens,
         "checkpoints": _checkpoints,
         "idempotency_keys": _idempotency_keys,
     }
@@ -329,7 +331,16 @@ def _sign_ins(session: Session, settings: ServiceSettings) -> int:
     return _delete(session, SignIn, SignIn.expires_at < database_now(session))
 
 
-def _delete(session: Session, table: type[Operation] | type[Token] | type[SignIn], old: ColumnElement[bool]) -> int:
+def _used_identity_tokens(session: Session, settings: ServiceSettings) -> int:
+    del settings
+    return _delete(session, UsedIdentityToken, UsedIdentityToken.expires_at < database_now(session))
+
+
+def _delete(
+    session: Session,
+    table: type[Operation] | type[Token] | type[SignIn] | type[UsedIdentityToken],
+    old: ColumnElement[bool],
+) -> int:
     ids: Sequence[str] = session.scalars(
         select(table.id).where(old).order_by(table.id).limit(AT_ONCE).with_for_update(skip_locked=True)
     ).all()

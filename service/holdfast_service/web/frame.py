@@ -39,6 +39,7 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.stores.posix.signed_urls import OBJECTS_PATH
 from holdfast_service.web.admission import Admission, Permit, class_of, on_a_thread
 from holdfast_service.web.connections import STREAMS
+from holdfast_service.web.fair_queue import CallClass
 from holdfast_service.web.problem_reply import internal_problem, problem_response
 
 _SHOWN_HOST_CHARACTERS = 100
@@ -325,9 +326,9 @@ class GuardedRoute(APIRoute):
         handle = super().get_route_handler()
         required = next(required_by(self.dependant), None)
         body = None if self.body_field is None else _Body.of(self)
-        if required is None:
-            return handle
         kind = class_of(self.methods or (), self.path)
+        if required is None:
+            return handle if body is None else _from_strangers(handle, kind, body)
 
         async def guarded(request: HttpRequest) -> Response:
             admission: Admission = request.app.state.admission
@@ -348,6 +349,23 @@ class GuardedRoute(APIRoute):
                 return await handle(request)
 
         return guarded
+
+
+def _from_strangers(
+    handle: Callable[[HttpRequest], Coroutine[Any, Any, Response]], kind: CallClass, body: _Body
+) -> Callable[[HttpRequest], Coroutine[Any, Any, Response]]:
+    """Of an open route that reads a body: within the same limits, in the turns of those whose token was not seen."""
+
+    async def guarded(request: HttpRequest) -> Response:
+        admission: Admission = request.app.state.admission
+        with admission.call(request, kind, None) as permit:
+            request.state.permit = permit
+            request = await body.read(request, permit)
+            if permit.waited_seconds and await request.is_disconnected():
+                return Response(status_code=CLIENT_HAS_GONE)
+            return await handle(request)
+
+    return guarded
 
 
 def _on_a_thread(endpoint: Callable[..., Any]) -> Callable[..., Any]:

@@ -111,7 +111,9 @@ def check_readiness(context: ServiceContext) -> Readiness:
     checks = [*_check_database(context), _check_stores(context)]
     ready = all(check.ok for check in checks)
     weak = weaknesses_of(context)
-    return Readiness(ready=ready, checks=checks, warnings=[*_differences(context), *weak], weaknesses=weak)
+    return Readiness(
+        ready=ready, checks=checks, warnings=[*_differences(context), *_identity_file(context), *weak], weaknesses=weak
+    )
 
 
 def _differences(context: ServiceContext) -> list[str]:
@@ -120,6 +122,15 @@ def _differences(context: ServiceContext) -> list[str]:
             return what_differs(session, context)
     except ProblemError:
         return []  # the checks say it
+
+
+def _identity_file(context: ServiceContext) -> list[str]:
+    if context.identities is None or context.identities.failure is None:
+        return []
+    return [
+        "The last edit of HOLDFAST_IDENTITY_FILE cannot be used, and what it said before goes on. The service's log "
+        "says what is wrong; correct it."
+    ]
 
 
 def _check_database(context: ServiceContext) -> list[ReadinessCheck]:

@@ -37,14 +37,71 @@ export async function signIn(secret: string): Promise<Session> {
   return (await reply.json()) as Session;
 }
 
-/** Why the code of a link opened no session; the sign-in screen shows it. */
+export type Provider = components["schemas"]["SignInProvider"];
+
+export const providersQuery = queryOptions({
+  queryKey: ["sign-in providers"],
+  queryFn: async (): Promise<Provider[]> => {
+    const reply = await fetch("/v1/sign-ins/providers");
+    if (!reply.ok) throw await problemOf(reply);
+    return ((await reply.json()) as components["schemas"]["SignInProviders"]).items;
+  },
+  staleTime: Number.POSITIVE_INFINITY,
+});
+
+const CALLBACK = "/ui/sign-in";
+const CAME_FROM = "holdfast-came-from";
+const HOME = "/ui/";
+
+async function postJson<Reply>(path: string, body: object): Promise<Reply> {
+  const init = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+  const reply = await fetch(path, init);
+  if (!reply.ok) throw await problemOf(reply);
+  return (await reply.json()) as Reply;
+}
+
+/** The address at the provider where the person signs in. Afterwards the page is where it is now. */
+export async function beginSignIn(provider: string, project?: string): Promise<string> {
+  const body = { provider, ...(project === undefined ? {} : { project }) };
+  const { url } = await postJson<components["schemas"]["SignInBegun"]>("/v1/sign-ins", body);
+  const { pathname, search } = window.location;
+  if (pathname !== CALLBACK) sessionStorage.setItem(CAME_FROM, pathname + search);
+  return url;
+}
+
+/** Takes the provider's answer out of the address bar and the history, and leads back to where the person was; null: no
+ * provider sent the browser here. */
+export function takeAnswer(place: Location = window.location): Record<string, string> | null {
+  if (place.pathname !== CALLBACK) return null;
+  const said = new URLSearchParams(place.search);
+  // Only a path of this page is kept, and the browser takes no address of another origin here.
+  const from = sessionStorage.getItem(CAME_FROM) ?? HOME;
+  sessionStorage.removeItem(CAME_FROM);
+  window.history.replaceState(window.history.state, "", from.startsWith(HOME) ? from : HOME);
+  const state = said.get("state");
+  if (state === null) return null;
+  const answer: Record<string, string> = { state };
+  for (const [theirs, ours] of Object.entries({
+    code: "code",
+    error: "error",
+    error_description: "error_description",
+    iss: "issuer",
+  })) {
+    const value = said.get(theirs);
+    if (value !== null) answer[ours] = value;
+  }
+  return answer;
+}
+
+/** Why the code of a link, or the answer of a provider, opened no session; the sign-in screen shows it. */
 export const SIGN_IN_FAILURE = ["sign-in failure"];
 
-/** The session that a one-time code opens. After a code that is used or over: the session that is there already. */
-export function openByCode(queries: QueryClient, code: string): void {
+/** The session that a one-time code opens, or the answer of a provider. After one that is used or over: the session that
+ * is there already. */
+export function openBy(queries: QueryClient, what: string | Record<string, string>): void {
   async function open(): Promise<Session | null> {
     try {
-      return await signIn(code);
+      return typeof what === "string" ? await signIn(what) : await postJson<Session>("/v1/sign-ins/finish", what);
     } catch (failure) {
       queries.setQueryData(SIGN_IN_FAILURE, failure);
       return currentSession();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import holdfast_service.db.tables.curves
 import holdfast_service.db.tables.events
+import holdfast_service.db.tables.identities
 import holdfast_service.db.tables.operations
 import holdfast_service.db.tables.records
 import holdfast_service.db.tables.samples

@@ -137,6 +137,9 @@ class Token(Table):
     # Null: what the settings say.
     requests_per_second: Mapped[float | None] = mapped_column(Float)
     concurrent_requests: Mapped[int | None] = mapped_column(Integer)
+    # Of the identity that it was made for: identity/exchange.py. Null: made by another token, or at the database.
+    issuer: Mapped[str | None] = mapped_column(Text)
+    subject: Mapped[str | None] = mapped_column(Text)
 
 
 class Run(Deletable, Table):
