@@ -11,6 +11,8 @@ WORKERS ?= 4
 # make bench: the bytes of the state, and how often everything is measured.
 SIZE ?= 1GiB
 REPEATS ?= 5
+# cuda: the state is on the GPU, and benchmarks/results/gpu.json is written.
+DEVICE ?= cpu
 # make soak, make chaos, make jepsen: how long everything runs at once.
 MINUTES ?= 10
 # make preempt: how many launches are told to leave.
@@ -34,7 +36,7 @@ help:
 	@echo 'make chaos [MINUTES=10]                                 torchrun jobs while everything fails: unharmed?'
 	@echo 'make jepsen [MINUTES=10]                                every part fails, the database goes back: all commits there?'
 	@echo 'make preempt [TIMES=100]                                SIGTERM at random moments: is the newest state saved?'
-	@echo 'make bench [SIZE=1GiB] [REPEATS=5]                      beside its peers: docs/performance.md'
+	@echo 'make bench [SIZE=1GiB] [REPEATS=5] [DEVICE=cuda]        beside its peers: docs/performance.md'
 	@echo 'make scale [RANKS=64,256] [CHECKPOINTS=1000,1000000]    what many ranks, and many checkpoints, cost the service'
 	@echo 'make run                                                the service on http://127.0.0.1:8400'
 	@echo 'make format                                             let ruff fix and format the code'
@@ -87,9 +89,9 @@ jepsen: venv
 preempt: venv
 	@$(VENV)/bin/python -m tests.preemption --times $(TIMES)
 
-# Writes benchmarks/results/latest.json and the plot. Leave the machine alone meanwhile: half an hour with the defaults.
+# Writes benchmarks/results/latest.json and the plot; with DEVICE=cuda benchmarks/results/gpu.json alone. Leave the machine alone meanwhile: half an hour with the defaults.
 bench: venv
-	@$(VENV)/bin/python -m benchmarks.run --size $(SIZE) --repeats $(REPEATS)
+	@$(VENV)/bin/python -m benchmarks.run --size $(SIZE) --repeats $(REPEATS) --device $(DEVICE)
 
 # Writes benchmarks/results/scale.json and its plot. Leave the machine alone meanwhile, too: an hour with the defaults.
 scale: venv

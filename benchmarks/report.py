@@ -21,8 +21,8 @@ def write_json(rows: Iterable[Row], path: Path) -> None:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """The rows of the bars. The figures that they were made of are in latest.json."""
-    lines = [_HEADER, *(_cells(row) for row in rows if row.name in BARS)]
+    """The rows of the bars, and those of a GPU. The figures that they were made of are in the file."""
+    lines = [_HEADER, *(_cells(row) for row in rows if row.name in BARS or row.name.startswith("gpu_"))]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines

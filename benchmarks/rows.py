@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, Literal
 
 from benchmarks.processes import Failed, Figures
-from benchmarks.schedule import BOUNDED, COMPRESSION, TRAINING_COMPRESSED, Measures
+from benchmarks.schedule import BOUNDED, COMPRESSION, GPU, TRAINING_COMPRESSED, Measures
 
 _GB = 1e9
 _MIB = 1024 * 1024
@@ -60,6 +60,30 @@ class Rows:
             *self._memory(),
             *self._counted(),
             *self._compression(),
+            *self._details(),
+        ]
+
+    def gpu(self) -> list[Row]:
+        """Of Schedule.take_gpu_measures."""
+        stall = self._median("posix holdfast", _of("stall_seconds"))
+        by_save, by_async, by_stager = (subject.label for subject in GPU[2:])
+        peers = {
+            "pinned_copy": self._median(GPU[0].label, _of("seconds")),
+            "dcp_save": self._best(by_save, _of("stall_seconds"), min),
+            "dcp_async_save": self._median(by_async, _of("stall_seconds")),
+            "dcp_async_save_pinned": self._median(by_stager, _of("stall_seconds")),
+        }
+        how = "stall of a warm save(), walking the state left out"
+        saved, written = self._median("posix holdfast", _rate), self._best(by_save, _rate, max)
+        loaded = self._best(by_save, _rate, max, ", restore")
+        restored = self._median("posix holdfast, restore", _rate)
+        return [
+            *(_ratio(f"gpu_stall_vs_{name}", stall, peer, "lower", "s", how) for name, peer in peers.items()),
+            _ratio("gpu_save_vs_dcp_save", saved, written, "higher", "GB/s", "from save() to the commit, SHA-256 on"),
+            _ratio(
+                "gpu_restore_vs_dcp_load", restored, loaded, "higher", "GB/s", "in a fresh process, every byte verified"
+            ),
+            self._training_rate("gpu_train_rate_during_save"),
             *self._details(),
         ]
 
@@ -163,6 +187,19 @@ class Rows:
         return "" if stall is None else f": {stall:.2f} s"
 
     def _counted(self) -> list[Row]:
+        return [
+            _beside(
+                "dedup_sent_vs_changed",
+                self._median("frozen holdfast", _sent_vs_changed),
+                self._median("frozen dcp.save", _sent_vs_changed),
+                "lower",
+                "x the bytes changed",
+                "second save with 95% of the bytes frozen; counted, not timed",
+            ),
+            self._training_rate("train_rate_during_save"),
+        ]
+
+    def _training_rate(self, name: str) -> Row:
         rates = [
             found
             for label in self._measures
@@ -184,28 +221,18 @@ class Rows:
             for one in ones
             if isinstance(one, Failed)
         )
-        return [
-            _beside(
-                "dedup_sent_vs_changed",
-                self._median("frozen holdfast", _sent_vs_changed),
-                self._median("frozen dcp.save", _sent_vs_changed),
-                "lower",
-                "x the bytes changed",
-                "second save with 95% of the bytes frozen; counted, not timed",
-            ),
-            Row(
-                "train_rate_during_save",
-                worst,
-                "x without a save",
-                "higher",
-                "no save in flight",
-                1.0 if worst is not None else None,
-                worst,
-                f"the lower of: {quiet}{neighbour}; training on a core of its own, save and servers on the others"
-                if worst is not None
-                else f"could not be measured: {why}",
-            ),
-        ]
+        return Row(
+            name,
+            worst,
+            "x without a save",
+            "higher",
+            "no save in flight",
+            1.0 if worst is not None else None,
+            worst,
+            f"the lower of: {quiet}{neighbour}; training on a core of its own, save and servers on the others"
+            if worst is not None
+            else f"could not be measured: {why}",
+        )
 
     def _compression(self) -> list[Row]:
         """What it saves and what it costs, on states that were really trained."""

@@ -1,6 +1,6 @@
 """`make bench`: measures, writes latest.json, draws the plot, prints the table. See benchmarks/__init__.py.
 
-python -m benchmarks.run [--size 1GiB] [--repeats 5] [--without-peers] [--only-posix] [--results FOLDER]
+python -m benchmarks.run [--size 1GiB] [--repeats 5] [--without-peers] [--only-posix] [--results FOLDER] [--device cuda]
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ _UNITS = {"MiB": 1024**2, "GiB": 1024**3}
 
 def main() -> None:
     arguments = _arguments()
+    if arguments.device == "cuda":
+        _on_gpu(arguments)
+        return
     peers = None if arguments.without_peers else _peers_python()
     began = time.monotonic()
     schedule = Schedule(arguments.size, arguments.repeats, peers, with_s3=not arguments.only_posix, say=_say)
@@ -47,6 +50,20 @@ def main() -> None:
     _say(f"{results / 'latest.json'}, after {time.monotonic() - began:.0f} s")
 
 
+def _on_gpu(arguments: argparse.Namespace) -> None:
+    """Writes gpu.json, and neither latest.json nor its plot: those are of a state in host memory."""
+    if not torch.cuda.is_available():
+        raise SystemExit("--device cuda: this machine, or this torch, has no GPU")
+    began = time.monotonic()
+    # The peers are torch's own, so they need no other environment.
+    schedule = Schedule(arguments.size, arguments.repeats, Path(sys.executable), with_s3=False, say=_say, device="cuda")
+    gpu = f"; {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    rows = [*Rows(schedule.take_gpu_measures()).gpu(), _machine(arguments.size, arguments.repeats, gpu)]
+    write_json(rows, arguments.results / "gpu.json")
+    print(table(rows))
+    _say(f"{arguments.results / 'gpu.json'}, after {time.monotonic() - began:.0f} s")
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=_bytes, default=_bytes("1GiB"), help="bytes of state, for example 64MiB")
@@ -54,6 +71,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--without-peers", action="store_true", help="Holdfast and the raw ceilings only")
     parser.add_argument("--only-posix", action="store_true", help="without SeaweedFS")
     parser.add_argument("--results", type=Path, default=_RESULTS, help="the folder for latest.json and the plot")
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cpu", help="where the state is; cuda writes gpu.json alone"
+    )
     return parser.parse_args()
 
 
@@ -69,13 +89,13 @@ def _peers_python() -> Path:
     return _PEERS / "bin" / "python"
 
 
-def _machine(size_bytes: int, repeats: int) -> Row:
+def _machine(size_bytes: int, repeats: int, gpu: str = "") -> Row:
     """The last row: where, when and with what, and how busy the machine was besides."""
     load = os.getloadavg()[2]
     cores = len(os.sched_getaffinity(0))
     how = (
         f"state of {size_bytes / 1024**2:.0f} MiB, medians of {repeats}; {datetime.now(UTC):%Y-%m-%d %H:%M} UTC; "
-        f"{_processor()}, {cores} cores; Python {platform.python_version()}, torch {torch.__version__}"
+        f"{_processor()}, {cores} cores; Python {platform.python_version()}, torch {torch.__version__}{gpu}"
     )
     return Row("machine: load average of 15 minutes", load, "processes", "lower", None, None, None, how)
 

@@ -66,6 +66,12 @@ S3 = (
     Subject("s3 torch.save + boto3", "s3", "torch_boto3", "torch_boto3", in_a_bar=False),
     Subject("s3 dcp with s3fs", "s3", "dcp_save", "dcp_restore", options={"storage": "s3fs"}, in_a_bar=False),
 )
+GPU = (
+    Subject("bare pinned copy", "files", "pinned_copy", rounds=_FAST),
+    *POSIX[1:3],
+    replace(POSIX[3], in_a_bar=True),
+    POSIX[4],
+)
 BOUNDED = "posix holdfast, host_memory of 192 MiB"
 ONCE = (
     Subject(BOUNDED, "holdfast-posix", "holdfast_save", rounds=_FAST, options={"host_memory": 192 * 1024 * 1024}),
@@ -86,13 +92,15 @@ TWO_RANKS = (
 
 @dataclass
 class Schedule:
-    """`peers`: the interpreter of their environment, or None to leave them out; `with_s3`: SeaweedFS as well."""
+    """`peers`: the interpreter of their environment, or None to leave them out; `with_s3`: SeaweedFS as well; `device`:
+    of the state."""
 
     size_bytes: int
     repeats: int
     peers: Path | None
     with_s3: bool
     say: Callable[[str], None]
+    device: str = "cpu"
     measures: Measures = field(default_factory=lambda: defaultdict(list))
     _best: dict[str, int] = field(default_factory=dict)
 
@@ -109,6 +117,15 @@ class Schedule:
         for place in self._training_places():
             self._measure_training(f"training, {place}", place)
         self._measure_training(TRAINING_COMPRESSED, "holdfast-posix", HOLDFAST_COMPRESS="zstd")
+        return dict(self.measures)
+
+    def take_gpu_measures(self) -> Measures:
+        """The state on a GPU, saved to files. The peers are torch's own, in this environment."""
+        for repeat in range(self.repeats):
+            self.say(f"repeat {repeat + 1} of {self.repeats}")
+            for subject in self._wanted(GPU):
+                self._measure(subject)
+        self._measure_training("training, holdfast-posix", "holdfast-posix")
         return dict(self.measures)
 
     def _wanted(self, subjects: tuple[Subject, ...]) -> Iterator[Subject]:
@@ -132,7 +149,7 @@ class Schedule:
         """The save's seconds; infinite where it could not be measured."""
         python = self.peers if subject.is_peer and self.peers else Path(sys.executable)
         with servers(subject.place) as started:
-            spec = _spec(subject.save, self.size_bytes, subject.rounds, started, subject.options)
+            spec = self._spec(subject.save, subject.rounds, started, subject.options)
             saved = self._note(label, measured(python, spec, started.environment, ranks=subject.ranks))
             if isinstance(saved, Failed):
                 return float("inf")
@@ -144,7 +161,7 @@ class Schedule:
 
     def _measure_compression(self) -> None:
         with servers("holdfast-posix") as started:
-            spec = _spec("compression", self.size_bytes, _FAST, started, {})
+            spec = self._spec("compression", _FAST, started, {})
             self._note(COMPRESSION, measured(Path(sys.executable), spec, started.environment))
 
     def _training_places(self) -> tuple[Place, ...]:
@@ -159,8 +176,21 @@ class Schedule:
             # A small state is gone in no time, and whoever takes it does not want to wait for figures of any worth.
             quiet_seconds = min(3.0, self.size_bytes / 1024**3 * 3)
             options = {"training_cores": [first], "other_cores": others, "quiet_seconds": max(0.1, quiet_seconds)}
-            spec = _spec("training", self.size_bytes, _FAST, started, options)
+            spec = self._spec("training", _FAST, started, options)
             self._note(label, measured(Path(sys.executable), spec, started.environment | settings))
+
+    def _spec(self, case: str, rounds: int, started: Servers, options: dict[str, Any]) -> Spec:
+        return Spec(
+            case,
+            self.size_bytes,
+            rounds,
+            str(started.folder),
+            started.endpoint,
+            started.bucket,
+            self.device,
+            started.pids,
+            options,
+        )
 
     def _note(self, label: str, figures: Figures | Failed) -> Figures | Failed:
         self.measures[label].append(figures)
@@ -169,10 +199,6 @@ class Schedule:
         elif "seconds" in figures:
             self.say(f"  {label}: {figures['bytes'] / figures['seconds'] / 1e9:.2f} GB/s")
         return figures
-
-
-def _spec(case: str, size_bytes: int, rounds: int, started: Servers, options: dict[str, Any]) -> Spec:
-    return Spec(case, size_bytes, rounds, str(started.folder), started.endpoint, started.bucket, started.pids, options)
 
 
 def _with(subject: Subject, threads: int) -> Subject:

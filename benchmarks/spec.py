@@ -19,6 +19,8 @@ class Spec:
     """An empty folder on tmpfs that is this subject's own; a restore gets the one that its save has filled."""
     endpoint: str = ""
     bucket: str = ""
+    device: str = "cpu"
+    """Where the state is: cpu, or cuda for the first GPU."""
     server_pids: dict[str, int] = field(default_factory=dict)
     """Whose CPU time is the server's, by name."""
     options: dict[str, Any] = field(default_factory=dict)

@@ -38,10 +38,17 @@ class TrainingState:
 
     @torch.no_grad()
     def change(self) -> int:
-        """One step of training, as far as a checkpoint sees it: every changing element. Returns the bytes changed."""
+        """One step of training, as far as a checkpoint sees it: every changing element. It is over when this returns
+        the bytes changed."""
         changing = self.changing()
         torch._foreach_add_(changing, 1.0)
+        self.wait()
         return sum(tensor.nbytes for tensor in changing)
+
+    def wait(self) -> None:
+        """Until all that is queued on the state's device is over."""
+        if any(tensor.is_cuda for tensor in self.model.parameters()):
+            torch.cuda.synchronize()
 
     @torch.no_grad()
     def fingerprint(self) -> str:
@@ -50,7 +57,7 @@ class TrainingState:
         return hashlib.sha256(repr(sums).encode()).hexdigest()
 
 
-def build(size_bytes: int, *, seed: int = 0, frozen: bool = False) -> TrainingState:
+def build(size_bytes: int, *, seed: int = 0, frozen: bool = False, device: str = "cpu") -> TrainingState:
     """About `size_bytes` of state. `frozen`: 95% of its bytes are a frozen base, the rest is trained."""
     torch.manual_seed(seed)
     width = 1024 if size_bytes >= 256 * _MIB else 256 if size_bytes >= 16 * _MIB else 64
@@ -59,6 +66,7 @@ def build(size_bytes: int, *, seed: int = 0, frozen: bool = False) -> TrainingSt
         model = torch.nn.ModuleDict({"base": base, "head": _layers(int(size_bytes * (1 - _FROZEN_SHARE)) // 12, width)})
     else:
         model = torch.nn.ModuleDict({"body": _layers(size_bytes // 12, width)})
+    model.to(device)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3)
     for parameter in trained:  # as after a first step, without the memory of its gradients

@@ -14,7 +14,7 @@ from benchmarks.state import build
 
 
 def run(spec: Spec) -> dict[str, Any]:
-    state = build(spec.size_bytes, seed=1)
+    state = build(spec.size_bytes, seed=1, device=spec.device)
     model, optimizer = get_state_dict(state.model, state.optimizer)
     state_dict, storage = {"model": model, "optimizer": optimizer}, reader(spec, spec.options["number"])
     return measure_restore(spec, state, lambda: dcp.load(state_dict, storage_reader=storage))

@@ -12,7 +12,7 @@ from holdfast import Checkpointer
 
 
 def run(spec: Spec) -> dict[str, Any]:
-    state = build(spec.size_bytes, seed=1)
+    state = build(spec.size_bytes, seed=1, device=spec.device)
     with Checkpointer(RUN) as checkpointer:
         return measure_restore(spec, state, lambda: _restore(checkpointer, state.objects()))
 

@@ -17,7 +17,7 @@ RUN = "bench/state"
 
 
 def run(spec: Spec) -> dict[str, Any]:
-    state = build(spec.size_bytes, frozen=spec.options.get("frozen", False))
+    state = build(spec.size_bytes, frozen=spec.options.get("frozen", False), device=spec.device)
     checkpointer = Checkpointer(
         RUN,
         create=True,

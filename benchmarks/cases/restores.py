@@ -15,6 +15,7 @@ def measure_restore(spec: Spec, state: TrainingState, restore: Callable[[], None
     warm_pages(state.bytes)
     with used(spec.server_pids) as usage:
         restore()
+        state.wait()
     if state.fingerprint() != spec.options["fingerprint"]:
         raise RuntimeError("what was restored is not what was saved")
     return {

@@ -37,8 +37,8 @@ def run(spec: Spec) -> dict[str, Any]:
     quiet_seconds = float(spec.options["quiet_seconds"])
     torch.set_num_threads(1)
     os.sched_setaffinity(0, other_cores)  # what is started from here on stays there
-    state = build(spec.size_bytes)
-    step = _small_training()
+    state = build(spec.size_bytes, device=spec.device)
+    step = _small_training(spec.device)
     ratios, beside_hashing, quiet_rates, saves = [], [], [], []
     with Checkpointer(RUN, create=True, strict=True) as checkpointer:
         os.sched_setaffinity(0, training_cores)  # this thread only
@@ -103,19 +103,23 @@ def _copy_and_hash(cores: set[int], has_begun: Any) -> None:
         has_begun.set()
 
 
-def _small_training() -> Callable[[], None]:
-    """Steps of a few milliseconds, most of it in Python: what is hardest on the interpreter's lock."""
+def _small_training(device: str) -> Callable[[], None]:
+    """Steps of a few milliseconds, most of it in Python: what is hardest on the interpreter's lock. A step on a GPU is
+    over when its loss is read."""
     torch.manual_seed(0)
     width = 256
     model = nn.Sequential(
         *(layer for _ in range(6) for layer in (nn.Linear(width, width), nn.LayerNorm(width), nn.GELU()))
-    )
+    ).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    batch = torch.randn(64, width)
+    batch = torch.randn(64, width, device=device)
 
     def step() -> None:
         optimizer.zero_grad()
-        nn.functional.mse_loss(model(batch), batch).backward()
+        loss = nn.functional.mse_loss(model(batch), batch)
+        loss.backward()
         optimizer.step()
+        if device != "cpu":
+            loss.item()
 
     return step

@@ -30,6 +30,23 @@ GUARDS = (
         ("tests/trainer/test_resumable_data.py",),
     ),
     Guard(
+        "random-state-last",
+        "the generators of CUDA are set before it has begun, and a seed that was set earlier comes after them",
+        "trainer_sdk/holdfast/state/components.py",
+        "        torch.cuda.init()  # type: ignore[no-untyped-call]",
+        "        pass",
+        ("tests/trainer/test_state_capture.py",),
+    ),
+    Guard(
+        "staging-slabs",
+        "memory is page-locked for a state in host memory, too",
+        "trainer_sdk/holdfast/staging/shard.py",
+        "            if gpu is not None:  # else CUDA would make a context, of some hundred MB, for nothing\n"
+        "                layout.slab.lock_for(gpu)",
+        '            layout.slab.lock_for(gpu or torch.device("cuda", 0))',
+        ("tests/unit/test_staging_on_gpus.py",),
+    ),
+    Guard(
         "buffers-from-rank-0",
         "making a loader's iterator draws from the global generator",
         "trainer_sdk/holdfast/data/loader.py",

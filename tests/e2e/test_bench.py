@@ -9,10 +9,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks import processes, run, servers
 from benchmarks.bars import BARS
 from benchmarks.processes import Failed
 from benchmarks.rows import Row, Rows
+from benchmarks.schedule import Schedule
 from benchmarks.spec import Spec
 
 from tests.support.forked import ForkedProgram
@@ -37,6 +39,26 @@ def test_a_small_benchmark_runs_and_has_a_row_for_every_bar(
     for name in ("stall_vs_memcpy", "save_peak_extra_memory_ratio", "dedup_sent_vs_changed", "train_rate_during_save"):
         assert rows[name]["value"] is not None, (rows[name]["how"], said)
     assert rows["posix holdfast, restore: rate"]["value"] > 0
+
+
+@pytest.mark.timeout(1000)
+def test_the_benchmark_of_a_gpu_has_all_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In host memory, where the same is measured."""
+    monkeypatch.setattr(servers, "holdfast_serve", partial(holdfast_serve, forked=True))
+    monkeypatch.setattr(processes, "start", _forked)
+    said: list[str] = []
+    schedule = Schedule(2**20, 1, Path(sys.executable), with_s3=False, say=said.append)
+    rows = [row for row in Rows(schedule.take_gpu_measures()).gpu() if row.name.startswith("gpu_")]
+    assert len(rows) == 7
+    assert not {row.name: row.how for row in rows if row.value is None}, said
+
+
+def test_without_a_gpu_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["run", "--size=1MiB", "--device=cuda", f"--results={tmp_path}"])
+    with pytest.raises(SystemExit, match="no GPU"):
+        run.main()
+    assert not list(tmp_path.iterdir())
 
 
 def _forked(_python: Path, spec: Spec, environment: Mapping[str, str], log: Path) -> ForkedProgram:

@@ -18,8 +18,12 @@ from tests.support.ports import free_ports
 from tests.support.ranks import rank_environment
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 120.0) -> list[Any]:
-    """Results in rank order. Raises AssertionError with every failed rank's traceback; no process outlives the call."""
+def run_ranks(
+    function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 120.0, backend: str = "gloo"
+) -> list[Any]:
+    """Results in rank order. `backend`: of torch.distributed, for ranks on GPUs.
+
+    Raises AssertionError with every failed rank's traceback; no process outlives the call."""
     server = fork_server()
     port = free_ports()
     ranks = []
@@ -27,7 +31,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         ours, theirs = server.Pipe(duplex=False)
         environment = os.environ | rank_environment(rank, world_size, port)
         process = server.Process(
-            target=_rank_main, args=(theirs, function, rank, world_size, environment, args), daemon=True
+            target=_rank_main, args=(theirs, function, rank, world_size, environment, backend, args), daemon=True
         )
         process.start()
         theirs.close()
@@ -71,6 +75,7 @@ def _rank_main(
     rank: int,
     world_size: int,
     environment: dict[str, str],
+    backend: str,
     args: tuple[Any, ...],
 ) -> None:
     import torch.distributed as dist
@@ -81,7 +86,7 @@ def _rank_main(
     own_random_numbers()
     torch.set_num_threads(1)
     try:
-        dist.init_process_group("gloo", rank=rank, world_size=world_size)
+        dist.init_process_group(backend, rank=rank, world_size=world_size)
         outcome = (True, function(rank, *args))
         dist.barrier()
     except BaseException:

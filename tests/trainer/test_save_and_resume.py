@@ -53,6 +53,18 @@ def test_a_resume_with_fewer_gpus_visible_derives_cudas_numbers_and_says_so(run,
     assert caplog.text.count("CUDA's random numbers derived anew from run, step and rank") == 1
 
 
+@pytest.mark.rule("staging-slabs")
+def test_a_job_in_host_memory_on_a_host_with_gpus_asks_nothing_of_cuda(run, monkeypatch):
+    """This torch may have no CUDA: the first call that begins it would fail. Each rank would take a context for it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "init", lambda: pytest.fail("CUDA begins"))
+    whole, first, resumed = train(0, None, 5), train(0, run, 3, every=1), train(0, run, 5, every=1, seed=7)
+    assert resumed.start == 3
+    assert first.losses | resumed.losses == whole.losses
+    assert resumed.final == whole.final
+    assert not torch.cuda.is_initialized()
+
+
 @pytest.mark.rule("capture-changes-nothing")
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "momentum"])
 def test_saving_every_step_leaves_every_loss_and_parameter_as_without_saving(run, optimizer):

@@ -282,6 +282,21 @@ def test_the_hosts_generators_come_back_where_another_number_of_devices_is_visib
 
 
 @pytest.mark.rule("random-state-last")
+def test_cuda_begins_before_its_generators_are_set(monkeypatch):
+    """torch applies a seed that was set before CUDA has begun after all else that was set before."""
+    done = []
+    saved = encode_tree({**decode_tree(capture_rng()), "cuda": [b"first", b"second"]}, path="rng")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "init", lambda: done.append("begin"))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: done.append((device, bytes(state.numpy()))))
+    assert restore_rng(saved)
+    assert done == ["begin", (0, b"first"), (1, b"second")]
+    done.clear()
+    assert restore_rng(capture_rng())
+    assert not done, "a process without CUDA has saved none of its generators"
+
+
+@pytest.mark.rule("random-state-last")
 def test_derived_generators_depend_on_run_step_and_rank_only():
     def draw(*key):
         derive_rng(*key)

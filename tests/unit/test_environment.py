@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+import torch
+
 from holdfast.session.environment import commit_of, differences, environment
 
 COMMIT, OTHER = "a" * 40, "b" * 64
@@ -46,3 +49,21 @@ def test_only_what_both_know_and_what_changes_a_training_is_compared() -> None:
 def test_the_hosts_of_all_ranks_are_told_if_there_are_several() -> None:
     assert environment({"node-7", "node-8", "login"})["hosts"] == "login,node-[7-8]"
     assert "hosts" not in environment({"node-7"})
+
+
+def test_gpus_are_told_by_a_process_that_uses_them_and_asked_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def name() -> str:
+        asked.append("the GPU's name")
+        return "NVIDIA H100"
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", name)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert "gpu" not in environment()
+    assert not asked, "CUDA would begin, and nothing that forks later could use it"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
+    told = environment()
+    assert (told["gpu"], told["gpus_per_host"]) == ("NVIDIA H100", "8")

@@ -43,12 +43,13 @@ _TOLD = {
 
 
 def environment(hosts: Collection[str] = ()) -> dict[str, str]:
-    """The facts of this process, for the attempt that it opens, and which `hosts` its ranks are on. Takes
+    """The facts of this process, for the attempt that it opens, and which `hosts` its ranks are on. Those of GPUs are
+    told if the process uses CUDA by now: asking would begin it, and what is forked later could use none. Takes
     `_GIT_SECONDS` at most."""
     facts = {"python": platform.python_version(), "torch": torch.__version__, "platform": platform.platform()}
     with suppress(PackageNotFoundError):  # a source tree on the path, not installed
         facts["holdfast"] = version("holdfast")
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         facts |= _gpu_facts()
     facts |= commit_of(_script_folder())
     if job := os.environ.get("SLURM_JOB_ID"):

@@ -10,6 +10,7 @@ import mmap
 import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -18,30 +19,51 @@ from holdfast.layout.plan import LocalPlan
 from holdfast.state.tensors import TensorPiece
 from holdfast_client.chunks.workers import WorkerThreads
 
+log = logging.getLogger("holdfast")
+
 PAGE_BYTES = 4096
 
 
 class Slab:
-    """Page-aligned host memory; page-locked and mapped for the device's copy engine if CUDA is in use. All access to it
-    is in this class, so that it can be shared memory one day."""
+    """Page-aligned host memory; page-locked once it is to take a GPU's tensors. All access to it is in this class, so
+    that it can be shared memory one day."""
 
     def __init__(self, capacity_bytes: int) -> None:
-        """Raises MemoryError or OSError if the host has too little memory, RuntimeError if it cannot be locked."""
+        """Raises MemoryError or OSError if the host has too little memory. Asks nothing of CUDA."""
         self.capacity_bytes = capacity_bytes
         self._memory = mmap.mmap(-1, max(capacity_bytes, PAGE_BYTES))
         self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.view = memoryview(self._memory)
-        self._locked = torch.cuda.is_available()
-        if self._locked:
-            _check_cuda(_runtime().cudaHostRegister(self.tensor.data_ptr(), self.tensor.numel(), 0))
+        self._locked_by: torch.device | None = None
+        self._refused = False
+
+    def lock_for(self, gpu: torch.device) -> None:
+        """Page-locks it, once, so that the copy engine of `gpu`, and of every other GPU, writes to it by itself. Memory
+        that cannot be locked is used as it is: copies into it take longer, and the log says so."""
+        if self._locked_by is not None or self._refused:
+            return
+        with torch.cuda.device(gpu):  # CUDA makes a context on the current device, which may be another rank's
+            error = runtime().cudaHostRegister(self.tensor.data_ptr(), self.tensor.numel(), _FOR_ALL_GPUS)
+        code = int(getattr(error, "value", error))
+        if code == 0:
+            self._locked_by = gpu
+            return
+        self._refused = True
+        _clear_error(gpu)
+        log.warning(
+            "the staging memory cannot be page-locked (CUDA error %d), so each save holds training longer; "
+            "raise the memlock limit",
+            code,
+        )
 
     def release(self) -> None:
         """Unlocks and releases it. The memory itself ends with its last reader."""
-        if self._locked:
-            self._locked = False
-            # Not checked: after an error of CUDA each of its calls returns that error, and raised from the end of the
-            # job it would hide the script's own.
-            _runtime().cudaHostUnregister(self.tensor.data_ptr())
+        gpu, self._locked_by = self._locked_by, None
+        if gpu is not None:
+            # Not checked: after an error of CUDA each of its calls returns or raises that error, and raised from the
+            # end of the job it would hide the script's own.
+            with suppress(RuntimeError), torch.cuda.device(gpu):
+                runtime().cudaHostUnregister(self.tensor.data_ptr())
         self.tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.view = memoryview(b"")
 
@@ -51,14 +73,19 @@ def on_page(position: int) -> int:
     return -(-position // PAGE_BYTES) * PAGE_BYTES
 
 
-def _runtime() -> Any:
+_FOR_ALL_GPUS = 1
+"""cudaHostRegisterPortable."""
+
+
+def runtime() -> Any:
+    """CUDA's runtime calls. Tests put theirs in its place."""
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
-def _check_cuda(error: object) -> None:
-    code = int(getattr(error, "value", error))  # type: ignore[call-overload]
-    if code != 0:
-        raise RuntimeError(f"the staging slab cannot be page-locked (CUDA error {code}); raise the memlock limit")
+def _clear_error(gpu: torch.device) -> None:
+    """CUDA tells an error once more after the next kernel, where it would be taken for the training's."""
+    with suppress(RuntimeError):
+        torch.zeros(1, device=gpu)
 
 
 _PART_BYTES = 8 * 1024 * 1024
@@ -136,12 +163,19 @@ class Copying:
         # Some sources are temporary (a conjugate view is resolved). Freed now, their memory would be written to by the
         # next work of the training's stream, while the copies' stream still reads it.
         self._copies: Sequence[Copy] = copies
+        self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Returns when the last byte has arrived. Any thread may call it, as often as it likes."""
-        for event in self._events:
-            event.synchronize()
-        self._copies = ()
+        """Returns when the last byte has arrived. Any thread may call it, as often as it likes. CUDA is not asked again
+        after the first: training may then capture a graph, which another thread's question would invalidate."""
+        with self._lock:
+            while self._events:
+                event = self._events[-1]
+                with torch.cuda.device(event.device):  # this thread's own may be one that the process does not use
+                    event.synchronize()
+                self._events.pop()
+                del event
+            self._copies = ()
 
 
 class Copier:
@@ -245,9 +279,6 @@ def _as_bits(tensor: torch.Tensor) -> torch.Tensor:
     elif tensor.is_neg():
         tensor = tensor.resolve_neg()
     return tensor.view(_BITS[tensor.element_size()])
-
-
-log = logging.getLogger("holdfast")
 
 
 class _Guard(NamedTuple):

@@ -471,6 +471,9 @@ class StagingArea:
             layout = place.layout
             if layout is None or layout.plan.digest != plan.digest:
                 layout = place.layout = self._laid_out(place, plan)
+            gpu = next((piece.local.device for piece in stored if piece.local.is_cuda), None)
+            if gpu is not None:  # else CUDA would make a context, of some hundred MB, for nothing
+                layout.slab.lock_for(gpu)
             if isinstance(layout, WholeLayout):
                 layout.fill(self._copier, stored, meanwhile)
                 return WholeShard(layout, lambda: self._return(place))

@@ -394,7 +394,8 @@ def _parts(prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.nn
 def capture_rng() -> Any:
     """The generators of python, numpy, torch's CPU and each CUDA device, as an encoded typed tree. Draws nothing.
 
-    CUDA is asked only if this process uses it already: asking would create a context on every device.
+    CUDA is asked only if this process uses it already, and then for every visible device: the states lie in host
+    memory, so no device gets a context by it. Asked earlier, CUDA would begin in a process that has no need of it.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     return encode_tree(
@@ -415,11 +416,18 @@ def restore_rng(encoded: Any) -> bool:
     Raises TreeFormatError for a malformed tree; nothing has changed then.
     """
     states = decode_tree(encoded)
-    if type(states) is not dict or states.keys() != {"python", "numpy", "torch", "cuda"}:
+    if (
+        type(states) is not dict
+        or states.keys() != {"python", "numpy", "torch", "cuda"}
+        or type(states["cuda"]) is not list
+    ):
         raise TreeFormatError("the saved random number generators are malformed")
+    same_devices = not states["cuda"] or len(states["cuda"]) == torch.cuda.device_count()
+    if states["cuda"] and same_devices:
+        # torch keeps what is set before CUDA has begun, and a seed that was set earlier would then come after it.
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     before = capture_rng()
     try:
-        same_devices = not states["cuda"] or len(states["cuda"]) == torch.cuda.device_count()
         _set(states if same_devices else states | {"cuda": []})
     except (TypeError, ValueError, KeyError, RuntimeError) as error:
         _set(decode_tree(before))
