@@ -22,7 +22,7 @@ TIMES ?= 100
 RANKS ?= 64,256,1024,4096
 CHECKPOINTS ?= 1000,10000,1000000
 
-.PHONY: help demo test test-slow test-all test-web check prove soak chaos jepsen preempt bench scale run format docs manifests site venv
+.PHONY: help demo test test-slow test-all test-web check prove soak chaos jepsen preempt bench scale siege run format docs manifests site venv
 
 help:
 	@echo 'make demo [STORE=posix|s3|azure] [DATABASE=sqlite|postgres] [LOOK=yes]   train, be killed, resume: watch it happen'
@@ -96,6 +96,10 @@ bench: venv
 # Writes benchmarks/results/scale.json and its plot. Leave the machine alone meanwhile, too: an hour with the defaults.
 scale: venv
 	@$(VENV)/bin/python -m benchmarks.scale --ranks $(RANKS) --checkpoints $(CHECKPOINTS)
+
+# Writes benchmarks/results/siege.json: the rate of saves under attack. Leave the machine alone, a minute.
+siege: venv
+	@$(VENV)/bin/python -m benchmarks.siege
 
 run: venv
 	@$(VENV)/bin/holdfast serve

@@ -71,8 +71,10 @@ from holdfast_service.web.frame import (
     registry_of_requests,
 )
 from holdfast_service.web.health import SharedCheck, check_readiness
+from holdfast_service.web.held_refusals import HeldRefusals
 from holdfast_service.web.openapi import finished
 from holdfast_service.web.problem_reply import PROBLEM_MEDIA_TYPE, install_problem_replies
+from holdfast_service.web.trusted_proxies import CallerBehindProxy, TrustedProxies
 
 Lifespan: TypeAlias = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -205,6 +207,7 @@ def create_app(
     app.state.context = context
     app.state.loops = loops_of(context.settings)
     app.state.failed_calls = FailedCalls()
+    app.state.held_refusals = HeldRefusals()
     app.state.readiness = SharedCheck(partial(check_readiness, context))
     app.state.page_folder = page_folder
     app.state.event_feed = EventFeed(context.database, context.epoch)
@@ -224,7 +227,7 @@ def create_app(
     of_requests = registry_of_requests(app.state.metrics)
     app.state.admission = Admission(context.settings, context.load, of_requests)
     install_problem_replies(app)
-    # The last one added is the outermost: the frame gives the id that all others use.
+    # The last one added is the outermost: the frame gives the id that all others use, and logs who calls.
     app.add_middleware(ProtocolHeader)
     app.add_middleware(HostCheck, names=context.settings.host_names)
     settings = context.settings
@@ -232,4 +235,5 @@ def create_app(
         app.add_middleware(ClientCertificateCheck)
     app.add_middleware(RequestMeter, registry=of_requests)
     app.add_middleware(RequestFrame)
+    app.add_middleware(CallerBehindProxy, trusted=TrustedProxies.of(settings))
     return app

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import multiprocessing
 import os
 import resource
@@ -18,6 +19,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
@@ -38,6 +40,7 @@ from holdfast_service.stores.base import StoreError
 from holdfast_service.web.certificate import ServedCertificate, certificate_of
 from holdfast_service.web.connections import bounded_connections
 from holdfast_service.web.frame import SHARED_COUNTERS
+from holdfast_service.web.trusted_proxies import TrustedProxies
 from holdfast_service.worker import refuse_sqlite, work
 
 _log = structlog.get_logger("holdfast.serve")
@@ -63,13 +66,13 @@ def serve(settings: ServiceSettings, on_ready: Callable[[ServiceContext, str], N
 
     Raises PortInUseError, SettingsError and ProblemError(`database_unavailable`).
     """
+    TrustedProxies.of(settings)
     _allow_connections(settings.most_connections)
     certificate = certificate_of(settings)
     if certificate is not None:
         certificate.context()  # what is wrong with its files is said before anything is touched
     warn_of_plain_sessions(settings)
-    listening = _listen(settings.host, settings.port)
-    with contextlib.closing(listening):
+    with _listening(settings) as listening:
         if not settings.serve_controllers:
             refuse_sqlite(settings, "HOLDFAST_SERVE_CONTROLLERS=false leaves background work to other processes")
         if settings.serve_workers == 1:
@@ -128,7 +131,7 @@ class _Config(uvicorn.Config):
         certificate: ServedCertificate | None,
         more: dict[str, Any],
     ) -> None:
-        self._bounds = (settings.header_seconds, _most_connections(settings))
+        self._bounds = (settings.header_seconds, _most_connections(settings), TrustedProxies.of(settings))
         self._certificate = certificate
         super().__init__(
             app,
@@ -136,10 +139,11 @@ class _Config(uvicorn.Config):
             log_config=None,
             access_log=False,
             server_header=False,
-            forwarded_allow_ips=settings.trusted_proxies,
+            proxy_headers=False,  # web/trusted_proxies.py; uvicorn would believe every program on this machine
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=settings.shutdown_seconds,
-            loop="auto" if certificate is None else "asyncio",  # TLS here is asyncio's own
+            # TLS here is asyncio's own, and uvloop takes every socket that it is given for one of TCP.
+            loop="auto" if certificate is None and settings.socket is None else "asyncio",
             **more,
         )
 
@@ -286,6 +290,40 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+@contextlib.contextmanager
+def _listening(settings: ServiceSettings) -> Iterator[socket.socket]:
+    """Raises PortInUseError."""
+    path = settings.socket
+    with contextlib.closing(_listen(settings.host, settings.port) if path is None else _listen_at(path)) as listening:
+        try:
+            yield listening
+        finally:
+            if path is not None:
+                path.unlink(missing_ok=True)
+
+
+def _listen_at(path: Path) -> socket.socket:
+    """What a killed service left there is in nobody's way."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o117)
+    try:
+        if path.is_socket() and listening.connect_ex(str(path)) == errno.ECONNREFUSED:
+            path.unlink()
+            listening.close()
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(str(path))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise PortInUseError(
+            f"HOLDFAST_SOCKET: {path} cannot be listened on ({error.strerror or error}). Stop the program that uses "
+            "it, or name another path in a folder that the service's user can write to."
+        ) from None
+    finally:
+        os.umask(mask)
+    return listening
+
+
 def _listen(host: str, port: int) -> socket.socket:
     """Before the catalog is touched: a second service on this port must not migrate or write anything."""
     try:
@@ -310,5 +348,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _url(listening: socket.socket, certificate: ServedCertificate | None) -> str:
     scheme = "http" if certificate is None else "https"
+    if listening.family == socket.AF_UNIX:
+        return f"{scheme}+unix:{listening.getsockname()}"
     host, port = listening.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

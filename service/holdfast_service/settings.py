@@ -105,10 +105,16 @@ class ServiceSettings(BaseSettings):
         description="The names that clients may call the service by, with commas; `*.example.org` for all below one, "
         "`*` for any. Addresses are always good. Default: `localhost` on loopback, any name elsewhere.",
     )
+    socket: Path | None = Field(
+        default=None,
+        description="A Unix socket to listen on, for a reverse proxy on the same machine, in place of HOLDFAST_HOST "
+        "and HOLDFAST_PORT. It is made with mode 0660: the service's user and group can call.",
+    )
     trusted_proxies: str = Field(
-        default="127.0.0.1",
-        description="Addresses or networks of the reverse proxies in front, with commas: their X-Forwarded-For says "
-        "who calls.",
+        default="",
+        description="Addresses or networks of the reverse proxies in front, with commas, and `unix` for who calls by "
+        "HOLDFAST_SOCKET: their X-Forwarded-For and X-Forwarded-Proto say who calls, and by which scheme. Nobody else "
+        "is believed. Default: none.",
     )
     public_url: str | None = Field(
         default=None,
@@ -424,7 +430,9 @@ class ServiceSettings(BaseSettings):
         scheme, _, host = url.rstrip("/").lower().partition("://")
         return f"{scheme}://{host.removesuffix(':443' if scheme == 'https' else ':80')}"  # as a browser writes it
 
-    @field_validator("data_dir", "tls_certificate", "tls_key", "tls_client_ca", "secrets_key_file", "identity_file")
+    @field_validator(
+        "data_dir", "socket", "tls_certificate", "tls_key", "tls_client_ca", "secrets_key_file", "identity_file"
+    )
     @classmethod
     def _an_absolute_path(cls, path: Path | None) -> Path | None:
         return None if path is None else path.expanduser().absolute()
@@ -491,6 +499,9 @@ class ServiceSettings(BaseSettings):
 
     @property
     def on_loopback(self) -> bool:
+        """What listens on a Unix socket stands behind a proxy, which has callers from everywhere."""
+        if self.socket is not None:
+            return False
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:

@@ -138,6 +138,29 @@ def test_an_address_with_many_of_them_makes_room_and_others_do_not(small: Runnin
     assert told(quiet, b'{"status":"alive"}'), "it was the first of all, and the only one of its address"
 
 
+@pytest.fixture
+def behind_proxy(tmp_path: Path) -> Iterator[RunningService]:
+    settings = ServiceSettings(
+        data_dir=tmp_path, port=0, header_seconds=600, most_connections=MOST, trusted_proxies=ANOTHER
+    )
+    with running_service(settings) as running:
+        yield running
+
+
+def test_a_trusted_proxys_connections_make_room_when_no_other_is_left(
+    behind_proxy: RunningService, sockets: ExitStack
+) -> None:
+    kept_alive = [connect(behind_proxy, sockets, HEAD, source=ANOTHER) for _ in range(MOST - 1)]
+    flood = [connect(behind_proxy, sockets, HEAD) for _ in range(3 * MOST)]
+    assert all(closed(connection) for connection in flood[:-1])
+    for connection in kept_alive:
+        connection.sendall(b"\r\n")
+        assert told(connection, b'{"status":"alive"}'), "of its address there were more"
+    more = [connect(behind_proxy, sockets, HEAD, source=ANOTHER) for _ in range(MOST)]
+    more[-1].sendall(b"\r\n")
+    assert told(more[-1], b'{"status":"alive"}')
+
+
 def halves_of_bodies(service: RunningService, sockets: ExitStack) -> list[socket.socket]:
     """As many as there may be connections."""
     token = service.token()

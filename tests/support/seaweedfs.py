@@ -31,7 +31,8 @@ class SeaweedFS:
     bucket = "holdfast"
     locking_bucket = "holdfast-locked"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, kms: bool = False) -> None:
+        """`kms`: with SeaweedFS's own, which makes a key when one is first named."""
         self._folder = folder
         self._weed = _find_weed()
         self._port = free_ports(_PORTS, companion_offset=_COMPANION_OFFSET)
@@ -43,7 +44,9 @@ class SeaweedFS:
             "credentials": [{"accessKey": self.access_key, "secretKey": self.secret_key}],
             "actions": ["Admin", "Read", "Write", "List", "Tagging"],
         }
-        (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        local = {"default_provider": "local", "providers": {"local": {"type": "local", "enableOnDemandCreate": True}}}
+        configuration = {"identities": [identity]} | ({"kms": local} if kms else {})
+        (folder / "s3.json").write_text(json.dumps(configuration))
         self._process = self._launch()
 
     @property
@@ -74,6 +77,10 @@ class SeaweedFS:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def keeps_on_disk(self, data: bytes) -> bool:
+        """Whether these bytes stand somewhere in its volumes as they are."""
+        return any(data in volume.read_bytes() for volume in (self._folder / "data").rglob("*.dat"))
 
     def stop(self) -> None:
         # It waits for kept-alive connections to end; whoever stops it wants it away.
@@ -140,11 +147,11 @@ class SeaweedFS:
 
 
 @contextmanager
-def seaweedfs_server() -> Iterator[SeaweedFS]:
-    """A fresh server with the bucket created; gone afterwards."""
+def seaweedfs_server(*, kms: bool = False) -> Iterator[SeaweedFS]:
+    """A fresh server with the bucket created; gone afterwards. `kms` as SeaweedFS has it."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-s3-"))
     try:
-        server = SeaweedFS(folder)
+        server = SeaweedFS(folder, kms=kms)
         try:
             yield server
         finally:

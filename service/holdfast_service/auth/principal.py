@@ -464,6 +464,7 @@ def last_known(request: Request) -> Principal | None:
 
 
 def address_of(request: Request) -> str:
+    """The caller's; empty for one that came by a Unix socket and whose proxy says nothing."""
     return "" if request.client is None else request.client.host
 
 

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.utils import get_remote_addr
 
 from holdfast_service.web.request_heads import read_strictly
+from holdfast_service.web.trusted_proxies import TrustedProxies
 
 CONNECTION = "holdfast_connection"
 """Under this name a request's scope holds its BoundedConnection, where there is a connection."""
@@ -31,7 +32,10 @@ _TLS_CLOSES_WITHIN_SECONDS = 5.0
 
 
 def bounded_connections(
-    header_seconds: float, most: int, tls: Callable[[], ssl.SSLContext] | None = None
+    header_seconds: float,
+    most: int,
+    proxies: TrustedProxies,
+    tls: Callable[[], ssl.SSLContext] | None = None,
 ) -> Callable[..., asyncio.BaseProtocol]:
     """One for each server. Connections that do not say what they want cost little and not for long (rule
     limits-before-work). `tls` is asked for each new connection, so a renewed certificate is that of the next one.
@@ -40,7 +44,7 @@ def bounded_connections(
     head has `header_seconds`, and so has a TLS handshake before it, and what is left of a body that was refused; a
     reply that waits to be read has UNREAD_SECONDS. For a connection too many see `_Places`.
     """
-    places = _Places(most)
+    places = _Places(most, proxies)
 
     class BoundedConnection(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
@@ -93,6 +97,10 @@ def bounded_connections(
             # uvicorn's own time for idle connections runs now, until the next byte comes.
             if not self._busy() and not self.transport.is_closing():
                 places.waits(self)
+
+        def makes_room(self) -> None:
+            """Though it has a request in hand: for one that is refused already."""
+            places.waits(self)
 
         def shutdown(self) -> None:
             self.ending.set()
@@ -164,11 +172,14 @@ class _Places:
     """The connections of one server, by address. One too many takes the place of one without a request: the longest of
     the address that has the most of them. If there is none, it takes the place of one in the middle of its body, but
     only of an address with more of these than its own has connections. Else the new one is refused. So an address that
-    floods the service with halves of requests takes places from itself.
+    floods the service with halves of requests takes places from itself. A trusted proxy's connections are those of
+    many callers, and it hands on whole heads: they make room when no other is left.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, proxies: TrustedProxies) -> None:
         self._most = most
+        self._proxies = proxies
+        self._of_proxies: set[str] = set()  # addresses of theirs that have called
         self._taken: dict[H11Protocol, tuple[str, asyncio.Transport]] = {}
         self._open_of: Counts[str] = Counts()
         self._waiting: _ByAddress = {}  # without a request in hand
@@ -182,6 +193,8 @@ class _Places:
         self._taken[connection] = address, transport
         if is_new:
             self._open_of[address] += 1
+            if self._proxies.has(address or None):
+                self._of_proxies.add(address)
             if len(self._taken) > self._most and not self._make_room(address):
                 return False
         self.waits(connection)
@@ -210,17 +223,22 @@ class _Places:
             self._drop(self._sending, connection)
 
     def _make_room(self, address: str) -> bool:
-        idle = next(iter(_most_of_one(self._waiting)), None)
+        idle = next(iter(self._most_of_one(self._waiting)), None)
         if idle is not None:
             self._cut_off(idle)
             return True
-        halves = _most_of_one(self._sending)
+        halves = self._most_of_one(self._sending)
         # A body that the service itself does not read on waits for its turn, and is not late.
         half = next((each for each in halves if not each.flow.read_paused), None)
         if half is None or len(halves) <= self._open_of[address]:
             return False
         self._cut_off(half)
         return True
+
+    def _most_of_one(self, kept: _ByAddress) -> dict[H11Protocol, None]:
+        """Those of the address that has the most, of a proxy only if all are of proxies."""
+        strangers = [each for address, each in kept.items() if address not in self._of_proxies]
+        return max(strangers or kept.values(), key=len, default={})
 
     def _cut_off(self, connection: H11Protocol) -> None:
         self._taken[connection][1].abort()
@@ -240,8 +258,3 @@ class _Places:
 
 _ByAddress = dict[str, dict[H11Protocol, None]]
 """Connections, those that came first before the others."""
-
-
-def _most_of_one(kept: _ByAddress) -> dict[H11Protocol, None]:
-    """Those of the address that has the most."""
-    return max(kept.values(), key=len, default={})

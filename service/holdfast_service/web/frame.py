@@ -40,6 +40,7 @@ from holdfast_service.stores.posix.signed_urls import OBJECTS_PATH
 from holdfast_service.web.admission import Admission, Permit, class_of, on_a_thread
 from holdfast_service.web.connections import STREAMS
 from holdfast_service.web.fair_queue import CallClass
+from holdfast_service.web.held_refusals import HeldRefusals
 from holdfast_service.web.problem_reply import internal_problem, problem_response
 
 _SHOWN_HOST_CHARACTERS = 100
@@ -331,9 +332,20 @@ class GuardedRoute(APIRoute):
             return handle if body is None else _from_strangers(handle, kind, body)
 
         async def guarded(request: HttpRequest) -> Response:
+            try:
+                return await within_limits(request)
+            except ProblemError as error:
+                held: HeldRefusals = request.app.state.held_refusals
+                await held.wait(request, error.code)
+                raise
+
+        async def within_limits(request: HttpRequest) -> Response:
             admission: Admission = request.app.state.admission
             caller = required.admitted(request)
-            with admission.call(request, kind, caller or last_known(request)) as permit:
+            known = caller or last_known(request)
+            if known is not None:
+                request.state.owner = admission.project_of(known, request.path_params)
+            with admission.call(request, kind, known) as permit:
                 request.state.permit = permit
                 if caller is None:
                     await permit.take()

@@ -7,6 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
+# What SSE-C, Google's CSEK and Azure's customer-provided keys are called.
+_KEY_OF_THE_CALLER = re.compile(r"sse.?c|csek|cpk|(customer|encryption|provided).*key|sse.*key", re.IGNORECASE)
 _PREFIX = re.compile(r"(?:[0-9A-Za-z_.~-]+/)*[0-9A-Za-z_.~-]+|")
 
 
@@ -49,6 +51,13 @@ def split_bucket_url(
         raise ValueError(f"{prefix!r} is no prefix; use letters, digits and ._~- between slashes")
     options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
     unknown = sorted(options.keys() - set(known_options))
+    if any(_KEY_OF_THE_CALLER.search(name) for name in unknown):
+        # docs/adr/0078-keys-of-buckets.md. The key itself must not be repeated.
+        raise ValueError(
+            "it gives a key that each request would have to bring (SSE-C, CSEK, CPK); every trainer would need that "
+            "key, and neither a server-side copy nor a second store could read without it. Encrypt the bucket with a "
+            "key of your KMS instead (docs/operating/encryption.md)"
+        )
     if unknown:
         raise ValueError(f"{unknown[0]!r} is no option of it; there are {', '.join(known_options)}")
     return bucket, prefix, options

@@ -12,6 +12,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Mapping
+from types import MappingProxyType
 from xml.etree import ElementTree
 
 import urllib3
@@ -26,8 +27,10 @@ _FIRST_DIGIT = re.compile(r"(-Signature=|[?&]sig=)(.)", re.IGNORECASE)
 class PresignedProbe:
     """Use it once, and `clean_up` at the end."""
 
-    def __init__(self, store: BucketStore) -> None:
+    def __init__(self, store: BucketStore, always: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`always`: headers of every PUT."""
         self._store = store
+        self._always = always
         self._keys: list[ObjectKey] = []
 
     def fresh_key(self, body: bytes) -> ObjectKey:
@@ -63,8 +66,9 @@ class PresignedProbe:
         tampered: bool = False,
     ) -> tuple[bool, str]:
         """Whether the store accepted it, and the reason if not. Signed for `signed_bytes`, sent as it is."""
-        signed = {**headers, "content-length": str(len(body) if signed_bytes is None else signed_bytes)}
-        sent = {**headers, "content-length": str(len(body))}
+        told = {**self._always, **headers}
+        signed = {**told, "content-length": str(len(body) if signed_bytes is None else signed_bytes)}
+        sent = {**told, "content-length": str(len(body))}
         answer = self._send("PUT", key, signed, sent, body, tampered=tampered)
         return answer.status < 300, _error_code(answer.data) or str(answer.status)
 

@@ -105,6 +105,7 @@ class S3StorageClasses(ArchivingStore):
             },
             StorageClass=name_of(storage_class),
             ChecksumAlgorithm="SHA256",
+            **self.location.encryption,
         )
         # S3 may begin its answer with 200 and find out later that the copy failed; botocore raises that.
         if not copied.get("CopyObjectResult"):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import secrets
 from datetime import UTC, datetime
 
-from holdfast_service.stores.base import Capabilities, StoreRefused
-from holdfast_service.stores.bucket.bucket_store import BucketStore
+from holdfast_service.stores.base import Capabilities, ObjectKey, StoreRefused
 from holdfast_service.stores.bucket.presigned_probe import PresignedProbe, base64_md5
-from holdfast_service.stores.s3.classes import base64_sha256
+from holdfast_service.stores.s3.classes import S3StorageClasses, base64_sha256
 
 
-def probe_s3(store: BucketStore) -> Capabilities:
-    """StoreRefused if not even a plain presigned PUT goes through. Its objects are gone afterwards."""
-    probe = PresignedProbe(store)
+def probe_s3(store: S3StorageClasses) -> Capabilities:
+    """StoreRefused if not even a plain presigned PUT goes through, or if its object is not encrypted as the store's URL
+    says. Its objects are gone afterwards."""
+    probe = PresignedProbe(store, store.location.encryption_headers)
     try:
         body, other = secrets.token_bytes(32), secrets.token_bytes(32)
         right, wrong = {"x-amz-checksum-sha256": base64_sha256(body)}, {"x-amz-checksum-sha256": base64_sha256(other)}
@@ -21,6 +21,7 @@ def probe_s3(store: BucketStore) -> Capabilities:
         accepted, reason = probe.put(plain, body, right)
         if not accepted:
             raise StoreRefused(f"the store refuses a presigned PUT ({reason}); check permissions and region")
+        _check_encryption(store, plain)
         facts = store.head(plain)
         conditional = probe.fresh_key(body)
         return Capabilities(
@@ -37,3 +38,20 @@ def probe_s3(store: BucketStore) -> Capabilities:
         )
     finally:
         probe.clean_up()
+
+
+def _check_encryption(store: S3StorageClasses, key: ObjectKey) -> None:
+    """What is accepted and ignored must not pass for encrypted. S3 answers with the ARN of the key that an id or an
+    alias means, so only that there is a key of KMS can be compared for an alias."""
+    wanted = store.location.kms_key
+    if wanted is None:
+        return
+    told = store.described(key)
+    used = str(told.get("SSEKMSKeyId") or "")
+    name = wanted.rpartition("key/")[2]
+    same = "alias/" in wanted or used.rpartition("key/")[2] == name
+    if told.get("ServerSideEncryption") != "aws:kms" or not used or not same:
+        raise StoreRefused(
+            f"the store says of an object that was written with kms_key={wanted} that it is encrypted by "
+            f"{used or told.get('ServerSideEncryption') or 'nothing'}; correct kms_key, or give the bucket a default"
+        )

@@ -1,5 +1,5 @@
-"""`s3://bucket/prefix?endpoint=...&public_endpoint=...&region=...&path_style=...&profile=...`: where requests go, and
-which keys sign them. Pure."""
+"""`s3://bucket/prefix?endpoint=...&public_endpoint=...&region=...&path_style=...&profile=...&kms_key=...`: where
+requests go, which keys sign them, and which one encrypts what they write. Pure."""
 
 from __future__ import annotations
 
@@ -18,17 +18,35 @@ from holdfast_service.stores.bucket.location import BucketLocation, origin_optio
 EXAMPLE = "s3://my-bucket/checkpoints?region=eu-central-1, or with &endpoint=https://s3.example.org for other stores"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PROFILE = re.compile(r"[0-9A-Za-z._-]{1,100}")
-_OPTIONS = ("endpoint", "public_endpoint", "region", "path_style", "profile")
+_KMS_KEY = re.compile(r"(?:arn:[a-z-]+:kms:[a-z0-9-]*:[0-9]*:)?(?:key/|alias/)?[0-9A-Za-z/_-]{1,250}")
+_OPTIONS = ("endpoint", "public_endpoint", "region", "path_style", "profile", "kms_key")
 
 
 @dataclass(frozen=True, slots=True)
 class S3Location(BucketLocation):
     """A bucket with the region that its requests are signed for. `endpoint` is the service's way to all buckets.
-    `profile`: the section of the AWS configuration that has its keys; None: the environment's."""
+    `profile`: the section of the AWS configuration that has its keys; None: the environment's. `kms_key`: the key of
+    AWS KMS that every write asks for; None: the bucket's default encryption decides."""
 
     endpoint: str
     region: str
     profile: str | None = None
+    kms_key: str | None = None
+
+    @property
+    def encryption_headers(self) -> dict[str, str]:
+        """What a PUT says of it, all of it signed. Empty without `kms_key`."""
+        if self.kms_key is None:
+            return {}
+        return {
+            "x-amz-server-side-encryption": "aws:kms",
+            "x-amz-server-side-encryption-aws-kms-key-id": self.kms_key,
+        }
+
+    @property
+    def encryption(self) -> dict[str, str]:
+        """The same as boto3 has it."""
+        return {} if self.kms_key is None else {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": self.kms_key}
 
     @property
     def addressing_style(self) -> str:
@@ -52,10 +70,13 @@ def parse_s3_url(url: str) -> S3Location:
     profile = options.get("profile")
     if profile is not None and not _PROFILE.fullmatch(profile):
         raise ValueError(f"its profile {profile!r} is no name of a section of the AWS configuration")
+    kms_key = options.get("kms_key")
+    if kms_key is not None and not _KMS_KEY.fullmatch(kms_key):
+        raise ValueError("its kms_key is no ARN, id or alias of a key of AWS KMS")
     if path_style:
-        return S3Location(bucket, prefix, internal, public, f"/{quote(bucket)}", internal, region, profile)
+        return S3Location(bucket, prefix, internal, public, f"/{quote(bucket)}", internal, region, profile, kms_key)
     hosts = _with_bucket(internal, bucket), _with_bucket(public, bucket)
-    return S3Location(bucket, prefix, *hosts, "", internal, region, profile)
+    return S3Location(bucket, prefix, *hosts, "", internal, region, profile, kms_key)
 
 
 def _with_bucket(origin: str, bucket: str) -> str:

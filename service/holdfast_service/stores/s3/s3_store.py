@@ -66,6 +66,7 @@ class S3Store(S3StorageClasses, S3ObjectLock):
         self, key: ObjectKey, *, stored_bytes: int, stored_sha256: str, md5: str | None = None, expires_in_seconds: int
     ) -> PutTicket:
         headers = {"content-length": str(stored_bytes), "x-amz-checksum-sha256": _base64(stored_sha256)}
+        headers |= self.location.encryption_headers
         if md5 is not None:
             headers["content-md5"] = _base64(md5)
         if self.capabilities is not None and self.capabilities.conditional_put:
@@ -112,7 +113,7 @@ class S3Store(S3StorageClasses, S3ObjectLock):
         return self.head(key)
 
     def write(self, key: str, data: bytes, *, overwrite: bool, storage_class: str | None = None) -> str | None:
-        more = {"ChecksumSHA256": base64_sha256(data)}
+        more = {"ChecksumSHA256": base64_sha256(data), **self.location.encryption}
         if storage_class is not None:
             more["StorageClass"] = name_of(storage_class)
         if not overwrite and self.capabilities is not None and self.capabilities.conditional_put:

@@ -1,0 +1,84 @@
+"""`make siege`: the rate of saves without and with an attack, by turns; writes siege.json and prints lines. See
+benchmarks/siege/__init__.py.
+
+python -m benchmarks.siege [--connections 10000] [--saves 100] [--repeats 3] [--greedy-per-second 10]
+    [--results FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.siege.attack import possible_connections
+from benchmarks.siege.siege import GREEDY_PER_SECOND, SAVERS, SETTINGS, Besieged, besieged
+
+_RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+
+
+def main() -> None:
+    arguments = _arguments()
+    connections = possible_connections(arguments.connections)
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-siege-") as folder,
+        besieged(Path(folder), arguments.greedy_per_second or None) as place,
+    ):
+        place.save(arguments.saves // SAVERS)  # a first round warms the service up
+        turns = [_turn(place, connections, arguments.saves // SAVERS) for _ in range(arguments.repeats)]
+    ratios = [turn["saves_per_second_attacked"] / turn["saves_per_second"] for turn in turns]
+    found = {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {"system": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()},
+        "settings": SETTINGS,
+        "greedy_calls_per_second": arguments.greedy_per_second,
+        "connections": connections,
+        "savers": SAVERS,
+        "turns": turns,
+        "kept_of_the_rate": round(median(ratios), 3),
+    }
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    path = arguments.results / "siege.json"
+    path.write_text(json.dumps(found, indent=2) + "\n")
+    print(f"kept {found['kept_of_the_rate']:.0%} of the rate (of each turn: {', '.join(f'{r:.0%}' for r in ratios)})")
+    print(path)
+
+
+def _turn(place: Besieged, connections: int, each: int) -> dict[str, Any]:
+    before = place.save(each)
+    with place.attacked(connections) as attackers:
+        attackers.until(lambda counted: counted.get("halves opened", 0) >= connections)
+        began = dict(attackers.counted)
+        during = place.save(each)
+        attackers.until(lambda counted: counted != began)
+        counted = {name: count - began.get(name, 0) for name, count in attackers.counted.items()}
+        open_now = place.connections()
+    print(f"{before.per_second:.1f} saves/s, attacked {during.per_second:.1f}; meanwhile {counted}", flush=True)
+    return {
+        "saves_per_second": round(before.per_second, 2),
+        "saves_per_second_attacked": round(during.per_second, 2),
+        "saves": len(during.ids),
+        "seconds_attacked": round(during.seconds, 2),
+        "connections_at_the_service": open_now,
+        "counted_meanwhile": counted,
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--connections", type=int, default=10_000)
+    parser.add_argument("--saves", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--greedy-per-second", type=float, default=GREEDY_PER_SECOND, help="its limit; 0: none")
+    parser.add_argument("--results", type=Path, default=_RESULTS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

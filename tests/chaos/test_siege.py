@@ -1,0 +1,71 @@
+"""Halves of requests, wrong tokens and a greedy project at once: another project's saves are all committed. How fast
+is a matter of `make siege`."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from benchmarks.siege.attack import possible_connections
+from benchmarks.siege.siege import SAVERS, Besieged, besieged
+
+from holdfast_service.settings import ServiceSettings
+
+WANTED = 10_000
+EACH = 5
+
+
+@pytest.fixture
+def open_files() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.rule("limits-before-work")
+@pytest.mark.usefixtures("open_files")
+def test_another_projects_saves_go_on_under_siege(tmp_path: Path) -> None:
+    connections = possible_connections(WANTED)
+    # The service may have as many files as this process, and keeps 500 for the rest (serve.py).
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    places = ServiceSettings().most_connections
+    if hard != resource.RLIM_INFINITY:
+        places = min(places, hard - 500)
+    print(f"\n{connections} halves of requests (the hard limit of open files is {hard}), {places} places")
+    with besieged(tmp_path) as place:
+        before = place.save(EACH)
+        with place.attacked(connections) as attackers:
+            attackers.until(
+                lambda counted: (
+                    counted.get("halves opened", 0) >= connections
+                    and counted.get("wrong 429", 0) > 100
+                    and counted.get("greedy 200", 0) > 0
+                    and counted.get("greedy 429", 0) > 0
+                )
+            )
+            open_at_once = place.connections()
+            began = dict(attackers.counted)
+            during = place.save(EACH)
+            # It went on all the while.
+            attackers.until(
+                lambda counted: all(counted[name] > began[name] for name in ("wrong 429", "greedy 200", "greedy 429"))
+            )
+            counted = attackers.counted
+        _judge(place, [*before.ids, *during.ids])
+    print(f"{before.per_second:.1f} saves/s before, {during.per_second:.1f} under siege; {open_at_once} connections")
+    print(counted)
+    assert min(connections, places) * 0.9 <= open_at_once <= places + 1
+    assert counted["halves cut off"] >= connections - places, "those too many took places from each other"
+    assert set(counted) <= {
+        *("halves opened", "halves open", "halves cut off", "not connected", "wrong cut off", "greedy cut off"),
+        *("wrong 401", "wrong 429", "wrong 503", "greedy 200", "greedy 429", "greedy 503"),
+    }, "every call got an answer that says what it is"
+
+
+def _judge(place: Besieged, ids: list[str]) -> None:
+    assert len(set(ids)) == 2 * EACH * SAVERS
+    assert {place.state_of(each) for each in ids} == {"committed"}
+    assert httpx.get(f"{place.service.url}/readyz", timeout=60).status_code == 200
