@@ -22,7 +22,8 @@ TIMES ?= 100
 RANKS ?= 64,256,1024,4096
 CHECKPOINTS ?= 1000,10000,1000000
 
-.PHONY: help demo test test-slow test-all test-web check prove soak chaos jepsen preempt bench scale siege run format docs manifests site venv
+.PHONY: help demo test test-slow test-all test-web check prove soak chaos jepsen preempt bench scale siege run format docs \
+	manifests site lock sbom venv
 
 help:
 	@echo 'make demo [STORE=posix|s3|azure] [DATABASE=sqlite|postgres] [LOOK=yes]   train, be killed, resume: watch it happen'
@@ -43,6 +44,8 @@ help:
 	@echo 'make docs                                               write the pages that are made of the code anew'
 	@echo 'make manifests                                          render deploy/kubernetes from the Helm chart'
 	@echo 'make site                                               the documentation as a site, in site/'
+	@echo 'make lock                                               choose the versions of the image anew, with hashes and licences'
+	@echo 'make sbom                                               list what the image ships: bill of materials and licences'
 
 demo: venv
 	@$(VENV)/bin/python examples/demo/orchestrate.py --store $(STORE) --database $(DATABASE) $(if $(LOOK),--look)
@@ -121,6 +124,13 @@ manifests: venv
 # Strict: a link or an anchor that leads nowhere fails the build. Open site/index.html, from the disk too.
 site: venv
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+
+# Writes deploy/requirements.lock, deploy/sbom.cdx.json and docs/reference/licences.md; asks the index that pip and uv ask.
+lock: venv
+	$(VENV)/bin/python -m scripts.supply_chain.lock
+
+sbom: venv
+	$(VENV)/bin/python -m scripts.supply_chain.lock --list
 
 venv:
 	@scripts/prepare-venv $(VENV)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from holdfast_service.stores.base import ObjectMismatch, ObjectMissing, StoreFull
+from holdfast_service.stores.base import ObjectMismatch, ObjectMissing, StoreFull, StoreRefused
 from holdfast_service.stores.posix import files as posix_files
 from holdfast_service.stores.posix import posix_store as posix
 from holdfast_service.stores.registry import open_store
@@ -188,6 +188,19 @@ class _Calls:
     def _name(self, path) -> str:
         last = str(path).rpartition("/")[2]
         return self._names.get(last, "part" if last.endswith(".part") else "above")
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_a_filesystem_without_hard_links_is_refused_and_not_waited_for(backend, monkeypatch, number):
+    """Parallelstore and buckets behind FUSE have none, and kernels say so in these three ways."""
+
+    def link(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(StoreRefused, match="hard links"):
+        backend.store.probe()
+    assert list((backend.store.root / "incoming").iterdir()) == []
 
 
 @pytest.mark.rule("durable-publish")

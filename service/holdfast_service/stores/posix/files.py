@@ -75,7 +75,8 @@ INCOMING = "incoming"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _ABSENT = {errno.ENOENT, errno.ENOTDIR}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTSUP, errno.EMLINK, errno.ENAMETOOLONG, errno.EXDEV}
+_NO_SUCH_OPERATION = {errno.ENOTSUP, errno.ENOSYS, errno.EXDEV}
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EMLINK, errno.ENAMETOOLONG, *_NO_SUCH_OPERATION}
 _CANNOT_COPY = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL}
 _PIECE_BYTES = 1024 * 1024
 

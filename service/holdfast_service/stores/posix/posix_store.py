@@ -1,4 +1,4 @@
-"""Chunks in a folder: the embedded default; also EFS, FSx for Lustre, Filestore, Parallelstore and NFS.
+"""Chunks in a folder: the embedded default; also NFS, EFS, Filestore and Lustre (docs/operating/mounts.md).
 
     <root>/<project id>/chunks/<2 hex>/<digest>/<generation>           the object
     <root>/<project id>/chunks/<2 hex>/<digest>/<generation>.sha256    only if the service hashed it while writing
