@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.auth.principal import BURST, FailedCalls, new_token_text
+from holdfast_service.errors import ProblemError
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.web import held_refusals
 from tests.support.service import RunningService, running_service
@@ -29,10 +30,10 @@ class Noted(held_refusals.HeldRefusals):
         super().__init__()
         self.come: list[ProblemCode] = []
 
-    async def wait(self, request: Request, code: ProblemCode) -> None:
-        if code is ProblemCode.TOO_MANY_FAILURES:
-            self.come.append(code)
-        await super().wait(request, code)
+    async def wait(self, request: Request, refusal: ProblemError) -> None:
+        if refusal.code is ProblemCode.TOO_MANY_FAILURES:
+            self.come.append(refusal.code)
+        await super().wait(request, refusal)
 
 
 @pytest.fixture

@@ -336,7 +336,7 @@ class GuardedRoute(APIRoute):
                 return await within_limits(request)
             except ProblemError as error:
                 held: HeldRefusals = request.app.state.held_refusals
-                await held.wait(request, error.code)
+                await held.wait(request, error)
                 raise
 
         async def within_limits(request: HttpRequest) -> Response:

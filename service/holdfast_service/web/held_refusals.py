@@ -15,11 +15,13 @@ from starlette.requests import Request
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.auth.principal import address_of
+from holdfast_service.errors import ProblemError
 from holdfast_service.web.connections import CONNECTION
 from holdfast_service.web.token_limits import TokenLimits
 
 HELD_SECONDS = 5.0
-"""A client that is told to wait waits longer than that, or nearly."""
+"""Who has shown wrong tokens is held so long. Who has a good one is held no longer than the refusal tells it to wait, and
+what was held is taken off that: a job that does as it is told comes again when it would have come anyway."""
 AT_ONCE_PER_SECOND = 2.0
 BURST_SECONDS = 50.0
 """A hundred ranks may be told at once."""
@@ -32,10 +34,10 @@ class HeldRefusals:
     def __init__(self) -> None:
         self._at_once = TokenLimits(BURST_SECONDS)
 
-    async def wait(self, request: Request, code: ProblemCode) -> None:
+    async def wait(self, request: Request, refusal: ProblemError) -> None:
         """Before the refusal is sent. Its connection may make room for others meanwhile, as an idle one. Ends when the
         server does."""
-        if code not in _HELD:
+        if refusal.code not in _HELD:
             return
         owner: str = getattr(request.state, "owner", None) or f"({address_of(request)})"
         now = asyncio.get_running_loop().time()
@@ -46,6 +48,10 @@ class HeldRefusals:
         if connection is None:
             return
         connection.makes_room()
+        told: int = refusal.context.get("retry_after_seconds", 1)
         with suppress(TimeoutError):
-            async with asyncio.timeout(HELD_SECONDS):
+            is_known = refusal.code is not ProblemCode.TOO_MANY_FAILURES
+            async with asyncio.timeout(min(HELD_SECONDS, told) if is_known else HELD_SECONDS):
                 await connection.ending.wait()
+        held = asyncio.get_running_loop().time() - now
+        refusal.context["retry_after_seconds"] = max(0, round(told - held))
