@@ -2,7 +2,7 @@
 benchmarks/siege/__init__.py.
 
 python -m benchmarks.siege [--connections 10000] [--saves 100] [--repeats 3] [--greedy-per-second 10]
-    [--results FOLDER]
+    [--savers 4] [--results FOLDER]
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from typing import Any
 
 from benchmarks.siege.attack import possible_connections
 from benchmarks.siege.siege import GREEDY_PER_SECOND, SAVERS, SETTINGS, Besieged, besieged
+from holdfast_service.settings import ServiceSettings
 
+_PLACES = ServiceSettings().most_connections
+_BURST_SECONDS = ServiceSettings().token_burst_seconds
 _RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
 
@@ -28,10 +31,11 @@ def main() -> None:
     connections = possible_connections(arguments.connections)
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-siege-") as folder,
-        besieged(Path(folder), arguments.greedy_per_second or None) as place,
+        besieged(Path(folder), arguments.greedy_per_second or None, arguments.savers) as place,
     ):
-        place.save(arguments.saves // SAVERS)  # a first round warms the service up
-        turns = [_turn(place, connections, arguments.saves // SAVERS) for _ in range(arguments.repeats)]
+        each = arguments.saves // arguments.savers
+        place.save(each)  # a first round warms the service up
+        turns = [_turn(place, connections, each) for _ in range(arguments.repeats)]
     ratios = [turn["saves_per_second_attacked"] / turn["saves_per_second"] for turn in turns]
     found = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -39,7 +43,7 @@ def main() -> None:
         "settings": SETTINGS,
         "greedy_calls_per_second": arguments.greedy_per_second,
         "connections": connections,
-        "savers": SAVERS,
+        "savers": arguments.savers,
         "turns": turns,
         "kept_of_the_rate": round(median(ratios), 3),
     }
@@ -53,7 +57,14 @@ def main() -> None:
 def _turn(place: Besieged, connections: int, each: int) -> dict[str, Any]:
     before = place.save(each)
     with place.attacked(connections) as attackers:
-        attackers.until(lambda counted: counted.get("halves opened", 0) >= connections)
+        # Once all are there, and the greedy token has spent what it may do at once.
+        attackers.until(
+            lambda counted: (
+                counted.get("halves opened", 0) >= connections
+                and counted.get("halves cut off", 0) >= connections - _PLACES
+                and counted.get("greedy 200", 0) >= GREEDY_PER_SECOND * _BURST_SECONDS
+            )
+        )
         began = dict(attackers.counted)
         during = place.save(each)
         attackers.until(lambda counted: counted != began)
@@ -76,6 +87,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--saves", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--greedy-per-second", type=float, default=GREEDY_PER_SECOND, help="its limit; 0: none")
+    parser.add_argument(
+        "--savers", type=int, default=SAVERS, help="jobs that save one after the other, without a pause"
+    )
     parser.add_argument("--results", type=Path, default=_RESULTS)
     return parser.parse_args()
 
