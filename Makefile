@@ -22,8 +22,8 @@ TIMES ?= 100
 RANKS ?= 64,256,1024,4096
 CHECKPOINTS ?= 1000,10000,1000000
 
-.PHONY: help demo test test-slow test-all test-web check prove soak chaos jepsen preempt bench scale siege run format docs \
-	manifests site lock sbom venv
+.PHONY: help demo test test-slow test-all test-web check prove soak chaos jepsen rehearse preempt bench scale siege run format \
+	docs manifests site lock sbom venv
 
 help:
 	@echo 'make demo [STORE=posix|s3|azure] [DATABASE=sqlite|postgres] [LOOK=yes]   train, be killed, resume: watch it happen'
@@ -36,6 +36,7 @@ help:
 	@echo 'make soak [MINUTES=10]                                  everything at once, with kill -9: is anything lost?'
 	@echo 'make chaos [MINUTES=10]                                 torchrun jobs while everything fails: unharmed?'
 	@echo 'make jepsen [MINUTES=10]                                every part fails, the database goes back: all commits there?'
+	@echo 'make rehearse                                           a failover to a synchronous standby: is anything lost?'
 	@echo 'make preempt [TIMES=100]                                SIGTERM at random moments: is the newest state saved?'
 	@echo 'make bench [SIZE=1GiB] [REPEATS=5] [DEVICE=cuda]        beside its peers: docs/performance.md'
 	@echo 'make scale [RANKS=64,256] [CHECKPOINTS=1000,1000000]    what many ranks, and many checkpoints, cost the service'
@@ -87,6 +88,10 @@ chaos: venv
 # Two services, a worker, two stores and four jobs, a model of every commit, and failovers; see tests/jepsen.
 jepsen: venv
 	@$(VENV)/bin/python -m tests.jepsen --minutes $(MINUTES)
+
+# Postgres with a synchronous standby, jobs that save, kill -9 of the primary, and a promotion; docs/operating/disaster.md.
+rehearse: venv
+	@$(VENV)/bin/python -m scripts.rehearse_failover
 
 # SIGTERM at a random moment, so many times, on two ranks: is the newest state there afterwards? See tests/preemption.
 preempt: venv

@@ -44,7 +44,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # Their tests start processes and wait for them; those of all other folders work in the test's own process.
-_FOLDERS_OF_JOBS = {"chaos", "chaos_run", "e2e", "jepsen", "preemption", "soak", "stateful", "trainer", "web"}
+_FOLDERS_OF_JOBS = {
+    "chaos",
+    "chaos_run",
+    "e2e",
+    "jepsen",
+    "preemption",
+    "soak",
+    "stateful",
+    "trainer",
+    "upgrade",
+    "web",
+}
 
 
 # The slow gate (`make test-slow`): files and folders whose tests need minutes of real faults, a whole framework or
@@ -72,6 +83,10 @@ _SLOW = (
     "trainer/test_lightning.py",
     "trainer/test_second_store.py",
     "trainer/test_torchtitan.py",
+    "upgrade/test_litestream.py",
+    "upgrade/test_postgres_recovery.py",
+    "upgrade/test_two_versions.py",
+    "upgrade/test_upgrade_figures.py",
     "web",
 )
 

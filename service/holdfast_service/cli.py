@@ -58,6 +58,9 @@ def register(app: typer.Typer) -> None:
         dashboard_role_command
     )
     app.command("rotate-secrets", help="Encrypt the catalog's secrets with the first key.")(rotate_secrets_command)
+    app.command("migrate", help="Bring the catalog up to date, while services run.")(migrate_command)
+    app.command("backup", help="Write the catalog into one file, while services run.")(backup_command)
+    app.command("restore", help="Make a catalog of a backup, in a database that is empty.")(restore_command)
     app.command("rebuild", help="Get the catalog back from a store alone, into an empty database.")(rebuild_command)
 
 
@@ -236,6 +239,90 @@ def rotate_secrets_command(
     sys.stdout.write(
         f"Every secret is encrypted with the key {keyring.current.id}; {count} rows were not before. Older keys can be "
         "taken away where services have them.\n"
+    )
+
+
+def migrate_command(
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say what would be done; exit code 1 if there is something to do.")
+    ] = False,
+    wait_seconds: Annotated[
+        float | None, typer.Option(min=0, help="How long to try, where other transactions keep locks; else 10 minutes.")
+    ] = None,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    from holdfast_service.dashboards.views import ensure_views
+    from holdfast_service.db.migrate import (
+        WAIT_SECONDS,
+        CatalogTooNewError,
+        MigrationBlockedError,
+        pending_steps,
+        upgrade,
+    )
+    from holdfast_service.service import open_as_it_is
+
+    with _failures_said():
+        database = open_as_it_is(_settings(data_dir=data_dir, database_url=database_url))
+        try:
+            if check:
+                steps = pending_steps(database)
+            else:
+                steps = upgrade(database, wait_seconds=WAIT_SECONDS if wait_seconds is None else wait_seconds)
+                ensure_views(database)
+        except (CatalogTooNewError, MigrationBlockedError) as error:
+            _fail(str(error), _FAILED)
+        finally:
+            database.dispose()
+    for step in steps:
+        sys.stdout.write(f"{'to do' if check else 'done'}  {step.revision}  {step.title}\n")
+    if not steps:
+        sys.stdout.write("The catalog is up to date; there is nothing to do.\n")
+    elif check:
+        raise typer.Exit(_FAILED)
+
+
+def backup_command(
+    file: Annotated[Path, typer.Argument(help="The file; it must not be there yet.")],
+    plain_secrets: Annotated[
+        bool,
+        typer.Option("--plain-secrets", help="Keep the secrets of webhooks, though the catalog has them unencrypted."),
+    ] = False,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    from holdfast_service.backup.document import BackupRefusedError
+    from holdfast_service.backup.write import write_backup
+    from holdfast_service.service import open_as_it_is
+
+    with _failures_said():
+        database = open_as_it_is(_settings(data_dir=data_dir, database_url=database_url))
+        try:
+            made = write_backup(database, file, plain_secrets=plain_secrets)
+        except BackupRefusedError as error:
+            _fail(str(error), _FAILED)
+        finally:
+            database.dispose()
+    sys.stdout.write(f"{file}: the catalog {made.catalog_id} of {made.made_at}, at epoch {made.epoch}.\n")
+
+
+def restore_command(
+    file: Annotated[Path, typer.Argument(help="What `holdfast admin backup` wrote.")],
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    from holdfast_service.backup.document import BackupRefusedError
+    from holdfast_service.backup.restore import restore_backup
+
+    with _failures_said():
+        try:
+            epoch = restore_backup(_settings(data_dir=data_dir, database_url=database_url), file)
+        except BackupRefusedError as error:
+            _fail(str(error), _FAILED)
+    sys.stdout.write(
+        f"The catalog of {file} is there, at epoch {epoch}. Start the service: it reads every copy anew, and changes "
+        "nothing in the stores until `holdfast catalog check` and `holdfast stores claim`. The check names what was "
+        "committed after the backup; `holdfast catalog rebuild` brings it back.\n"
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import structlog
 from sqlalchemy.exc import ArgumentError
 
+from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import StoreRole
 from holdfast_service.attached_stores.attached import SETTING_OF_ROLE, AttachedStore, StoreWatch
 from holdfast_service.attached_stores.ownership import ForeignStoreError, Marker, find_row, keep_address, read_marker
@@ -21,9 +22,16 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.dashboards.views import ensure_views
 from holdfast_service.db.commit_notifier import CommitNotifier
 from holdfast_service.db.engine import Database, DatabaseConfigurationError, what_can_be_lost
-from holdfast_service.db.migrate import CatalogTooNewError, upgrade
+from holdfast_service.db.migrate import (
+    CatalogTooNewError,
+    CatalogTooOldError,
+    MigrationBlockedError,
+    check_up_to_date,
+    upgrade,
+)
 from holdfast_service.db.place import MOVED, settle_place
 from holdfast_service.db.tables.core import CatalogIdentity
+from holdfast_service.errors import ProblemError
 from holdfast_service.identity.identities import identities_of
 from holdfast_service.insights.save_interval import SaveAdvice
 from holdfast_service.records.history import begin_history, keep_history
@@ -96,11 +104,21 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
 
 
 def open_database(settings: ServiceSettings) -> Database:
-    """With its tables up to date. Raises SettingsError and ProblemError(`database_unavailable`)."""
+    """With its tables up to date, or newer and fit for this version. Raises SettingsError and
+    ProblemError(`database_unavailable`)."""
     database = open_as_it_is(settings)
     try:
-        upgrade(database)
+        if settings.migrate_at_start:
+            upgrade(database)
+        else:
+            check_up_to_date(database)
         ensure_views(database)
+    except MigrationBlockedError as error:
+        database.dispose()
+        raise ProblemError(ProblemCode.DATABASE_UNAVAILABLE, str(error)) from None
+    except CatalogTooOldError as error:
+        database.dispose()
+        raise SettingsError(str(error)) from None
     except CatalogTooNewError as error:
         database.dispose()
         raise SettingsError(f"HOLDFAST_DATABASE_URL: {error}") from None

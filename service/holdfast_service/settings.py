@@ -60,6 +60,11 @@ class ServiceSettings(BaseSettings):
         description="No statement takes longer on Postgres, waiting for locks included, and no transaction stands idle "
         "longer; a server that does not answer is given up a little later. Migrations have no limit.",
     )
+    migrate_at_start: bool = Field(
+        default=True,
+        description="A service, worker or command brings an older catalog up to date at its start. `false` for a "
+        "fleet: it refuses to start until `holdfast admin migrate` has done it.",
+    )
     database_connections: int = Field(
         default=50,
         ge=5,

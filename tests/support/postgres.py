@@ -110,6 +110,30 @@ class OwnPostgresServer(PostgresServer):
         at = ("-h", "127.0.0.1", "-p", str(self._port), "-U", "postgres")
         self._run("pg_basebackup", *at, "-D", name, "-X", "stream", "-c", "fast", *options)
 
+    def keep_log(self, name: str = "archive") -> None:
+        """From now on each finished piece of its log is copied into a folder of this name. Restarts the server."""
+        archive = self._folder / name
+        archive.mkdir()
+        self._give(archive)
+        with self.connect() as connection:
+            connection.execute("ALTER SYSTEM SET archive_mode = 'on'")
+            command = f"test ! -f {archive}/%f && cp %p {archive}/%f"
+            connection.execute(sql.SQL("ALTER SYSTEM SET archive_command = {}").format(sql.Literal(command)))
+        self.restart()
+
+    def recover_to(self, base: str, moment: str, archive: str = "archive") -> None:
+        """A base backup is to become the database as it was at this moment, at its next start."""
+        with (self._folder / base / "postgresql.auto.conf").open("a") as settings:
+            settings.write(f"restore_command = 'cp {self._folder / archive}/%f %p'\n")
+            settings.write(f"recovery_target_time = '{moment}'\nrecovery_target_action = 'promote'\n")
+        signal = self._folder / base / "recovery.signal"
+        signal.touch()
+        self._give(signal)
+
+    def _give(self, path: Path) -> None:
+        if self._user:
+            shutil.chown(path, self._user, self._user)
+
     def use_data(self, name: str) -> None:
         """From the next start on."""
         self.data = name

@@ -99,8 +99,8 @@ def _has(command, name):
 def test_every_command_of_the_client_prints_json_for_programs():
     without = {words for words, command in _commands() if not _has(command, "json")}
     # `launch` hands its job's own output on, `ui` opens a browser, and these are the service's own.
-    verbs = ("create-token", "raise-epoch", "confirm-move", "dashboard-role", "rotate-secrets")
-    admin = {f"admin {verb}" for verb in verbs}
+    verbs = "create-token raise-epoch confirm-move dashboard-role rotate-secrets migrate backup restore"
+    admin = {f"admin {verb}" for verb in verbs.split()}
     assert without == {"launch", "serve", "ui", "workers run", *admin}
 
 

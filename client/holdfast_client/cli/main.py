@@ -103,7 +103,7 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
         Entry(
             "admin",
             "Work on the database itself",
-            "create-token raise-epoch confirm-move dashboard-role rotate-secrets",
+            "create-token raise-epoch confirm-move dashboard-role rotate-secrets migrate backup restore",
         ),
     ),
 }

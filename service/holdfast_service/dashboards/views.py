@@ -20,7 +20,7 @@ from holdfast_service.dashboards.goodput import attempt_goodput, goodput_by_day
 from holdfast_service.dashboards.samples import project_samples, run_samples
 from holdfast_service.dashboards.usage_by_day import usage_by_day
 from holdfast_service.db.engine import Database
-from holdfast_service.db.migrate import exclusive_connection, pending_revision
+from holdfast_service.db.migrate import exclusive_connection, revisions
 
 _log = structlog.get_logger("holdfast.dashboards")
 
@@ -58,14 +58,20 @@ def ensure_views(database: Database) -> None:
     keep the service from its start: no job needs a view."""
     try:
         with database.read() as session:
-            if not missing_views(session.connection()):
+            if _are_right(session.connection()):
                 return
         with exclusive_connection(database) as connection:
-            if pending_revision(connection) is None and missing_views(connection):
+            if not _are_right(connection):
                 drop_views(connection)
                 create_views(connection)
     except DBAPIError as error:
         _log.warning("views_not_made", reason=str(error.orig).strip().splitlines()[0])
+
+
+def _are_right(connection: Connection) -> bool:
+    """Or not this version's to make: those of a newer catalog are not known here."""
+    found, known = revisions(connection)
+    return found != known or not missing_views(connection)
 
 
 def drop_views(connection: Connection) -> None:

@@ -2,7 +2,8 @@
 difference in the same transaction. An append never waits for another transaction.
 
 They are dropped before a migration and made after it, because SQLite alters a table by making it anew, and refuses to
-rename one that a trigger of another table names. So a change here needs a revision, even an empty one.
+rename one that a trigger of another table names. On Postgres they stay, because saves go on meanwhile: only what
+differs is made anew (`settle_triggers`). So a change here needs a revision, even an empty one.
 
 Copies change in three ways. What is new is counted as arriving. What is gone, has another size or another class moves
 its own sums. And what may be kept for something else is marked: which of the four that is depends on other rows, and
@@ -11,7 +12,11 @@ the controller `tally` finds out.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+
+from sqlalchemy import Connection, inspect, text
 
 _COMMITTED = "{row}.state = 'committed'"
 _EVER = "{row}.committed_at IS NOT NULL"
@@ -219,26 +224,85 @@ def create_triggers(connection: Connection) -> None:
             when = f"WHEN {condition} " if condition else ""
             _execute(connection, f"CREATE TRIGGER tally_{name} AFTER {on} FOR EACH ROW {when}BEGIN {what} END")
         return
+    for trigger in _of_postgres():
+        trigger.make(connection)
+
+
+@dataclass(frozen=True)
+class _Trigger:
+    """One of Postgres, with a function of the same name. The function's comment says which trigger was made."""
+
+    name: str
+    table: str
+    statement: str
+    what: str
+
+    def make(self, connection: Connection) -> None:
+        _execute(connection, self._function())
+        _execute(connection, self.statement)
+        _execute(connection, f"COMMENT ON FUNCTION {self.name}() IS '{self.mark}'")
+
+    def settle(self, connection: Connection) -> None:
+        """As the code has it. The table is locked only if the trigger itself differs, and then for a moment."""
+        made = connection.execute(_MADE, {"name": self.name}).scalar() or ""
+        if made.partition(" ")[0] != self.mark.partition(" ")[0]:
+            _execute(connection, f"DROP TRIGGER IF EXISTS {self.name} ON {self.table}")
+            self.make(connection)
+        elif made != self.mark:
+            _execute(connection, self._function())
+            _execute(connection, f"COMMENT ON FUNCTION {self.name}() IS '{self.mark}'")
+
+    @property
+    def mark(self) -> str:
+        """What the trigger is, and what it does."""
+        return " ".join(sha256(each.encode()).hexdigest() for each in (self.statement, self.what))
+
+    def _function(self) -> str:
+        body = f"BEGIN {self.what} RETURN NULL; END"
+        return f"CREATE OR REPLACE FUNCTION {self.name}() RETURNS trigger LANGUAGE plpgsql AS $${body}$$"
+
+
+def triggers_differ(connection: Connection) -> bool:
+    """On Postgres: whether one is not as the code has it, because an upgrade was cut off."""
+    made = {row.name: row.mark for row in connection.execute(_ALL_MADE)}
+    return made != {trigger.name: trigger.mark for trigger in _of_postgres()}
+
+
+def settle_triggers() -> list[Callable[[Connection], None]]:
+    """For Postgres. Each is to run in a transaction of its own: it locks one table at most."""
+    return [*(trigger.settle for trigger in _of_postgres()), _drop_others]
+
+
+def _of_postgres() -> list[_Trigger]:
+    found = []
     for name, on, condition, what in _row_triggers(_POSTGRES_NOW):
-        _function(connection, name, what)
         when = f"WHEN ({condition}) " if condition else ""
-        _execute(
-            connection,
-            f"CREATE TRIGGER tally_{name} AFTER {on} FOR EACH ROW {when}EXECUTE FUNCTION tally_{name}()",
-        )
+        found.append(_trigger(name, on, f"FOR EACH ROW {when}", what))
     for name, on, what in _POSTGRES_STATEMENTS:
-        _function(connection, name, what)
         which = "OLD" if on.startswith("DELETE") else "NEW"
-        _execute(
-            connection,
-            f"CREATE TRIGGER tally_{name} AFTER {on} REFERENCING {which} TABLE AS rows "
-            f"FOR EACH STATEMENT EXECUTE FUNCTION tally_{name}()",
-        )
+        found.append(_trigger(name, on, f"REFERENCING {which} TABLE AS rows FOR EACH STATEMENT ", what))
+    return found
 
 
-def _function(connection: Connection, name: str, what: str) -> None:
-    body = f"BEGIN {what} RETURN NULL; END"
-    _execute(connection, f"CREATE FUNCTION tally_{name}() RETURNS trigger LANGUAGE plpgsql AS $${body}$$")
+def _trigger(name: str, on: str, for_each: str, what: str) -> _Trigger:
+    name = f"tally_{name}"
+    statement = f"CREATE TRIGGER {name} AFTER {on} {for_each}EXECUTE FUNCTION {name}()"
+    return _Trigger(name, on.rpartition(" ON ")[2], statement, what)
+
+
+def _drop_others(connection: Connection) -> None:
+    """What an older version had made."""
+    kept = {trigger.name for trigger in _of_postgres()}
+    for name in sorted({row.name for row in connection.execute(_ALL_MADE)} - kept):
+        _execute(connection, f"DROP FUNCTION {name}() CASCADE")
+
+
+_ALL_MADE = text(
+    "SELECT proname AS name, obj_description(oid, 'pg_proc') AS mark FROM pg_proc "
+    "WHERE proname LIKE 'tally~_%' ESCAPE '~' AND prorettype = CAST('trigger' AS regtype) "
+    "AND pronamespace = CAST(quote_ident(current_schema()) AS regnamespace)"
+)
+_MADE = text(f"SELECT mark FROM ({_ALL_MADE.text}) AS made WHERE name = :name")
 
 
 def _execute(connection: Connection, statement: str) -> None:

@@ -1,0 +1,149 @@
+"""`holdfast admin restore`: a catalog of a backup, in a database that is empty, at a new epoch (rule fencing-token).
+
+The backup's tables are made as its revision has them, and brought up to date afterwards. A restore that is cut off
+leaves nothing, or a catalog that changes nothing in a store: it says that its place is another one.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sqlite3
+import zipfile
+from pathlib import Path
+from typing import cast
+
+from alembic import command
+from alembic.util import CommandError
+from sqlalchemy import Connection, inspect, make_url, text
+from sqlalchemy.exc import DBAPIError
+
+from holdfast_protocol.problems import ProblemCode
+from holdfast_service.attached_stores.epoch import raise_epoch
+from holdfast_service.audit.record import Actor
+from holdfast_service.backup.document import CATALOG, TABLES, Backup, BackupRefusedError, read_manifest
+from holdfast_service.dashboards.views import ensure_views
+from holdfast_service.db.engine import Database
+from holdfast_service.db.migrate import alembic_config, exclusive_connection, upgrade
+from holdfast_service.db.triggers import create_triggers, drop_triggers
+from holdfast_service.errors import ProblemError
+from holdfast_service.service import open_as_it_is
+from holdfast_service.settings import ServiceSettings
+
+_ELSEWHERE = "a backup"
+"""Where the catalog lives, until its epoch is raised."""
+
+
+def restore_backup(settings: ServiceSettings, path: Path) -> int:
+    """The epoch. Raises BackupRefusedError, SettingsError, and ProblemError(`database_unavailable`)."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            backup = read_manifest(archive)
+            _check_kind(settings, backup)
+            if backup.database == "sqlite":
+                return _restore_sqlite(settings, archive)
+            return _restore_postgres(settings, archive, backup)
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise BackupRefusedError(f"{path} is no whole backup ({error}).") from None
+    except OSError as error:
+        raise BackupRefusedError(f"{path} cannot be restored ({error.strerror}).") from None
+
+
+def _check_kind(settings: ServiceSettings, backup: Backup) -> None:
+    kind = make_url(settings.database_url_text).get_backend_name()
+    if kind != backup.database:
+        raise BackupRefusedError(
+            f"The backup is of a catalog on {backup.database}, and HOLDFAST_DATABASE_URL names {kind}. Restore it into "
+            "the same kind; from one to the other leads `holdfast catalog rebuild`."
+        )
+
+
+def _restore_sqlite(settings: ServiceSettings, archive: zipfile.ZipFile) -> int:
+    path = Path(str(make_url(settings.database_url_text).database))
+    if path.exists():
+        raise BackupRefusedError(f"{path} is there already. A backup is restored where there is no catalog.")
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with archive.open(CATALOG) as member:
+            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                shutil.copyfileobj(member, file)
+        database = Database(f"sqlite:///{fresh}")
+        try:
+            epoch = _made_current(database)
+            with database.engine.connect() as connection:
+                raw = cast("sqlite3.Connection", connection.connection.dbapi_connection)
+                raw.execute("PRAGMA journal_mode=DELETE")  # all of it is in the one file
+        finally:
+            database.dispose()
+        os.link(fresh, path)  # the same file: the catalog knows its place by its number
+    finally:
+        for left in (fresh, Path(f"{fresh}-wal"), Path(f"{fresh}-shm")):
+            left.unlink(missing_ok=True)
+    return epoch
+
+
+def _restore_postgres(settings: ServiceSettings, archive: zipfile.ZipFile, backup: Backup) -> int:
+    database = open_as_it_is(settings)
+    try:
+        with exclusive_connection(database) as connection:
+            if inspect(connection).get_table_names():
+                raise BackupRefusedError("The database has tables. A backup is restored into one that is empty.")
+            try:
+                command.upgrade(alembic_config(connection), backup.revision)
+            except CommandError:
+                raise BackupRefusedError(
+                    f"The backup is of revision {backup.revision}, which this version of Holdfast does not know. "
+                    f"Install the version that wrote it ({backup.holdfast})."
+                ) from None
+            _load(connection, archive, backup)
+        return _made_current(database)
+    except DBAPIError as error:
+        raise ProblemError(
+            ProblemCode.DATABASE_UNAVAILABLE, f"The backup could not be loaded ({type(error.orig).__name__})."
+        ) from error
+    finally:
+        database.dispose()
+
+
+def _load(connection: Connection, archive: zipfile.ZipFile, backup: Backup) -> None:
+    """Sums and references are in the backup: what would keep them is put back behind the rows."""
+    from holdfast_service.db.postgres import LimitedConnection
+
+    drop_triggers(connection)
+    references = connection.execute(_REFERENCES).all()
+    for row in references:
+        connection.exec_driver_sql(f'ALTER TABLE {row.of} DROP CONSTRAINT "{row.name}"')
+    raw = cast("LimitedConnection", connection.connection.dbapi_connection)
+    there = set(inspect(connection).get_table_names())
+    for table, columns in backup.tables.items():
+        if table not in there:
+            raise BackupRefusedError(f"The backup has a table {table}, which revision {backup.revision} does not have.")
+        if connection.exec_driver_sql(f'SELECT 1 FROM "{table}" LIMIT 1').first():  # noqa: S608
+            connection.exec_driver_sql(f'DELETE FROM "{table}"')  # noqa: S608  a revision has put it there
+        names = ", ".join(f'"{each}"' for each in columns)
+        with archive.open(f"{TABLES}{table}") as member, raw.cursor() as cursor:
+            with cursor.copy(f'COPY "{table}" ({names}) FROM STDIN') as rows:
+                while block := member.read(1 << 20):
+                    rows.write(block)
+    for row in references:
+        connection.exec_driver_sql(f'ALTER TABLE {row.of} ADD CONSTRAINT "{row.name}" {row.definition}')
+    for name, last in backup.sequences.items():
+        connection.execute(
+            text("SELECT setval(CAST(quote_ident(:name) AS regclass), :last)"), {"name": name, "last": last}
+        )
+    create_triggers(connection)
+    connection.execute(text("UPDATE catalog_identity SET place = :place"), {"place": _ELSEWHERE})
+
+
+_REFERENCES = text("""
+SELECT conname AS name, CAST(conrelid AS regclass)::text AS of, pg_get_constraintdef(oid) AS definition
+FROM pg_constraint WHERE contype = 'f' AND connamespace = CAST(quote_ident(current_schema()) AS regnamespace)
+""")
+
+
+def _made_current(database: Database) -> int:
+    upgrade(database)
+    ensure_views(database)
+    return raise_epoch(database, Actor.at_the_database())

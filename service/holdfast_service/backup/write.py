@@ -1,0 +1,165 @@
+"""`holdfast admin backup`: the catalog as it is at one moment, in one file. Nothing waits for it: Postgres gives one
+snapshot to all tables, and SQLite's own backup reads beside writers.
+
+The signing key is left out, because a restored catalog gets a new one. Secrets of webhooks come along as the catalog
+has them: encrypted (docs/adr/0068), or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+from sqlalchemy import Connection, inspect, text
+from sqlalchemy.exc import DBAPIError
+
+from holdfast_protocol.problems import ProblemCode
+from holdfast_service.backup.document import CATALOG, MANIFEST, TABLES, Backup, BackupRefusedError
+from holdfast_service.db.engine import Database
+from holdfast_service.db.migrate import revisions
+from holdfast_service.errors import ProblemError
+from holdfast_service.release import VERSION
+
+_VERSIONS = "alembic_version"
+
+
+def write_backup(database: Database, path: Path, *, plain_secrets: bool = False) -> Backup:
+    """What was written. The file appears when it is whole, for its owner alone.
+
+    Raises BackupRefusedError, and ProblemError(`database_unavailable`).
+    """
+    with _new_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        try:
+            if database.is_postgres:
+                return _write_postgres(database, archive, plain_secrets)
+            with tempfile.TemporaryDirectory(prefix=".holdfast-backup-", dir=path.parent) as folder:
+                return _write_sqlite(database, archive, plain_secrets, Path(folder) / CATALOG)
+        except DBAPIError as error:
+            raise ProblemError(
+                ProblemCode.DATABASE_UNAVAILABLE, f"The catalog could not be read ({type(error.orig).__name__})."
+            ) from error
+
+
+def _write_postgres(database: Database, archive: zipfile.ZipFile, plain_secrets: bool) -> Backup:
+    from holdfast_service.db.postgres import LimitedConnection, without_limits
+
+    with database.read(snapshot=True) as session:
+        connection = session.connection()
+        described = _described(connection, plain_secrets)
+        raw = cast("LimitedConnection", connection.connection.dbapi_connection)
+        with without_limits(raw):
+            for table, columns in described.tables.items():
+                kept = ", ".join(_kept(table, each) for each in columns)
+                with archive.open(f"{TABLES}{table}", "w", force_zip64=True) as member, raw.cursor() as cursor:
+                    with cursor.copy(f'COPY (SELECT {kept} FROM "{table}") TO STDOUT') as rows:  # noqa: S608
+                        for block in rows:
+                            member.write(block)
+        archive.writestr(MANIFEST, described.to_json())
+        return described
+
+
+def _kept(table: str, column: str) -> str:
+    if (table, column) == ("catalog_identity", "signing_key"):
+        return "CAST('' AS bytea)"
+    return "NULL" if (table, column) == ("catalog_identity", "encrypted_with") else f'"{column}"'
+
+
+def _write_sqlite(database: Database, archive: zipfile.ZipFile, plain_secrets: bool, copied: Path) -> Backup:
+    with closing(sqlite3.connect(copied)) as target, database.engine.connect() as connection:
+        # All pages at once: one snapshot, whatever is written meanwhile.
+        cast("sqlite3.Connection", connection.connection.dbapi_connection).backup(target, pages=-1)
+    aside = Database(f"sqlite:///{copied}")
+    try:
+        with aside.engine.begin() as connection:
+            described = _described(connection, plain_secrets)
+            connection.execute(text("UPDATE catalog_identity SET signing_key = x'', encrypted_with = NULL"))
+    finally:
+        aside.dispose()
+    # What was overwritten or deleted is in free pages until the file is written anew.
+    with closing(sqlite3.connect(copied)) as target:
+        target.execute("PRAGMA journal_mode=DELETE")
+        target.execute("VACUUM")
+    archive.write(copied, CATALOG)
+    archive.writestr(MANIFEST, described.to_json())
+    return described
+
+
+def _described(connection: Connection, plain_secrets: bool) -> Backup:
+    revision, _ = revisions(connection)
+    if revision is None:
+        raise BackupRefusedError("There is no catalog in this database. Correct HOLDFAST_DATABASE_URL.")
+    identity = connection.execute(text("SELECT catalog_id, epoch, rebuilding_from FROM catalog_identity")).one_or_none()
+    if identity is None or identity.rebuilding_from is not None:
+        raise BackupRefusedError("The catalog was never served, or is half rebuilt: there is nothing to back up yet.")
+    plain = connection.execute(
+        text("SELECT count(*) FROM webhooks WHERE encrypted_with IS NULL AND deleted_at IS NULL")
+    )
+    count = plain.scalar_one()
+    if count and not plain_secrets:
+        raise BackupRefusedError(
+            f"The catalog has the secrets of {count} webhooks unencrypted, and the backup would, too. Give the service "
+            "a HOLDFAST_SECRETS_KEY, which encrypts them at its next start; or say --plain-secrets."
+        )
+    is_postgres = connection.dialect.name == "postgresql"
+    now = "to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS UTC')"
+    tables: dict[str, list[str]] = {}
+    if is_postgres:
+        inspector = inspect(connection)
+        names = sorted(set(inspector.get_table_names()) - {_VERSIONS})
+        tables = {name: [str(each["name"]) for each in inspector.get_columns(name)] for name in names}
+    return Backup(
+        catalog_id=identity.catalog_id,
+        epoch=identity.epoch,
+        revision=revision,
+        database="postgresql" if is_postgres else "sqlite",
+        made_at=connection.execute(text(f"SELECT {now}" if is_postgres else _SQLITE_NOW)).scalar_one(),
+        holdfast=VERSION,
+        tables=tables,
+        sequences={row.name: row.last for row in connection.execute(_SEQUENCES)} if is_postgres else {},
+    )
+
+
+_SQLITE_NOW = "SELECT strftime('%Y-%m-%d %H:%M:%S UTC', 'now')"
+# They are of no snapshot, and never behind it.
+_SEQUENCES = text(
+    "SELECT sequencename AS name, last_value AS last FROM pg_sequences "
+    "WHERE schemaname = current_schema() AND last_value IS NOT NULL"
+)
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Under another name until the block has ended. Raises BackupRefusedError if the file is there already."""
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        if path.exists():
+            raise FileExistsError
+        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise BackupRefusedError(
+            f"{path} is there already. Name another file, for example with today's date."
+        ) from None
+    except OSError as error:
+        raise BackupRefusedError(f"{path} cannot be written ({error.strerror}).") from None
+    try:
+        with os.fdopen(descriptor, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(fresh, path)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except FileExistsError:
+        raise BackupRefusedError(f"{path} has appeared meanwhile, and is left alone.") from None
+    finally:
+        fresh.unlink(missing_ok=True)
