@@ -18,7 +18,7 @@ import httpx
 from pydantic import SecretStr
 
 from holdfast_client.errors import ServiceUnavailable, SignInFailed
-from holdfast_protocol.sign_ins import SignInProvider
+from holdfast_protocol.service import SignInProvider
 from holdfast_protocol.text import printable
 
 _GRANT = "urn:ietf:params:oauth:grant-type:device_code"

@@ -121,7 +121,7 @@ GUARDS = (
         "limits-before-work",
         "a flood of wrong tokens takes turns",
         "service/holdfast_service/auth/principal.py",
-        "        failed_calls.refuse_early(_address_of(request), credential)",
+        "        failed_calls.refuse_early(address_of(request), credential)",
         "        pass",
         ("tests/service/test_request_limits.py",),
     ),

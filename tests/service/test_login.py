@@ -19,7 +19,7 @@ import holdfast_client.device_flow
 from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.cli.main import app
 from holdfast_client.device_flow import DeviceFlow
-from holdfast_protocol.sign_ins import SignInProvider
+from holdfast_protocol.service import SignInProvider
 from holdfast_service.settings import ServiceSettings
 from tests.support.oidc_provider import CLIENT_SECRET, CONFIDENTIAL_CLIENT, PUBLIC_CLIENT, OidcProvider, Options
 from tests.support.oidc_provider import oidc_provider as provider_of

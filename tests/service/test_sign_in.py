@@ -13,8 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 
-from holdfast_protocol.service import CSRF_HEADER, SESSION_COOKIE
-from holdfast_protocol.sign_ins import SIGN_IN_COOKIE, SIGN_IN_SECONDS
+from holdfast_protocol.service import CSRF_HEADER, SESSION_COOKIE, SIGN_IN_COOKIE, SIGN_IN_SECONDS
 from holdfast_service.identity import sign_in
 from holdfast_service.settings import ServiceSettings
 from tests.support.oidc_provider import CLIENT_SECRET, CONFIDENTIAL_CLIENT, OidcProvider, oidc_provider

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 
-from holdfast_protocol.sign_ins import SIGN_IN_COOKIE
+from holdfast_protocol.service import SIGN_IN_COOKIE
 from tests.support.oidc_provider import PUBLIC_CLIENT, SCOPE, OidcProvider
 from tests.support.service import RunningService
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from holdfast_protocol.service import SESSION_COOKIE
-from holdfast_protocol.sign_ins import SIGN_IN_COOKIE
+from holdfast_protocol.service import SESSION_COOKIE, SIGN_IN_COOKIE
 from holdfast_service.settings import ServiceSettings
 from tests.support.oidc_provider import OidcProvider
 from tests.support.people import READERS, TWO_PROJECTS, identity_file

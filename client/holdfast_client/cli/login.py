@@ -19,8 +19,7 @@ from holdfast_client.device_flow import DeviceFlow
 from holdfast_client.errors import ConfigurationError, HoldfastError, SignInFailed, Unauthenticated
 from holdfast_client.logins import Login, keep_login, read_login
 from holdfast_client.settings import ClientSettings
-from holdfast_protocol.service import ID_TOKEN_TYPE, ExchangeToken, TokenView
-from holdfast_protocol.sign_ins import SignInProvider
+from holdfast_protocol.service import ID_TOKEN_TYPE, ExchangeToken, SignInProvider, TokenView
 from holdfast_protocol.states import Role
 
 login = typer.Typer(rich_markup_mode=None)

@@ -21,11 +21,11 @@ from holdfast_protocol.service import (
     OpenSession,
     RotateToken,
     SignInCode,
+    SignInProviders,
     TokenCreated,
     TokenRotated,
     TokenView,
 )
-from holdfast_protocol.sign_ins import SignInProviders
 from holdfast_protocol.states import RunStatus
 
 

@@ -29,13 +29,13 @@ import httpx
 from fastapi import Request, Response
 
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.service import SessionView
-from holdfast_protocol.sign_ins import (
+from holdfast_protocol.service import (
     CALLBACK_PATH,
     SIGN_IN_COOKIE,
     SIGN_IN_SECONDS,
     BeginSignIn,
     FinishSignIn,
+    SessionView,
     SignInBegun,
     SignInProvider,
     SignInProviders,

@@ -12,8 +12,7 @@ from anyio.lowlevel import RunVar
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from holdfast_protocol.service import SessionView
-from holdfast_protocol.sign_ins import BeginSignIn, FinishSignIn, SignInBegun, SignInProviders
+from holdfast_protocol.service import BeginSignIn, FinishSignIn, SessionView, SignInBegun, SignInProviders
 from holdfast_service.auth.principal import FailedCalls, address_of
 from holdfast_service.context import Context
 from holdfast_service.errors import ProblemError
