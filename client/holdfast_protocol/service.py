@@ -37,10 +37,10 @@ in every call. A call by cookie that is no GET or HEAD brings `csrf_token` in th
 `DELETE /v1/sessions/{id}`             -> OpenSession: it has ended
 `POST   /v1/sign-in-codes`             -> SignInCode (by token)
 
-Signing in as a person, at a provider of OpenID Connect that the service believes. No call of these has a token. The page
-goes to `url`, where the person signs in; the provider sends the browser back to CALLBACK_PATH, and the page takes `code`
-and `state` from there into the third call. A command has no browser of its own: it asks the provider itself for a device
-code (RFC 8628), and exchanges the ID token:
+Signing in as a person, at a provider of OpenID Connect that the service believes. No call of these has a token. The
+page goes to `url`, where the person signs in; the provider sends the browser back to CALLBACK_PATH, and the page takes
+`code` and `state` from there into the third call. A command has no browser of its own: it asks the provider itself for
+a device code (RFC 8628), and exchanges the ID token:
 `GET  /v1/sign-ins/providers`              -> SignInProviders
 `POST /v1/sign-ins`          BeginSignIn   -> SignInBegun, and a cookie for this browser
 `POST /v1/sign-ins/finish`   FinishSignIn  -> SessionView, and the session's cookie

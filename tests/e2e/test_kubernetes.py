@@ -213,11 +213,7 @@ def test_each_variable_is_a_setting(request: pytest.FixtureRequest, which: str) 
         found = [pod_of(job) for file in EXAMPLES for job in jobs(file)]
     names = {each["name"] for pod in found for each in pod["containers"][0]["env"]}
     assert len(names) >= 3
-    assert {name for name in names if name.startswith(PREFIX)} - known <= BUILT_BESIDE_THIS
-
-
-# By parts of Holdfast that come with the same release.
-BUILT_BESIDE_THIS = {"HOLDFAST_MIGRATE_AT_START", "HOLDFAST_IDENTITY_TOKEN_FILE"}
+    assert {name for name in names if name.startswith(PREFIX)} <= known
 
 
 def test_whatever_selects_pods_finds_them(helm: Any) -> None:

@@ -20,8 +20,8 @@ from holdfast_service.web.connections import CONNECTION
 from holdfast_service.web.token_limits import TokenLimits
 
 HELD_SECONDS = 5.0
-"""Who has shown wrong tokens is held so long. Who has a good one is held no longer than the refusal tells it to wait, and
-what was held is taken off that: a job that does as it is told comes again when it would have come anyway."""
+"""Who has shown wrong tokens is held so long. Who has a good one is held no longer than the refusal tells it to wait,
+and what was held is taken off that: a job that does as it is told comes again when it would have come anyway."""
 AT_ONCE_PER_SECOND = 2.0
 BURST_SECONDS = 50.0
 """A hundred ranks may be told at once."""
