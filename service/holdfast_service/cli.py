@@ -57,7 +57,7 @@ def register(app: typer.Typer) -> None:
     app.command("dashboard-role", help="A database role that sees the views for dashboards alone.")(
         dashboard_role_command
     )
-    app.command("rotate-secrets", help="Encrypt the secrets with the first of the keys.")(rotate_secrets_command)
+    app.command("rotate-secrets", help="Encrypt the catalog's secrets with the first key.")(rotate_secrets_command)
     app.command("migrate", help="Bring the catalog up to date, while services run.")(migrate_command)
     app.command("backup", help="Write the catalog into one file, while services run.")(backup_command)
     app.command("restore", help="Make a catalog of a backup, in a database that is empty.")(restore_command)

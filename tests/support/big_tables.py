@@ -35,7 +35,7 @@ _COUNTS = text("""
 SELECT relname AS name, seq_scan + n_tup_ins + n_tup_upd + n_tup_del AS work, pg_relation_filenode(relid) AS file
 FROM pg_stat_xact_user_tables WHERE schemaname = current_schema()
 """)
-_TAKES_AWAY = re.compile(r"\b(DROP COLUMN|DROP TABLE|RENAME|TYPE|SET NOT NULL)\b", re.IGNORECASE)
+_TAKES_AWAY = re.compile(r"\b(DROP COLUMN|DROP TABLE|RENAME|ALTER COLUMN \S+ (TYPE|SET NOT NULL))\b", re.IGNORECASE)
 _ADDED = re.compile(r"\bADD COLUMN .*\bNOT NULL\b", re.IGNORECASE)
 _OUTSIDE = re.compile(r"(CREATE (UNIQUE )?INDEX CONCURRENTLY|DROP INDEX CONCURRENTLY|ALTER TABLE \w+ VALIDATE) ")
 
