@@ -248,7 +248,13 @@ ACCESS_TOKEN_TYPE: Final = "urn:ietf:params:oauth:token-type:access_token"  # no
 class ExchangeToken(Request):
     """The names are those of RFC 8693."""
 
-    model_config = example({"subject_token": "eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJodHRwczovL2lkIn0.c2lnbmF0dXJl", "project": "demo", "role": "trainer"})
+    model_config = example(
+        {
+            "subject_token": "eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJodHRwczovL2lkIn0.c2lnbmF0dXJl",
+            "project": "demo",
+            "role": "trainer",
+        }
+    )
     largest_body_bytes: ClassVar[int] = 32 * 1024
 
     grant_type: Literal["urn:ietf:params:oauth:grant-type:token-exchange"] = TOKEN_EXCHANGE

@@ -2,6 +2,7 @@
 // that a test chooses. The protocol is the library's own. `/test/…` is ours: what an administrator does at a provider.
 //
 //   node oidc_provider.mjs FOLDER OPTIONS    FOLDER: its node_modules; OPTIONS: JSON, see `Options` in oidc_provider.py
+import { randomUUID } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import http from 'node:http';
 import https from 'node:https';
@@ -47,14 +48,15 @@ function newProvider() {
     jwks: { keys },
     cookies: { keys: ['of the tests'] },
     claims: {
-      openid: ['sub'],
+      openid: ['sub', 'uti'],
       email: ['email', 'email_verified'],
       profile: ['name', 'preferred_username'],
       groups: ['groups'],
     },
     // As the large providers do: what a scope asks for is in the ID token.
     conformIdTokenClaims: false,
-    findAccount: (ctx, sub) => ({ accountId: sub, claims: async () => ({ sub, ...accounts.get(sub) }) }),
+    // As Entra ID does: two sign-ins of one second are two.
+    findAccount: (ctx, sub) => ({ accountId: sub, claims: async () => ({ sub, uti: randomUUID(), ...accounts.get(sub) }) }),
     features: {
       devInteractions: { enabled: true },
       deviceFlow: { enabled: true },

@@ -88,8 +88,8 @@ def locked_hold(session: Session, caller: Principal, hold_id: str) -> tuple[Hold
 
 def why_same_line(session: Session, token_id: str, placed_by: str, placed_at: datetime) -> str | None:
     """What the token has to do with the one that placed a hold, or None: it is that one, descends from it or has made
-    it, at whatever depth; or it descends from what a maker of that one has made after the hold; or an issuer vouched
-    for one person behind both."""
+    it, at whatever depth; or it descends from what a maker of that one has made after the hold; or both are of one
+    identity."""
     if token_id == placed_by:
         return "has placed this hold"
     releasing, placing = _with_makers(session, token_id), _with_makers(session, placed_by)
