@@ -544,7 +544,7 @@ def history_columns(dialect: str) -> tuple[ColumnElement[str | None], ColumnElem
 def refuse_gone_back(session: Session, known: Snapshot, found: str | None, server: str, *, again: bool = False) -> None:
     """Raises WentBackError. `again`: also a server that was seen to have all of it is asked."""
     if found is not None:
-        raise WentBackError(found, noticed=True)
+        raise WentBackError([found], noticed=True)
     memory: Memory = session.info[INFO]
     if again or server != memory.proven_on:
         lost = known.lost(session)
