@@ -14,9 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from alembic import command
 from pydantic import SecretStr
 from sqlalchemy import func, select, text
 
+import holdfast_service.attached_stores.epoch
 import holdfast_service.db.dialect
 from holdfast_service.attached_stores.epoch import NotCheckedError
 from holdfast_service.backup.document import MANIFEST, BackupRefusedError
@@ -25,6 +27,7 @@ from holdfast_service.backup.write import write_backup
 from holdfast_service.collect.controller import reconcile as collect
 from holdfast_service.collect.orphans import reconcile as sweep
 from holdfast_service.db.engine import Database
+from holdfast_service.db.migrate import alembic_config, exclusive_connection
 from holdfast_service.db.tables import Table
 from holdfast_service.db.tables.core import CatalogIdentity, Checkpoint
 from holdfast_service.settings import ServiceSettings
@@ -227,6 +230,73 @@ def test_what_is_no_whole_backup_or_has_no_empty_place_is_refused_and_leaves_not
     with pytest.raises(BackupRefusedError, match="format 99"):
         restore_backup(restored, spoilt)
     assert restore_backup(restored, file) == 2, "nothing was left"
+
+
+def test_a_catalog_is_backed_up_before_its_upgrade(settings: ServiceSettings, nowhere: str, tmp_path: Path) -> None:
+    with running_service(settings) as service:
+        Job(service.http()).save(1)
+    with opened(settings.database_url_text) as database, exclusive_connection(database) as connection:
+        command.downgrade(alembic_config(connection), "0029")
+    with opened(settings.database_url_text) as database:
+        assert write_backup(database, tmp_path / "catalog.backup").revision == "0029"
+    restored = at(settings, nowhere)
+    assert restore_backup(restored, tmp_path / "catalog.backup") == 2
+    with running_service(restored) as service:
+        assert answer(service.http().get("/v1/projects/demo/runs/gpt/checkpoints/1"))["state"] == "committed"
+
+
+def test_a_restore_that_is_cut_off_owns_no_store_and_goes_on_the_next_time(
+    settings: ServiceSettings, nowhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "catalog.backup"
+    with running_service(settings) as service:
+        Job(service.http()).save(1)
+        write_backup(service.context.database, file)
+    restored = at(settings, nowhere)
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(holdfast_service.attached_stores.epoch, "record_event", killed)
+        with pytest.raises(KeyboardInterrupt):
+            restore_backup(restored, file)
+    if nowhere.startswith("postgres"):
+        with opened(nowhere) as database, database.read() as session:
+            identity = session.execute(select(CatalogIdentity)).scalar_one()
+            assert (identity.epoch, identity.place) == (1, "a backup"), (
+                "at home in the old epoch it would own the store"
+            )
+            assert identity.signing_key not in {b"", service.context.signing_key}
+    assert restore_backup(restored, file) == 2
+    with running_service(restored) as service:
+        assert answer(service.http().get("/v1/projects/demo/runs/gpt/checkpoints/1"))["state"] == "committed"
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("left", ["-wal", "-shm", "-journal"])
+def test_what_is_left_of_another_catalog_is_not_mixed_into_the_restored_one(
+    settings: ServiceSettings, nowhere: str, tmp_path: Path, left: str
+) -> None:
+    with running_service(settings) as service:
+        write_backup(service.context.database, tmp_path / "catalog.backup")
+    (tmp_path / f"restored.db{left}").write_bytes(b"pages of another catalog")
+    with pytest.raises(BackupRefusedError, match=f"restored.db{left} is there already"):
+        restore_backup(at(settings, nowhere), tmp_path / "catalog.backup")
+    assert not (tmp_path / "restored.db").exists()
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+def test_a_table_of_somebody_else_makes_no_backup_useless(
+    settings: ServiceSettings, nowhere: str, tmp_path: Path
+) -> None:
+    with running_service(settings) as service:
+        Job(service.http()).save(1)
+        with service.context.database.transaction() as session:
+            session.execute(text("CREATE TABLE somebody_elses (id int)"))
+        write_backup(service.context.database, tmp_path / "catalog.backup")
+    url = nowhere.replace("postgresql+psycopg://", "postgres://").replace("postgresql://", "postgres://")
+    assert restore_backup(at(settings, url), tmp_path / "catalog.backup") == 2
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)

@@ -28,8 +28,9 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db import lease
+from holdfast_service.db.dialect import unlimited
 from holdfast_service.db.engine import Database
-from holdfast_service.db.place import settle_place
+from holdfast_service.db.place import place_of
 from holdfast_service.db.tables.core import CatalogIdentity, Checkpoint, Copy
 from holdfast_service.db.tables.core import Store as StoreRow
 from holdfast_service.db.tables.records import RecordSubject, WrittenRecord
@@ -56,11 +57,15 @@ def raise_epoch(database: Database, actor: Actor, *, accept_loss: bool = False) 
 
     A copy that was under way at the backup may have ended since, and its source may be gone: it is read like the others
     before its chunk is called lost. Only what was proven is ever written by a copy.
+
+    The place changes with the epoch or not at all: at the old epoch a clone that is at home would own the original's
+    store. All of it is one transaction, which may take minutes in a large catalog.
     """
-    settle_place(database, here=True)
+    place = place_of(database)
     unsynchronized = {"synchronize_session": False}
-    with database.transaction() as session:
+    with database.transaction() as session, unlimited(session.connection()):
         identity = session.execute(select(CatalogIdentity).with_for_update()).scalar_one()
+        identity.place = place
         identity.epoch += 1
         identity.claim = new_claim()
         identity.signing_key, identity.encrypted_with = new_signing_key(), None  # the next start encrypts it

@@ -15,17 +15,21 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.backup.document import CATALOG, MANIFEST, TABLES, Backup, BackupRefusedError
+from holdfast_service.db.dialect import unlimited
 from holdfast_service.db.engine import Database
 from holdfast_service.db.migrate import revisions
 from holdfast_service.errors import ProblemError
 from holdfast_service.release import VERSION
+
+if TYPE_CHECKING:
+    from psycopg import Connection as PostgresConnection
 
 _VERSIONS = "alembic_version"
 
@@ -39,28 +43,36 @@ def write_backup(database: Database, path: Path, *, plain_secrets: bool = False)
         try:
             if database.is_postgres:
                 return _write_postgres(database, archive, plain_secrets)
-            with tempfile.TemporaryDirectory(prefix=".holdfast-backup-", dir=path.parent) as folder:
+            # Beside the catalog: SQLite works on no network filesystem, and a backup may be for one.
+            beside = Path(str(database.url.database)).parent
+            with tempfile.TemporaryDirectory(prefix=".holdfast-backup-", dir=beside) as folder:
                 return _write_sqlite(database, archive, plain_secrets, Path(folder) / CATALOG)
-        except DBAPIError as error:
-            raise ProblemError(
-                ProblemCode.DATABASE_UNAVAILABLE, f"The catalog could not be read ({type(error.orig).__name__})."
-            ) from error
+        except (DBAPIError, sqlite3.Error) as error:
+            raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> ProblemError:
+    why = type(error.orig if isinstance(error, DBAPIError) else error).__name__
+    return ProblemError(ProblemCode.DATABASE_UNAVAILABLE, f"The catalog could not be read ({why}).")
 
 
 def _write_postgres(database: Database, archive: zipfile.ZipFile, plain_secrets: bool) -> Backup:
-    from holdfast_service.db.postgres import LimitedConnection, without_limits
+    from psycopg import Error
 
     with database.read(snapshot=True) as session:
         connection = session.connection()
         described = _described(connection, plain_secrets)
-        raw = cast("LimitedConnection", connection.connection.dbapi_connection)
-        with without_limits(raw):
-            for table, columns in described.tables.items():
-                kept = ", ".join(_kept(table, each) for each in columns)
-                with archive.open(f"{TABLES}{table}", "w", force_zip64=True) as member, raw.cursor() as cursor:
-                    with cursor.copy(f'COPY (SELECT {kept} FROM "{table}") TO STDOUT') as rows:  # noqa: S608
-                        for block in rows:
-                            member.write(block)
+        raw = cast("PostgresConnection", connection.connection.dbapi_connection)
+        try:
+            with unlimited(connection):
+                for table, columns in described.tables.items():
+                    kept = ", ".join(_kept(table, each) for each in columns)
+                    with archive.open(f"{TABLES}{table}", "w", force_zip64=True) as member, raw.cursor() as cursor:
+                        with cursor.copy(f'COPY (SELECT {kept} FROM "{table}") TO STDOUT') as rows:  # noqa: S608
+                            for block in rows:
+                                member.write(block)
+        except Error as error:
+            raise _unreadable(error) from error
         archive.writestr(MANIFEST, described.to_json())
         return described
 
@@ -79,7 +91,9 @@ def _write_sqlite(database: Database, archive: zipfile.ZipFile, plain_secrets: b
     try:
         with aside.engine.begin() as connection:
             described = _described(connection, plain_secrets)
-            connection.execute(text("UPDATE catalog_identity SET signing_key = x'', encrypted_with = NULL"))
+            connection.execute(text("UPDATE catalog_identity SET signing_key = x''"))
+            if _knows_encryption(connection):
+                connection.execute(text("UPDATE catalog_identity SET encrypted_with = NULL"))
     finally:
         aside.dispose()
     # What was overwritten or deleted is in free pages until the file is written anew.
@@ -98,16 +112,18 @@ def _described(connection: Connection, plain_secrets: bool) -> Backup:
     identity = connection.execute(text("SELECT catalog_id, epoch, rebuilding_from FROM catalog_identity")).one_or_none()
     if identity is None or identity.rebuilding_from is not None:
         raise BackupRefusedError("The catalog was never served, or is half rebuilt: there is nothing to back up yet.")
-    plain = connection.execute(
-        text("SELECT count(*) FROM webhooks WHERE encrypted_with IS NULL AND deleted_at IS NULL")
-    )
-    count = plain.scalar_one()
+    is_postgres = connection.dialect.name == "postgresql"
+    # Of deleted ones, too: their rows keep the URL, which may be a secret.
+    nothing = "CAST('' AS bytea)" if is_postgres else "x''"
+    plain = f"(url <> '' OR secret <> {nothing})"
+    if _knows_encryption(connection):
+        plain += " AND encrypted_with IS NULL"
+    count = connection.execute(text(f"SELECT count(*) FROM webhooks WHERE {plain}")).scalar_one()  # noqa: S608
     if count and not plain_secrets:
         raise BackupRefusedError(
             f"The catalog has the secrets of {count} webhooks unencrypted, and the backup would, too. Give the service "
             "a HOLDFAST_SECRETS_KEY, which encrypts them at its next start; or say --plain-secrets."
         )
-    is_postgres = connection.dialect.name == "postgresql"
     now = "to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS UTC')"
     tables: dict[str, list[str]] = {}
     if is_postgres:
@@ -124,6 +140,11 @@ def _described(connection: Connection, plain_secrets: bool) -> Backup:
         tables=tables,
         sequences={row.name: row.last for row in connection.execute(_SEQUENCES)} if is_postgres else {},
     )
+
+
+def _knows_encryption(connection: Connection) -> bool:
+    """False for a catalog of a version before 0030, which is backed up before its upgrade."""
+    return "encrypted_with" in {each["name"] for each in inspect(connection).get_columns("webhooks")}
 
 
 _SQLITE_NOW = "SELECT strftime('%Y-%m-%d %H:%M:%S UTC', 'now')"
@@ -153,7 +174,7 @@ def _new_file(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.link(fresh, path)
+        _publish(fresh, path)
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
@@ -161,5 +182,18 @@ def _new_file(path: Path) -> Iterator[IO[bytes]]:
             os.close(folder)
     except FileExistsError:
         raise BackupRefusedError(f"{path} has appeared meanwhile, and is left alone.") from None
+    except OSError as error:
+        raise BackupRefusedError(f"{path} cannot be written ({error.strerror}).") from None
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def _publish(fresh: Path, path: Path) -> None:
+    """Raises FileExistsError and OSError."""
+    try:
+        os.link(fresh, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a filesystem without hard links, as many that backups go to
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.replace(fresh, path)

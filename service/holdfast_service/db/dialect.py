@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import (
     JSON,
     BigInteger,
     ColumnElement,
+    Connection,
     DateTime,
     Dialect,
     Index,
@@ -36,6 +37,18 @@ from sqlalchemy.sql.functions import FunctionElement
 
 if TYPE_CHECKING:
     from holdfast_service.db.tables.core import Table
+
+
+@contextmanager
+def unlimited(connection: Connection) -> Iterator[None]:
+    """What the block does in the transaction that is open may take hours: Postgres's limits of time are off for it."""
+    if connection.dialect.name != "postgresql":
+        yield
+        return
+    from holdfast_service.db.postgres import LimitedConnection, without_limits
+
+    with without_limits(cast("LimitedConnection", connection.connection.dbapi_connection)):
+        yield
 
 
 # SQLite gives row ids only to a column of exactly this type.

@@ -111,6 +111,12 @@ def check_up_to_date(database: Database) -> None:
             f"The catalog lacks {len(steps)} revisions, {steps[0].revision} to {steps[-1].revision}, and "
             "HOLDFAST_MIGRATE_AT_START is off. Run `holdfast admin migrate` of this version."
         )
+    with database.read() as session:
+        if _cut_off(session.connection()):
+            raise CatalogTooOldError(
+                "The last upgrade of the catalog was cut off before its end, and HOLDFAST_MIGRATE_AT_START is off. Run "
+                "`holdfast admin migrate` of this version."
+            )
 
 
 def _missing(connection: Connection) -> list[Step]:

@@ -93,7 +93,7 @@ def _database(settings: ServiceSettings, *, dry_run: bool) -> Iterator[Database]
     with tempfile.TemporaryDirectory(prefix="holdfast-rebuild-") as folder:
         if dry_run:
             aside = SecretStr(f"sqlite:///{Path(folder) / 'catalog.db'}")
-            settings = settings.model_copy(update={"database_url": aside})
+            settings = settings.model_copy(update={"database_url": aside, "migrate_at_start": True})
         database = open_database(settings)
         try:
             yield database
