@@ -78,7 +78,7 @@ class DeviceFlow:
         device_code, user_code = given.get("device_code"), given.get("user_code")
         # Google says verification_url.
         url = given.get("verification_uri", given.get("verification_url"))
-        if not (isinstance(device_code, str) and isinstance(user_code, str) and isinstance(url, str)):
+        if not (isinstance(device_code, str) and isinstance(user_code, str) and isinstance(url, str) and _is_web(url)):
             raise self._failed("answers the request for a device code with something else")
         whole = given.get("verification_uri_complete")
         return DeviceCode(

@@ -1,7 +1,9 @@
 """A job without a token of the service: it exchanges that of its platform, and renews before the end, for weeks.
 
 The platform's token is read anew for each exchange, because Kubernetes rotates the file. Calls renew by themselves:
-there is no thread. While the service cannot exchange, calls go on with the token that they have, to its end.
+there is no thread. While the service cannot exchange, calls go on with the token that they have, to its end. After it,
+a job that has had a token waits as in every outage, until the platform gives a fresh one; one that never had any is
+told what to correct.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from dataclasses import dataclass
 import httpx
 from pydantic import ValidationError
 
-from holdfast_client.errors import ConfigurationError, HoldfastError, ServiceUnavailable
+from holdfast_client.errors import (
+    ConfigurationError,
+    HoldfastError,
+    IdentityTokenEarly,
+    IdentityTokenExpired,
+    IdentityTokenUsed,
+    ServiceUnavailable,
+)
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.service import ExchangedToken, ExchangeToken
 
@@ -27,6 +36,9 @@ RENEWED_AFTER = (0.5, 0.7)
 """Of a token's life. Ranks that began together do not renew together."""
 _LONGEST_PAUSE_SECONDS = 60.0
 _GITHUB_URL, _GITHUB_TOKEN = "ACTIONS_ID_TOKEN_REQUEST_URL", "ACTIONS_ID_TOKEN_REQUEST_TOKEN"
+
+_MAY_PASS = (ConfigurationError, IdentityTokenEarly, IdentityTokenExpired, IdentityTokenUsed)
+"""The platform's next token, or a clock that is set, mends these."""
 
 log = logging.getLogger("holdfast.client")
 # Not the module's own generator: a training job draws from that one.
@@ -59,6 +71,7 @@ class IdentityTokens:
         self._clock = clock
         self._renewing = threading.Lock()
         self._held: _Held | None = None
+        self._had_one = False
         self._tries = 0
         self._failure: HoldfastError | None = None
 
@@ -93,16 +106,20 @@ class IdentityTokens:
     def _renewed(self, held: _Held | None) -> str:
         try:
             made = self._exchange(self._request())
-        except HoldfastError as failure:
+        except HoldfastError as error:
+            failure: HoldfastError = error
+            if self._had_one and isinstance(error, _MAY_PASS):
+                failure = ServiceUnavailable(str(error))
             self._tries, self._failure = self._tries + 1, failure
             if held is None:
-                raise
+                raise failure from None
             left = held.ends_at - self._clock()
             pause = min(_LONGEST_PAUSE_SECONDS, left / 10) * _spread.uniform(0.5, 1)
             self._held = _Held(held.text, self._clock() + pause, held.ends_at)
             log.warning("The token of this job ends in %d s and was not renewed: %s", left, failure)
             return held.text
         now = self._clock()
+        self._had_one = True
         self._tries, self._failure = self._tries + 1, None
         self._held = _Held(
             made.access_token, now + made.expires_in * _spread.uniform(*RENEWED_AFTER), now + made.expires_in

@@ -463,7 +463,13 @@ class Transport:
         # Only "busy" promises that nothing was done: a database may have lost a commit's reply.
         maybe_done = response.status_code >= 500 and not isinstance(failure, Busy)
         retryable = isinstance(failure, ServiceUnavailable)
-        renewed = isinstance(failure, Unauthenticated) and self._identity is not None and self._identity.refused(token)
+        # Without a token it is the exchange itself, within the identity's lock.
+        renewed = (
+            token is not None
+            and isinstance(failure, Unauthenticated)
+            and self._identity is not None
+            and self._identity.refused(token)
+        )
         return _Failed(failure, retryable, maybe_done, retry_after_seconds(response.headers), renewed)
 
     def _token(self) -> str | None:

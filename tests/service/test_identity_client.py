@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 
 from holdfast_client import Client, ClientSettings
-from holdfast_client.errors import IdentityProjectNeeded, IdentityProviderUnavailable, IdentityTokenExpired
+from holdfast_client.errors import (
+    IdentityProjectNeeded,
+    IdentityProviderUnavailable,
+    IdentityTokenExpired,
+    ServiceUnavailable,
+)
 from holdfast_service.settings import ServiceSettings
 from tests.support.rank import answer
 from tests.support.service import RunningService, running_service
@@ -131,3 +136,19 @@ def test_a_token_that_is_not_taken_is_told_as_the_service_says_it(
     rotate(token_file, issuer.signed(exp=issuer.claims()["iat"] - 3600))
     with client_of(service, token_file) as client, pytest.raises(IdentityTokenExpired, match="Get a fresh one"):
         client.service.info()
+
+
+def test_a_platform_that_gives_no_fresh_token_makes_a_job_wait_and_does_not_end_it(
+    service: RunningService, issuer: WorkloadIssuer, token_file: Path
+) -> None:
+    with client_of(service, token_file) as client:
+        mine = client.service.info().token_id
+        rotate(token_file, issuer.signed(exp=issuer.claims()["iat"] - 3600))
+        answer(service.http().delete(f"/v1/tokens/{mine}"))
+        with pytest.raises(ServiceUnavailable, match="Get a fresh one"):
+            client.service.info()
+        token_file.unlink()
+        with pytest.raises(ServiceUnavailable, match="cannot be read"):
+            client.service.info()
+        rotate(token_file, issuer.signed())
+        assert client.service.info().token_project == "demo"

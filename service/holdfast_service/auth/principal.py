@@ -173,6 +173,7 @@ class FailedCalls:
         self._identities = _Tries(BURST, SECONDS_PER_FAILURE)
         self._good: OrderedDict[str, _Good] = OrderedDict()
         self._exchanged: OrderedDict[str, bool] = OrderedDict()
+        self._made: OrderedDict[str, bool] = OrderedDict()  # by this process, for identities
         self._ended: OrderedDict[str, str] = OrderedDict()  # what such a cookie was told; no session comes back
 
     def authenticated(self, address: str, token: str, ask: Callable[[str], Principal]) -> Principal:
@@ -203,8 +204,8 @@ class FailedCalls:
         tries = self._tries_of(token)
         with self._lock:
             ended = self._ended.get(fingerprint)
-            wait = tries.wait_seconds(_network_of(address), self._clock())
-            if ended is None and (wait <= 0 or fingerprint in self._good):
+            wait = tries.wait_seconds(network_of(address), self._clock())
+            if ended is None and (wait <= 0 or fingerprint in self._good or fingerprint in self._made):
                 return
         if ended is not None:
             raise ProblemError(ProblemCode.UNAUTHENTICATED, ended)
@@ -216,15 +217,26 @@ class FailedCalls:
             retry_after_seconds=ceil(wait),
         )
 
-    @contextmanager
-    def counted(self, address: str, identity_token: str) -> Iterator[None]:
-        """Around the work for who brings a token of another issuer in place of one of this service. Such tokens have
-        tries of their own. One that was good lately is looked at in any case. Raises `too_many_failures`."""
-        fingerprint, network = _fingerprint(identity_token), _network_of(address)
+    def must_wait(self, address: str, identity_token: str) -> float:
+        """Seconds until a token of another issuer from there is looked at; not above 0: now. One that was good lately
+        is looked at in any case."""
         with self._lock:
-            wait = self._identities.wait_seconds(network, self._clock())
-            if fingerprint in self._exchanged:
-                wait = 0.0
+            if _fingerprint(identity_token) in self._exchanged:
+                return 0.0
+            return self._identities.wait_seconds(network_of(address), self._clock())
+
+    def made(self, token: str) -> None:
+        """For a verified identity: it is good, though no call has shown it yet."""
+        with self._lock:
+            _keep(self._made, _fingerprint(token), True)
+
+    @contextmanager
+    def counted(self, address: str, identity_token: str, *, proven: bool = False) -> Iterator[None]:
+        """Around the work for who brings a token of another issuer in place of one of this service. Such tokens have
+        tries of their own. `proven`: it is looked at in any case, because a known key has signed it: a job that renews
+        has a new one each time, and a neighbour's wrong ones must not stop it. Raises `too_many_failures`."""
+        fingerprint, network = _fingerprint(identity_token), network_of(address)
+        wait = 0.0 if proven else self.must_wait(address, identity_token)
         if wait > 0:
             raise ProblemError(
                 ProblemCode.TOO_MANY_FAILURES,
@@ -247,7 +259,8 @@ class FailedCalls:
         tries = self._tries_of(token)
         with self._lock:
             self._good.pop(fingerprint, None)
-            tries.count_failure(_network_of(address), self._clock())
+            self._made.pop(fingerprint, None)
+            tries.count_failure(network_of(address), self._clock())
             if tries is self._sessions:
                 _keep(self._ended, fingerprint, told)
 
@@ -255,7 +268,7 @@ class FailedCalls:
         return self._sessions if is_kind(CredentialKind.SESSION, token) else self._tokens
 
 
-def _network_of(address: str) -> str:
+def network_of(address: str) -> str:
     """Whose tries they are: an IPv4 address, or the network of an IPv6 one, since each machine has 2^64 of these."""
     try:
         known = ipaddress.ip_address(address.partition("%")[0])

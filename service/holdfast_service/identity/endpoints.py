@@ -26,10 +26,16 @@ router = APIRouter(route_class=GuardedRoute, tags=["tokens"])
 async def exchange(body: ExchangeToken, context: Context, request: Request) -> ExchangedToken:
     failed_calls: FailedCalls = request.app.state.failed_calls
     permit: Permit = request.state.permit
-    with failed_calls.counted(address_of(request), body.subject_token):
-        fetch = identities_in(context).needs(body.subject_token)
+    identities, address = identities_in(context), address_of(request)
+    proven = failed_calls.must_wait(address, body.subject_token) > 0 and await on_a_thread(
+        identities.is_proven, body.subject_token
+    )
+    with failed_calls.counted(address, body.subject_token, proven=proven):
+        fetch = await on_a_thread(identities.needs, body.subject_token)  # it may read the file
         if fetch is not None:
             permit.give_back()  # a provider that does not answer keeps no other call from its turn
             await asyncio.shield(asyncio.wrap_future(fetch))
             await permit.take()
-        return await on_a_thread(exchange_token, context, body)
+        made = await on_a_thread(exchange_token, context, body)
+        failed_calls.made(made.access_token)
+        return made

@@ -42,8 +42,9 @@ def identities_in(context: ServiceContext) -> Identities:
 
 
 def exchange_token(context: ServiceContext, request: ExchangeToken) -> ExchangedToken:
-    """Raises what `Identities.verify` and `make_token` raise, and `identity_not_configured`."""
-    identity = identities_in(context).verify(request.subject_token)
+    """After the wait for what `Identities.needs` gives: none is left for this thread, which has a turn. Raises what
+    `Identities.verify` and `make_token` raise, and `identity_not_configured`."""
+    identity = identities_in(context).verify(request.subject_token, waits=False)
     return make_token(
         context,
         identity,

@@ -116,16 +116,30 @@ class Identities:
         peeked = self._peek(text)
         return self.keys_of(peeked.provider).needs(peeked.kid, peeked.algorithm)
 
-    def verify(self, text: str, *, provider: str | None = None, nonce: str | None = None) -> VerifiedIdentity:
-        """Who has this token. May wait for a call of the provider. `provider`: the name of the only one that will do.
-        `nonce`: what an ID token must say. Raises `identity_issuer_unknown`, `identity_token_invalid`,
-        `identity_token_expired`, `identity_token_early`, `identity_audience_wrong`, `identity_provider_unavailable` and
-        `identity_key_unknown`. No error repeats the token."""
+    def is_proven(self, text: str) -> bool:
+        """Whether a key that is known now has signed it, for this service. Asks nobody."""
+        try:
+            peeked = self._peek(text)
+            key = self.keys_of(peeked.provider).key(peeked.kid, peeked.algorithm)
+            _identity(text, peeked.provider, _believed(text, peeked, key), None)
+        except ProblemError:
+            return False
+        return True
+
+    def verify(
+        self, text: str, *, provider: str | None = None, nonce: str | None = None, waits: bool = True
+    ) -> VerifiedIdentity:
+        """Who has this token. `waits`: for a call of the provider if need be; else the caller has waited for what
+        `needs` gave. `provider`: the name of the only one that will do. `nonce`: what an ID token must say.
+
+        Raises `identity_issuer_unknown`, `identity_token_invalid`, `identity_token_expired`, `identity_token_early`,
+        `identity_audience_wrong`, `identity_provider_unavailable` and `identity_key_unknown`. No error repeats the
+        token."""
         peeked = self._peek(text)
         if provider is not None and peeked.provider.name != provider:
             raise _invalid("it is of another provider than the one that was asked")
         keys = self.keys_of(peeked.provider)
-        if (fetch := keys.needs(peeked.kid, peeked.algorithm)) is not None:
+        if waits and (fetch := keys.needs(peeked.kid, peeked.algorithm)) is not None:
             with suppress(FutureTimeoutError):
                 fetch.result(_WAITED_SECONDS)
         key = keys.key(peeked.kid, peeked.algorithm)

@@ -175,6 +175,8 @@ class ProviderKeys:
                     _log.info("identity_keys", provider=self.provider.name, keys=len(fetched.keys))
             elif failure != self._failure:
                 _log.warning("identity_provider_unavailable", provider=self.provider.name, reason=failure)
+            if failure is not None:
+                self._tried_at = self._clock()  # it is left alone from now on: to fail took its time
             self._failure = failure
             self._fetch = None
         fetch.set_result(None)

@@ -301,7 +301,8 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 def groups_of(provider: ProviderRules, claims: Mapping[str, Any]) -> frozenset[str]:
     said = claims.get(provider.groups_claim)
-    return frozenset(each for each in ([said] if isinstance(said, str) else said or ()) if isinstance(each, str))
+    several = said if isinstance(said, list) else [said]
+    return frozenset(each for each in several if isinstance(each, str))
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def providers(context: Context) -> SignInProviders:
 )
 async def begin_one(body: BeginSignIn, context: Context, request: Request, response: Response) -> SignInBegun:
     permit: Permit = request.state.permit
-    fetch = needs(context, body.provider)
+    fetch = await on_a_thread(needs, context, body.provider)  # it may read the file
     if fetch is not None:
         permit.give_back()
         await asyncio.shield(asyncio.wrap_future(fetch))
