@@ -295,11 +295,13 @@ def _listening(settings: ServiceSettings) -> Iterator[socket.socket]:
     """Raises PortInUseError."""
     path = settings.socket
     with contextlib.closing(_listen(settings.host, settings.port) if path is None else _listen_at(path)) as listening:
+        made = None if path is None else os.stat(path)
         try:
             yield listening
         finally:
-            if path is not None:
-                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a successor may have made its own there meanwhile
+                if path is not None and made is not None and os.path.samestat(made, os.stat(path)):
+                    path.unlink()
 
 
 def _listen_at(path: Path) -> socket.socket:

@@ -70,6 +70,8 @@ def test_refusals_of_who_does_not_wait_are_held_and_make_room_and_others_are_not
         while len(service.app.state.held_refusals.come) < AT_ONCE + MOST:
             time.sleep(0.01)
         # All places are taken by calls that are held. Another of that address gets one, and is answered.
+        for connection in held:
+            connection.sendall(b"G")  # what comes behind a refused call changes nothing
         assert b" 200 " in call(service, sockets, good).recv(4096)
         try:
             assert held[0].recv(1) == b"", "the first that was held has made room"

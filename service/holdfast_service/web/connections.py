@@ -15,6 +15,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.utils import get_remote_addr
 
+from holdfast_service.auth.principal import network_of
 from holdfast_service.web.request_heads import read_strictly
 from holdfast_service.web.trusted_proxies import TrustedProxies
 
@@ -49,8 +50,10 @@ def bounded_connections(
     class BoundedConnection(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
         _unread: asyncio.TimerHandle | None = None
+        _refused: object = None
+        """The cycle of the request that is refused already."""
         ending: asyncio.Event
-        """Set when the server ends."""
+        """Set when the server or the connection ends."""
         has_shown_certificate: bool
         """One that TLS has verified."""
 
@@ -69,6 +72,7 @@ def bounded_connections(
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
+            self.ending.set()
             self._cancel_deadline()
             self._is_read()
             places.leave(self)
@@ -99,7 +103,9 @@ def bounded_connections(
                 places.waits(self)
 
         def makes_room(self) -> None:
-            """Though it has a request in hand: for one that is refused already."""
+            """Though it has a request in hand: for one that is refused already. What else comes of that changes
+            nothing."""
+            self._refused = self.cycle
             places.waits(self)
 
         def shutdown(self) -> None:
@@ -118,6 +124,8 @@ def bounded_connections(
             return self.cycle is not None and not self.cycle.response_complete
 
         def _look(self) -> None:
+            if self._busy() and self.cycle is self._refused:
+                return
             if self._busy() or self.transport.is_closing():
                 self._cancel_deadline()
                 sends = self._busy() and self.cycle.more_body and not self.transport.is_closing()
@@ -188,12 +196,13 @@ class _Places:
     def take(self, connection: H11Protocol, transport: asyncio.Transport) -> bool:
         """Whether there is room for it. Of TLS it is asked twice: what is beneath comes first."""
         name = get_remote_addr(transport)
-        address = "" if name is None else name[0]
+        peer = "" if name is None else name[0]
+        address = network_of(peer)
         is_new = connection not in self._taken
         self._taken[connection] = address, transport
         if is_new:
             self._open_of[address] += 1
-            if self._proxies.has(address or None):
+            if self._proxies.has(peer or None):
                 self._of_proxies.add(address)
             if len(self._taken) > self._most and not self._make_room(address):
                 return False

@@ -14,7 +14,7 @@ from contextlib import suppress
 from starlette.requests import Request
 
 from holdfast_protocol.problems import ProblemCode
-from holdfast_service.auth.principal import address_of
+from holdfast_service.auth.principal import address_of, network_of
 from holdfast_service.errors import ProblemError
 from holdfast_service.web.connections import CONNECTION
 from holdfast_service.web.token_limits import TokenLimits
@@ -39,7 +39,7 @@ class HeldRefusals:
         server does."""
         if refusal.code not in _HELD:
             return
-        owner: str = getattr(request.state, "owner", None) or f"({address_of(request)})"
+        owner: str = getattr(request.state, "owner", None) or f"({network_of(address_of(request))})"
         now = asyncio.get_running_loop().time()
         bucket = self._at_once.bucket_of(owner, AT_ONCE_PER_SECOND, now)
         if bucket is None or bucket.take(now) is None:

@@ -29,9 +29,12 @@ class TrustedProxies:
     def of(cls, settings: ServiceSettings) -> TrustedProxies:
         """Raises SettingsError."""
         try:
-            return cls.parse(settings.trusted_proxies)
+            proxies = cls.parse(settings.trusted_proxies)
         except ValueError as error:
             raise SettingsError(f"HOLDFAST_TRUSTED_PROXIES is not usable: {error}.") from None
+        if proxies.unix and settings.socket is None:
+            raise SettingsError("HOLDFAST_TRUSTED_PROXIES names `unix`, and HOLDFAST_SOCKET is not set. Set both.")
+        return proxies
 
     @classmethod
     def parse(cls, text: str) -> TrustedProxies:
