@@ -24,8 +24,11 @@ class Saved:
 def save(state: dict[str, Any], rank: int = 0, world_size: int = 1, **declared: Any) -> Saved:
     captured = capture(state, rank=rank, world_size=world_size, declared=Declarations.of(**declared))
     plan = build_local_plan(captured.specs, rank=rank, world_size=world_size, sizes=ChunkSizes(256, 1024, 512))
-    shard = StagingArea().stage(plan, captured.pieces)
+    area = StagingArea()
+    shard = area.stage(plan, captured.pieces)
     chunks = [bytes(shard.chunk(ordinal)) for ordinal in range(shard.chunk_count)]
+    shard.release()
+    area.close()  # memory that CUDA has locked must not end while it is
     replicated = captured.replicated_trees if rank == 0 else {}
     return Saved(
         plan, chunks, ShardIndex(SavedAs("demo/gpt", 0, world_size), rank, "", captured.trees, replicated).encode()

@@ -94,6 +94,20 @@ def test_memory_that_cannot_be_locked_is_used_as_it_is(caplog):
     assert caplog.text.count("cannot be page-locked (CUDA error 2)") == 1
 
 
+def test_memory_that_cuda_takes_for_other_memory_is_not_copied_into():
+    values, area = {"a": torch.randn(600)}, StagingArea()
+    with gpus() as here:
+        here.refusal = 712
+        with pytest.raises(RuntimeError, match="locked for other memory"):
+            stage(values, "a", area=area)
+        here.refusal = 0
+        shard = stage(values, "a", area=area)
+        assert content(shard) == values["a"].numpy().tobytes()
+        shard.release()
+        area.close()
+        assert not here.locked
+
+
 def test_a_slab_is_released_after_an_error_of_cuda():
     area = StagingArea()
     with gpus() as here:

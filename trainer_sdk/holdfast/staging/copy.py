@@ -39,7 +39,8 @@ class Slab:
 
     def lock_for(self, gpu: torch.device) -> None:
         """Page-locks it, once, so that the copy engine of `gpu`, and of every other GPU, writes to it by itself. Memory
-        that cannot be locked is used as it is: copies into it take longer, and the log says so."""
+        that cannot be locked is used as it is: copies into it take longer, and the log says so. Raises RuntimeError for
+        an address that CUDA still takes for other memory, because its copies would go there."""
         if self._locked_by is not None or self._refused:
             return
         with torch.cuda.device(gpu):  # CUDA makes a context on the current device, which may be another rank's
@@ -48,8 +49,13 @@ class Slab:
         if code == 0:
             self._locked_by = gpu
             return
-        self._refused = True
         _clear_error(gpu)
+        if code == _ALREADY_LOCKED:
+            raise RuntimeError(
+                "the staging memory is at an address that CUDA has locked for other memory (error 712). A library of "
+                "the job has released memory without unlocking it; this save is lost, and the next one tries anew"
+            )
+        self._refused = True
         log.warning(
             "the staging memory cannot be page-locked (CUDA error %d), so each save holds training longer; "
             "raise the memlock limit",
@@ -73,6 +79,8 @@ def on_page(position: int) -> int:
     return -(-position // PAGE_BYTES) * PAGE_BYTES
 
 
+_ALREADY_LOCKED = 712
+"""cudaErrorHostMemoryAlreadyRegistered."""
 _FOR_ALL_GPUS = 1
 """cudaHostRegisterPortable."""
 
