@@ -65,7 +65,7 @@ def plan_of(seed: int) -> Plan:
     save_seconds = 0.0 if kind in (Kind.FAST, Kind.LONG) else draw.uniform(1.5, 3.0)
     # On a busy machine a save takes half as long again as its bytes do; the last three seconds are the script's own.
     slow = 4 + 2 * 1.5 * save_seconds
-    grace = {Kind.FAST: 12.0, Kind.LONG: 7.0, Kind.SLOW: slow, Kind.SHORT: 0.7 * save_seconds}[kind]
+    grace = {Kind.FAST: 12.0, Kind.LONG: 14.0, Kind.SLOW: slow, Kind.SHORT: 0.7 * save_seconds}[kind]
     return Plan(
         seed=seed,
         kind=kind,
