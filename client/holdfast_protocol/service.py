@@ -370,6 +370,8 @@ class SignInProviders(Reply):
 
 
 class BeginSignIn(Request):
+    model_config = example({"provider": "corp", "project": "demo"})
+
     provider: Name
     project: Name | None = Field(
         default=None, description="For who may call for several projects: the one that the session is for."
@@ -382,6 +384,8 @@ class SignInBegun(Reply):
 
 class FinishSignIn(Request):
     """What the provider gave the browser: a code, or why there is none."""
+
+    model_config = example({"state": "q3Yk0S1mNfQv", "code": "SplxlOBeZQQYbYS6WxSbIA"})
 
     state: str = Field(max_length=200)
     code: SecretStr | None = Field(default=None, max_length=4000)

@@ -70,8 +70,8 @@ class Jobs:
         until(lambda: all((self._folder / name).exists() for name in names), lambda: self.told(number))
 
     def wait_for_requeue(self, number: str, restarts: int) -> None:
-        """Until it is in the queue again. slurmctld would let it wait there for two minutes, and begins it earlier here.
-        Not at once: a node takes no launch of a job in the second in which it has ended the one before."""
+        """Until it is in the queue again. slurmctld would let it wait there for two minutes; here it begins earlier,
+        but not at once: a node takes no launch of a job in the second in which it has ended the one before."""
         again = {"JobState": "PENDING", "Restarts": str(restarts)}
         until(lambda: again.items() <= self._cluster.job(number).items(), lambda: self.told(number))
         self._cluster.run("scontrol", "update", f"JobId={number}", "StartTime=now+3")

@@ -39,6 +39,7 @@ NOT_AUDITED = {
     "POST /v1/projects/{project}/runs/{run}/cost/forecast": "only looks",
     "PUT /v1/objects/{payload}": "bytes, by a signed URL",
     "POST /v1/sign-in-codes": "good for a minute; the session that it opens is told",
+    "POST /v1/sign-ins": "a cookie for the way to a provider; the token that comes of it is told",
 }
 
 

@@ -37,6 +37,7 @@ VERBS = {
     "claim",
     "end",
     "exchange",
+    "finish",
     "forecast",
     "heartbeat",
     "pause",
@@ -67,7 +68,10 @@ REPEATABLE = {
     "tiers_thaw",
     "webhooks_test",
     "objects_put_object",
+    # A cookie for the way to a provider: the later one counts.
+    "sessions_begin_sign_in",
     # Signing in twice opens two sessions: nobody has the one whose reply was lost, and it ends by itself.
+    "sessions_finish_sign_in",
     "sessions_open",
     "sessions_make_code",
 }
@@ -120,6 +124,9 @@ def test_it_says_who_may_call_and_where(schema: dict[str, Any]) -> None:
         "/readyz",
         "/v1/objects/{payload}",
         "/v1/tokens/exchange",
+        "/v1/sign-ins/providers",
+        "/v1/sign-ins",
+        "/v1/sign-ins/finish",
     }
 
 
@@ -162,6 +169,7 @@ def test_what_replaces_or_deletes_takes_if_match(schema: dict[str, Any]) -> None
         "delete /v1/store-samples/{sample_id}",
         "delete /v1/sessions/current",  # its own, for good
         "delete /v1/sessions/{session_id}",  # for good
+        "delete /v1/tokens/current",  # its own, for good
         "delete /v1/tokens/{token_id}",  # for good
         "delete /v1/webhooks/{webhook_id}",  # for good
     }

@@ -29,7 +29,7 @@ from holdfast_service.web.frame import GuardedRoute
 from holdfast_service.web.openapi import OPEN
 from holdfast_service.web.problem_reply import problem_response
 
-router = APIRouter(route_class=GuardedRoute, tags=["sign-ins"])
+router = APIRouter(route_class=GuardedRoute, tags=["sessions"])
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -57,7 +57,7 @@ def providers(context: Context) -> SignInProviders:
     "/v1/sign-ins",
     status_code=201,
     openapi_extra=OPEN,
-    name="begin",
+    name="begin_sign_in",
     summary="Begin to sign in at a provider: get the address where the browser goes, and a cookie for this browser",
 )
 async def begin_one(body: BeginSignIn, context: Context, request: Request, response: Response) -> SignInBegun:
@@ -75,7 +75,7 @@ async def begin_one(body: BeginSignIn, context: Context, request: Request, respo
     status_code=201,
     openapi_extra=OPEN,
     response_model=SessionView,
-    name="finish",
+    name="finish_sign_in",
     summary="Sign in with what the provider gave this browser: open a session, and get its cookie",
 )
 async def finish(body: FinishSignIn, context: Context, request: Request, response: Response) -> SessionView | Response:

@@ -33,7 +33,6 @@ TAGS = {
     "audit": "Who changed what, and why.",
     "webhooks": "URLs that are called when something happens.",
     "tokens": "Who may call what.",
-    "sign-ins": "Signing in as a person, at a provider.",
     "sessions": "Signing in to the web page: a session stands for its token.",
     "service": "The service itself: its version and what the token may do.",
     "health": "For load balancers and for Prometheus.",
