@@ -77,7 +77,10 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Version:
         ["git", "archive", RELEASED, *PACKAGES, "migrations", "pyproject.toml"], cwd=REPOSITORY, capture_output=True
     )
     if taken.returncode:
-        pytest.fail(
+        asked = ["git", "rev-parse", "--is-shallow-repository"]
+        shallow = subprocess.run(asked, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip() == "true"
+        # A shallow clone has no released commit to take; in a whole one the file names a commit that never was.
+        (pytest.skip if shallow else pytest.fail)(
             f"The released commit {RELEASED} of tests/upgrade/released.txt is not in this clone. A shallow clone lacks "
             f"it: `git fetch --unshallow`, or `git fetch origin {RELEASED}`.\n{taken.stderr.decode()}"
         )
