@@ -168,6 +168,7 @@ class TestAway:
             with oidc_provider() as own:
                 yield own
         except NotHereError as reason:
+            # pip cannot install Node.js, and no other part of Holdfast needs it.
             pytest.skip(str(reason))
 
     def test_a_provider_that_stops_and_comes_back_with_other_keys(
