@@ -231,8 +231,10 @@ def refuse_emptied_store(context: ServiceContext, store: Store, claimed: Claim) 
 
 
 def _some_others(context: ServiceContext, claimed: Claim) -> list[ObjectKey]:
-    """The keys of copies all over the store that are not known to be bad: neighbours may have gone together."""
-    there = and_(Copy.store_id == claimed.store_id, Copy.state.in_(KEPT), Copy.chunk_id != claimed.chunk_id)
+    """The keys of copies all over the store that are not known to be bad: neighbours may have gone together. Suspect
+    ones too: a sweep suspects all that a stale mount lacks, and a raised epoch suspects all copies."""
+    not_bad = Copy.state.in_((*KEPT, CopyState.SUSPECT))
+    there = and_(Copy.store_id == claimed.store_id, not_bad, Copy.chunk_id != claimed.chunk_id)
     keys: dict[int, ObjectKey] = {}
     with context.database.read() as session:
         first, last = session.execute(select(func.min(Copy.id), func.max(Copy.id)).where(there)).one()

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 import holdfast_service.collect.controller
 import holdfast_service.operations.controller
 from holdfast_protocol.states import CopyState, StoreRole
+from holdfast_service.audit.record import Actor
 from holdfast_service.background.registry import OPERATION_KINDS
+from holdfast_service.collect.orphans import sweep_store
 from holdfast_service.copies.read_back import is_emptied, pause_before_look
+from holdfast_service.db.tables.core import Copy
 from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.scrub import controller as rescrub
-from holdfast_service.scrub import repair
+from holdfast_service.scrub import repair, verify
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import ObjectKey, ObjectMissing, StoreUnavailable
 from holdfast_service.stores.posix.posix_store import PosixStore
@@ -182,6 +185,32 @@ def test_where_most_of_a_store_is_missing_nothing_is_marked(service: RunningServ
     assert {health_of(service, checkpoint_id)[0] for checkpoint_id in ids} == {"ok"}
     clock.advance(31)
     assert rescrub.reconcile(service.context).good > 0
+
+
+def by_sweep(service: RunningService) -> None:
+    sweep_store(service.context, service.context.stores[0], dry_run=False, force=False, actor=Actor.at_the_database())
+
+
+def by_raised_epoch(service: RunningService) -> None:
+    """What raise_epoch() does to the copies; the rest of it concerns a service that begins anew."""
+    with service.context.database.transaction() as session:
+        session.execute(update(Copy).values(state=CopyState.SUSPECT))
+
+
+@sqlite_only
+@pytest.mark.parametrize("suspect", [by_sweep, by_raised_epoch])
+def test_where_most_of_a_store_is_missing_what_is_suspected_is_not_marked_either(
+    service: RunningService, suspect: Callable[[RunningService], None]
+) -> None:
+    job = Job(service.http())
+    ids = [job.save(step)["id"] for step in range(1, MANY)]
+    with all_unavailable(service):
+        suspect(service)
+        found = verify.reconcile(service.context)
+        assert (found.bad, found.corrupt_checkpoints) == (0, ())
+        assert "is its disk or bucket mounted?" in str(found.error)
+    assert {health_of(service, checkpoint_id)[0] for checkpoint_id in ids} == {"ok"}
+    assert verify.reconcile(service.context).bad == 0
 
 
 @sqlite_only
