@@ -20,6 +20,7 @@ from sqlalchemy import select, text, update
 
 import holdfast_service.db.lease
 import holdfast_service.records.controller
+import holdfast_service.records.outbox
 import holdfast_service.records.writing
 import holdfast_service.retention.delete
 from holdfast_protocol.problems import ProblemCode
@@ -38,7 +39,7 @@ from holdfast_service.records.documents import (
     checkpoint_subject,
     decode,
 )
-from holdfast_service.records.outbox import record_in_store
+from holdfast_service.records.outbox import note_recorded, record_in_store
 from holdfast_service.records.scanning import scan_records
 from holdfast_service.records.writing import forget_removed, remove_record
 from holdfast_service.settings import ServiceSettings
@@ -348,6 +349,30 @@ def test_a_store_that_is_unavailable_keeps_its_records_due_and_blocks_no_other(
         going(service, saved["id"], CheckpointState.DELETED)
         assert ready_stores(service.context).store_ids == {first.store_id, second.store_id}
         assert scan_records(second.store).by_subject[subject].removed
+
+
+@pytest.mark.rule("record-outbox")
+def test_a_store_that_gets_a_checkpoint_while_a_pass_notes_what_is_recorded_gets_its_record(
+    settings: ServiceSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = settings.model_copy(update={"second_store": f"posix://{tmp_path / 'second'}"})
+    with running_service(both) as service:
+        saved, database = Job(service.http()).save(1), service.context.database
+        record_all(service.context)
+        with database.transaction() as session:  # a pass that has written the record, and notes it at its end
+            session.execute(update(Checkpoint).values(recorded_version=0))
+        gate = hold_after(monkeypatch, holdfast_service.records.outbox, "insert_absent")
+        second = service.context.stores[1].store_id
+        replicating, noting = overlap(
+            service,
+            gate,
+            lambda: database.run(lambda session: record_in_store(session, saved["id"], second)),
+            lambda: database.run(lambda session: note_recorded(session, service.context)),
+        )
+        assert (replicating.result(), noting.result()) == (None, None)
+        assert due(service) == 1
+        record_all(service.context)
+        assert due(service) == 0
 
 
 @pytest.mark.parametrize("digest", ["0" * 64, "\u00e9", "\ud800", 7, None])

@@ -21,6 +21,8 @@ from holdfast_service.db.tables.records import SUBJECT_TO_RECORD, RecordSubject,
 from holdfast_service.records.documents import RecordKind
 from holdfast_service.records.writing import is_always_recorded
 
+_LOCKED_AT_ONCE = 1000
+
 
 def subject_changed(session: Session, kind: RecordKind, subject_id: str, project_id: str) -> None:
     """A project's quota or a policy of it, or an attempt of a run. Called last in a transaction: the row stays locked
@@ -72,10 +74,17 @@ def note_recorded(session: Session, context: ServiceContext) -> None:
     Asked of the rows: the answer does not depend on which process wrote last. Repeatable."""
     for table, kind, key, behind in _RECORDED:
         older = [is_older(each, kind, key, table.version) for each in context.stores]
-        session.execute(
-            update(table).where(text(behind), ~or_(*older)).values(recorded_version=table.version),
-            execution_options={"synchronize_session": False},
-        )
+        done = and_(text(behind), ~or_(*older))
+        noted = update(table).values(recorded_version=table.version)
+        options = {"synchronize_session": False}
+        if table is RecordSubject:
+            session.execute(noted.where(done), execution_options=options)
+            continue
+        # Locked, and asked again by a later statement: `record_in_store` may just add a store to one of them, and a
+        # statement that began before sees no row of it.
+        free = select(Checkpoint.id).where(done).with_for_update(key_share=True, skip_locked=True)
+        while ids := session.scalars(free.limit(_LOCKED_AT_ONCE)).all():
+            session.execute(noted.where(done, Checkpoint.id.in_(ids)), execution_options=options)
 
 
 def due_since_attached(session: Session, context: ServiceContext) -> None:
