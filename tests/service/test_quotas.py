@@ -138,6 +138,20 @@ def test_a_call_that_is_refused_tells_that_the_quota_is_reached(service: Running
     assert told(service) == [("reached", "bytes"), ("relieved", "bytes")]
 
 
+def test_a_large_call_that_was_refused_long_before_silences_nothing(service: RunningService) -> None:
+    limit(service, quota_bytes=100)
+    save = Job(service.http()).begin(1)
+    save.upload(0, [b"x" * 40])
+    with refused("quota_exceeded"):
+        save.negotiate(0, [b"y" * 70])
+    assert told(service) == [("reached", "bytes")]
+    save.negotiate(0, [b"z" * 45])
+    assert told(service) == told(service) == [("reached", "bytes"), ("near", "bytes")]
+    with refused("quota_exceeded"):
+        save.negotiate(0, [b"y" * 16])
+    assert told(service) == [("reached", "bytes"), ("near", "bytes"), ("reached", "bytes")]
+
+
 def test_a_changed_quota_is_told_of_at_once(service: RunningService) -> None:
     http = service.http()
     limit(service)

@@ -104,6 +104,8 @@ def _changes(
     for quota in _QUOTAS:
         limit: int | None = getattr(project, quota.column)
         before, of, refused_at = _told_last(project, quota)
+        if limit is not None and refused_at is not None and refused_at < NEAR_SHARE * limit <= used[quota.kind]:
+            before = Level.CALM  # one large call was refused long before; that little is left for any call is news
         if limit is None:
             level = Level.CALM
         elif quota.column == refused:
