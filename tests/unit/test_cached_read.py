@@ -24,7 +24,8 @@ class Catalog:
         self.told = CachedRead(database, self._read, -1)
 
     @contextmanager
-    def _session(self):
+    def _session(self, *, snapshot: bool):
+        assert snapshot, "what moves from one table to another while it is read counts once"
         if not self.is_there:
             raise ProblemError(ProblemCode.DATABASE_UNAVAILABLE, "The database does not answer.")
         yield None

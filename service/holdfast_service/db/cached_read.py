@@ -38,7 +38,8 @@ class CachedRead(Generic[Read]):
             began = time.monotonic()
             if began >= self._good_until:
                 try:
-                    with self._database.read() as session:
+                    # What moves from one table to another between two statements must count once.
+                    with self._database.read(snapshot=True) as session:
                         self._told = self._read(session)
                 except ProblemError:
                     self._told = self._unavailable
