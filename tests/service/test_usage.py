@@ -13,7 +13,7 @@ from holdfast_protocol.states import CheckpointState, CopyState, Scope
 from holdfast_protocol.usage import DEFAULT_PRICES, GIB
 from holdfast_service.db import cached_read
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.tables.core import Checkpoint, Copy
+from holdfast_service.db.tables.core import Checkpoint, Copy, Store
 from holdfast_service.db.tables.operations import StoreMaintenance
 from tests.support.interleave import refused
 from tests.support.rank import Job, Refused, answer, digest_of
@@ -171,6 +171,10 @@ def test_orphans_are_those_of_the_last_sweep_and_stand_beside(service: RunningSe
             "stopped": None,
         }
         session.add(StoreMaintenance(store_id=service.context.store_id, swept_at=now, sweep=found))
+        detached = Store(kind="posix", url="posix:///detached", created_at=now)
+        session.add(detached)
+        session.flush()
+        session.add(StoreMaintenance(store_id=detached.id, swept_at=now, sweep=found | {"store": "second"}))
     before = usage(service, "demo")
     assert before["orphaned_bytes"] == 123, "what the sweep has deleted is gone"
     told = {

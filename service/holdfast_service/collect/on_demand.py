@@ -5,18 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import select
-
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import Scope, StoreRole
-from holdfast_protocol.stores import CollectionPass, StartSweep, StoreSweep, SweepReport
+from holdfast_protocol.stores import CollectionPass, StartSweep, SweepReport
 from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.auth.principal import Principal
 from holdfast_service.collect.controller import collect
 from holdfast_service.collect.orphans import sweep_store
 from holdfast_service.context import ServiceContext
-from holdfast_service.db.tables.operations import StoreMaintenance
+from holdfast_service.copies.stored_bytes import sweeps_of
 from holdfast_service.errors import ProblemError
 from holdfast_service.operations.queue import OperationRun, start_operation
 from holdfast_service.stores.base import StoreError
@@ -92,12 +90,7 @@ def last_sweeps(context: ServiceContext, caller: Principal) -> SweepReport:
     """What the last sweep of each store found. Raises `forbidden` for a token of one project."""
     caller.check_every_project()
     with context.database.read() as session:
-        found = session.scalars(
-            select(StoreMaintenance).where(
-                StoreMaintenance.store_id.in_(context.store_ids), StoreMaintenance.sweep.is_not(None)
-            )
-        )
-        return SweepReport(stores=[StoreSweep.model_validate(maintenance.sweep) for maintenance in found])
+        return SweepReport(stores=sweeps_of(session, context))
 
 
 def _wanted(context: ServiceContext, role: StoreRole | None) -> list[AttachedStore]:

@@ -16,10 +16,12 @@ from sqlalchemy import CTE, ColumnElement, and_, case, func, literal, select, un
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.states import CheckpointState, CopyState, Tier
+from holdfast_protocol.stores import StoreSweep
+from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import KEPT
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Shard, ShardChunk
-from holdfast_service.db.tables.operations import Hold
+from holdfast_service.db.tables.operations import Hold, StoreMaintenance
 from holdfast_service.holds.held import in_force, pin_in_force
 
 
@@ -50,6 +52,15 @@ def stored_bytes_of_checkpoint(session: Session, checkpoint_id: str) -> int:
         .subquery()
     )
     return int(session.scalar(select(func.sum(smallest.c.stored))) or 0)
+
+
+def sweeps_of(session: Session, context: ServiceContext) -> list[StoreSweep]:
+    """What the last sweep of each attached store found. What was found in a store that is not attached any more is not
+    swept again, and would be told for ever."""
+    swept = select(StoreMaintenance.sweep).where(
+        StoreMaintenance.store_id.in_(context.store_ids), StoreMaintenance.sweep.is_not(None)
+    )
+    return [StoreSweep.model_validate(sweep) for sweep in session.scalars(swept)]
 
 
 _IN_TRASH = (CheckpointState.TRASHED, CheckpointState.DELETING)

@@ -14,12 +14,11 @@ from prometheus_client.registry import Collector
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.stores import StoreSweep
 from holdfast_service.context import ServiceContext
+from holdfast_service.copies.stored_bytes import sweeps_of
 from holdfast_service.db.cached_read import CachedRead
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Project
-from holdfast_service.db.tables.operations import StoreMaintenance
 from holdfast_service.db.tables.tallies import TallyComparison
 from holdfast_service.runs.views import project_label
 from holdfast_service.tallies.sums import counted_bytes, counted_until
@@ -93,8 +92,7 @@ def _count(session: Session, context: ServiceContext) -> Counter[tuple[str, str,
         size[project, each.kept_for.value, store] += each.bytes
         size[project, "pinned", store] += each.pinned_bytes
         size[project, "held", store] += each.held_bytes
-    for sweep in session.scalars(select(StoreMaintenance.sweep).where(StoreMaintenance.sweep.is_not(None))):
-        found = StoreSweep.model_validate(sweep)
+    for found in sweeps_of(session, context):
         for one in found.projects:
             size[project_label(one.project), "orphaned", found.store.value] += one.orphan_bytes - one.deleted_bytes
     return size

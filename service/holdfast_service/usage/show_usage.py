@@ -13,14 +13,12 @@ from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page
 from holdfast_protocol.states import StoreRole
-from holdfast_protocol.stores import StoreSweep
 from holdfast_protocol.usage import StoreBytes, UsageView
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
-from holdfast_service.copies.stored_bytes import CountedBytes, KeptFor, count_bytes
+from holdfast_service.copies.stored_bytes import CountedBytes, KeptFor, count_bytes, sweeps_of
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Project, Run, Store
-from holdfast_service.db.tables.operations import StoreMaintenance
 from holdfast_service.runs.views import page_of_projects, project_named, run_named
 from holdfast_service.tallies.sums import Sums, counted_bytes, counted_until, sums_of_projects, sums_of_runs
 
@@ -62,7 +60,7 @@ def usage_of_projects(
     for each in counted_bytes(session, ids):
         counted[each.project_id].append(each)
     shared = _Shared.read(session, context, until)
-    found = _orphans(session, [project.name for project in projects]) if orphans else {}
+    found = _orphans(session, context, [project.name for project in projects]) if orphans else {}
     return [
         _view(shared, project.name, None, counted[project.id], committed[project.id], found.get(project.name))
         for project in projects
@@ -148,13 +146,9 @@ def _by_store(shared: _Shared, counted: list[CountedBytes]) -> Iterable[StoreByt
         )
 
 
-def _orphans(session: Session, projects: Sequence[str]) -> dict[str, _Orphans]:
+def _orphans(session: Session, context: ServiceContext, projects: Sequence[str]) -> dict[str, _Orphans]:
     """By project, what the last sweep of each store found of it and left there; empty before any sweep."""
-    found = [
-        StoreSweep.model_validate(sweep)
-        for sweep in session.scalars(select(StoreMaintenance.sweep).where(StoreMaintenance.sweep.is_not(None)))
-        if sweep is not None
-    ]
+    found = sweeps_of(session, context)
     if not found:
         return {}
     size: Counter[str] = Counter()
