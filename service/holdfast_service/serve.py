@@ -26,6 +26,7 @@ from typing import Any, cast
 import structlog
 import uvicorn
 from fastapi import FastAPI
+from prometheus_client.multiprocess import mark_process_dead
 from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
 
@@ -222,7 +223,10 @@ class _Supervisor(Multiprocess):
             self._background.start()
 
     def keep_subprocess_alive(self) -> None:
+        before = {process.pid for process in self.processes}
         super().keep_subprocess_alive()
+        for gone in before - {process.pid for process in self.processes}:
+            mark_process_dead(gone)  # what it said last of the calls that wait there would be told for ever
         if self.should_exit.is_set() or not self._settings.serve_controllers or self._background.is_alive():
             return
         _log.warning("background_process_ended", pid=self._background.pid, exit_code=self._background.exitcode)

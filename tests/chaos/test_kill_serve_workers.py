@@ -34,6 +34,10 @@ def test_what_is_killed_is_started_again_and_a_job_sees_nothing_of_it(served: Se
             assert job.save(1)["state"] == "committed"
         served.until(lambda killed=victim: not psutil.pid_exists(killed))  # type: ignore[misc]
         served.until_complete()
+        if kind == "serve":
+            # Nothing of what it last said of the calls that wait there is told any more.
+            counters = Path(psutil.Process(min(served.alive(kind))).environ()["PROMETHEUS_MULTIPROC_DIR"])
+            served.until(lambda gone=victim: not list(counters.glob(f"gauge_live*_{gone}.db")))  # type: ignore[misc]
     served.service.process.stop()
     assert "Traceback" not in served.service.process.log_text
     assert not served.alive("serve") | served.alive("worker")
