@@ -163,6 +163,10 @@ class _Tries:
     def count_failure(self, network: str, now: float) -> None:
         _keep(self.forgotten_at, network, max(now, self.forgotten_at.get(network, now)) + self.seconds_per_failure)
 
+    def take_back(self, network: str) -> None:
+        if network in self.forgotten_at:
+            self.forgotten_at[network] -= self.seconds_per_failure
+
 
 class FailedCalls:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -231,10 +235,14 @@ class FailedCalls:
             _keep(self._made, _fingerprint(token), True)
 
     @contextmanager
-    def counted(self, address: str, identity_token: str, *, proven: bool = False) -> Iterator[None]:
+    def counted(
+        self, address: str, identity_token: str, *, proven: bool = False, ahead: bool = False
+    ) -> Iterator[None]:
         """Around the work for who brings a token of another issuer in place of one of this service. Such tokens have
         tries of their own. `proven`: it is looked at in any case, because a known key has signed it: a job that renews
-        has a new one each time, and a neighbour's wrong ones must not stop it. Raises `too_many_failures`."""
+        has a new one each time, and a neighbour's wrong ones must not stop it. `ahead`: it counts as failed until it is
+        known to be good, because many at once would all be looked at before the first has failed. Raises
+        `too_many_failures`."""
         fingerprint, network = _fingerprint(identity_token), network_of(address)
         wait = 0.0 if proven else self.must_wait(address, identity_token)
         if wait > 0:
@@ -244,16 +252,26 @@ class FailedCalls:
                 f"the next try is looked at in {ceil(wait)} s.",
                 retry_after_seconds=ceil(wait),
             )
+        if ahead:
+            with self._lock:
+                self._identities.count_failure(network, self._clock())
+        failed = False
         try:
             yield
         except ProblemError as error:
-            if error.code in _FAILED_IDENTITY:
-                with self._lock:
-                    self._exchanged.pop(fingerprint, None)
-                    self._identities.count_failure(network, self._clock())
+            failed = error.code in _FAILED_IDENTITY
             raise
-        with self._lock:
-            _keep(self._exchanged, fingerprint, True)
+        else:
+            with self._lock:
+                _keep(self._exchanged, fingerprint, True)
+        finally:
+            with self._lock:
+                if failed:
+                    self._exchanged.pop(fingerprint, None)
+                if failed and not ahead:
+                    self._identities.count_failure(network, self._clock())
+                if ahead and not failed:
+                    self._identities.take_back(network)
 
     def _failed(self, address: str, fingerprint: str, token: str, told: str) -> None:
         tries = self._tries_of(token)

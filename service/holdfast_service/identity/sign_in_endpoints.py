@@ -83,7 +83,7 @@ async def finish(body: FinishSignIn, context: Context, request: Request, respons
     failed_calls: FailedCalls = request.app.state.failed_calls
     permit: Permit = request.state.permit
     try:
-        with failed_calls.counted(address_of(request), f"sign-in {body.state}"):
+        with failed_calls.counted(address_of(request), f"sign-in {body.state}", ahead=True):
             permit.give_back()
             who = await _calling_the_provider(identify, context, body, request)
             await permit.take()
