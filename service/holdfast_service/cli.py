@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from holdfast_protocol.base import Name
 from holdfast_protocol.states import Scope
 from holdfast_protocol.text import without_secrets
 from holdfast_service.context import ServiceContext
@@ -111,13 +113,21 @@ def create_token_command(  # noqa: PLR0917 (typer calls it by keyword)
     from holdfast_service.runs.views import ensure_project
     from holdfast_service.service import open_database
 
+    if project is not None:
+        try:
+            TypeAdapter(Name).validate_python(project)
+        except ValidationError:
+            # Also of a variable that is not set: a token without a project is good for all of them.
+            raise typer.BadParameter(
+                f"{project!r} is no project's name, which has letters, digits, `.`, `_` and `-`, at most 100."
+            ) from None
     with _failures_said():
         database = open_database(_settings(data_dir=data_dir, database_url=database_url))
         text = new_token_text()
         try:
             with database.transaction() as session:
                 actor = Actor.at_the_database()
-                project_id = ensure_project(session, project, actor).id if project else None
+                project_id = None if project is None else ensure_project(session, project, actor).id
                 expires_at = database_now(session) + timedelta(days=days) if days else None
                 made = insert_token(
                     session, text, name=name, scopes=scope or Scope, project_id=project_id, expires_at=expires_at

@@ -79,6 +79,14 @@ def test_the_first_token_for_others_is_made_on_the_database(tmp_path: Path) -> N
     assert run_holdfast("admin", "confirm-move", **data).returncode == 0
 
 
+@pytest.mark.parametrize("project", ["", "a/b", "x~1"])
+def test_a_token_for_a_project_without_a_name_is_not_made_for_all_of_them(tmp_path: Path, project: str) -> None:
+    """As `--project "$PROJECT"` says where the variable is not set."""
+    made = run_holdfast("admin", "create-token", "--project", project, HOLDFAST_DATA_DIR=str(tmp_path / "data"))
+    assert (made.returncode, made.stdout) == (2, "")
+    assert "no project's name" in made.stderr
+
+
 def test_the_settings_are_shown_as_a_table() -> None:
     shown = run_holdfast("serve", "--print-settings", COLUMNS="80")
     assert shown.returncode == 0

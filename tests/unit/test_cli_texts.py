@@ -40,7 +40,7 @@ def test_sizes_are_read(text, count):
     assert read_size(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "GB", "5 potatoes", "-5GB", "1e9", "5GiBB", "nan"])
+@pytest.mark.parametrize("text", ["", "GB", "5 potatoes", "-5GB", "1e9", "5GiBB", "nan", "0.5", "0.0001k"])
 def test_what_is_not_a_size_is_refused(text):
     with pytest.raises(typer.BadParameter):
         read_size(text)

@@ -281,7 +281,10 @@ def read_size(text: str) -> int | None:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a size; write for example 500GB, 2TiB or none.")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    size = float(match[1]) * _UNITS[match[2].lower()]
+    if size < 1 and float(match[1]) > 0:
+        raise typer.BadParameter(f"{text!r} is less than one byte; name its unit, for example {match[1]}TiB.")
+    return int(size)
 
 
 ExpiresOption = Annotated[str, typer.Option(help="After this time, such as 12h, 90d or never.")]
