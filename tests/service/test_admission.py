@@ -212,6 +212,24 @@ def test_a_body_that_does_not_come_holds_no_place(service: RunningService) -> No
             connection.close()
 
 
+def test_strangers_whose_bodies_do_not_come_keep_no_new_token_out(service: RunningService) -> None:
+    address = ("127.0.0.1", int(service.url.rpartition(":")[2]))
+    head = (
+        "POST /v1/sign-ins HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 9\r\n"
+        "Content-Type: application/json\r\n\r\n"
+    )
+    connections = [socket.create_connection(address) for _ in range(2 * MOST)]
+    try:
+        for connection in connections:
+            connection.sendall(head.encode())
+            connection.settimeout(SECONDS)
+            assert b"100 Continue" in connection.recv(4096)
+        assert service.http(token=service.token()).get("/v1/projects").status_code == 200
+    finally:
+        for connection in connections:
+            connection.close()
+
+
 def test_long_polls_hold_no_place_and_are_bounded(service: RunningService, threads: ThreadPoolExecutor) -> None:
     job = Job(service.http(), "storm/a")
     save = job.begin(1)

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -159,6 +160,22 @@ def test_a_body_that_does_not_come_is_not_waited_for(service: RunningService, mo
     wire.send(b'{"name":')
     assert wire.answer() == (408, "body_too_slow")
     wire.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/tokens", "/v1/sign-ins"])
+def test_who_hangs_up_amid_a_body_is_no_bug(
+    service: RunningService, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    wire = Wire(service, service.token())
+    wire.head("POST", path, "Content-Length: 100")
+    wire.send(b'{"name":')
+    wire.close()
+    count = {"method": "POST", "route": path, "status": "499"}
+    ends_at = time.monotonic() + 30
+    while service.app.state.metrics.get_sample_value("holdfast_requests_total", count) != 1:
+        assert time.monotonic() < ends_at
+        time.sleep(0.01)
+    assert "bug" not in caplog.text
 
 
 def test_a_body_of_many_tiny_values_is_not_even_parsed(
@@ -349,6 +366,25 @@ def test_the_addresses_of_one_ipv6_network_share_their_tries(first: str, second:
     for _ in range(BURST):
         fails(calls, first)
     assert fails(calls, second) == ("too_many_failures" if same else "unauthenticated")
+
+
+def test_of_many_tries_at_once_no_more_are_looked_at_than_may_fail() -> None:
+    """What asks somebody else counts ahead; a try that was good, or that only met an outage, is taken back."""
+    calls = FailedCalls(lambda: 0.0)
+    with ExitStack() as at_once:
+        for each in range(BURST):
+            at_once.enter_context(calls.counted("10.0.0.1", f"invented {each}", ahead=True))
+        with pytest.raises(ProblemError) as refusal, calls.counted("10.0.0.1", "one more", ahead=True):
+            pytest.fail("it is not looked at")
+        assert refusal.value.code is ProblemCode.TOO_MANY_FAILURES
+    for _ in range(2 * BURST):
+        with pytest.raises(ProblemError), calls.counted("10.0.0.1", "an outage", ahead=True):
+            raise ProblemError(ProblemCode.STORE_UNAVAILABLE, "")
+    for each in range(BURST):
+        with pytest.raises(ProblemError) as failure, calls.counted("10.0.0.1", f"wrong {each}", ahead=True):
+            raise ProblemError(ProblemCode.SIGN_IN_FAILED, "")
+        assert failure.value.code is ProblemCode.SIGN_IN_FAILED
+    assert calls.must_wait("10.0.0.1", "the next") > 0
 
 
 def test_a_token_that_was_good_is_slowed_down_once_it_is_not() -> None:

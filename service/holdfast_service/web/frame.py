@@ -41,7 +41,7 @@ from holdfast_service.web.admission import Admission, Permit, class_of, on_a_thr
 from holdfast_service.web.connections import STREAMS
 from holdfast_service.web.fair_queue import CallClass
 from holdfast_service.web.held_refusals import HeldRefusals
-from holdfast_service.web.problem_reply import internal_problem, problem_response
+from holdfast_service.web.problem_reply import CLIENT_HAS_GONE, internal_problem, problem_response
 
 _SHOWN_HOST_CHARACTERS = 100
 
@@ -306,10 +306,6 @@ _MOST_FAULTS = 1000
 _PARSED_AT_ONCE_BYTES = 64 * 1024
 
 
-CLIENT_HAS_GONE = 499
-"""The status of a call whose client did not wait for its turn: for the log and the metrics alone."""
-
-
 class GuardedRoute(APIRoute):
     """For `APIRouter(route_class=…)`. A route's one body is its parameter `body`. It first lets the call in, or refuses
     it for load (`web/admission.py`), then authenticates the caller, then limits how much may be read, then reads what
@@ -370,9 +366,10 @@ def _from_strangers(
 
     async def guarded(request: HttpRequest) -> Response:
         admission: Admission = request.app.state.admission
+        received = await body.receive(request)  # bodies that do not come would use up the places of all newcomers
         with admission.call(request, kind, None) as permit:
             request.state.permit = permit
-            request = await body.read(request, permit)
+            request = await body.read(request, permit, received)
             if permit.waited_seconds and await request.is_disconnected():
                 return Response(status_code=CLIENT_HAS_GONE)
             return await handle(request)
@@ -425,10 +422,10 @@ class _Body:
         annotation = get_type_hints(route.endpoint, include_extras=True)["body"]
         return cls(TypeAdapter(annotation), max(model.largest_body_bytes for model in _models(annotation)))
 
-    async def read(self, request: HttpRequest, permit: Permit) -> _ReadRequest:
-        """Takes the permit once the body is here. Raises RequestValidationError, `body_too_large` and
-        `body_too_slow`."""
-        body = await self._receive(request)
+    async def read(self, request: HttpRequest, permit: Permit, received: bytes | None = None) -> _ReadRequest:
+        """Takes the permit once the body is here. `received`: it is here already. Raises RequestValidationError,
+        `body_too_large` and `body_too_slow`."""
+        body = await self.receive(request) if received is None else received
         await permit.take()
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
@@ -437,7 +434,8 @@ class _Body:
             return _ReadRequest(request, self._parse(body))
         return _ReadRequest(request, await on_a_thread(self._parse, body))
 
-    async def _receive(self, request: HttpRequest) -> bytes:
+    async def receive(self, request: HttpRequest) -> bytes:
+        """Raises `body_too_large` and `body_too_slow`."""
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > self.most_bytes:
             raise self._too_large()

@@ -15,7 +15,8 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import iter_route_contexts
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
 from starlette.routing import compile_path
 
 from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION
@@ -23,6 +24,9 @@ from holdfast_protocol.problems import PROBLEM_KINDS, Problem, ProblemCode
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import StoreError
 from holdfast_service.stores.problems import store_problem
+
+CLIENT_HAS_GONE = 499
+"""The status of a call whose client did not wait for it: for the log and the metrics alone."""
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 _TYPE_PREFIX = "https://holdfast.dev/problems/"
@@ -44,6 +48,8 @@ def install_problem_replies(app: FastAPI) -> None:
     app.add_exception_handler(StoreError, _on_store_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    # It hung up while its body was on the way: no bug, and nobody is there to be answered.
+    app.add_exception_handler(ClientDisconnect, lambda request, error: Response(status_code=CLIENT_HAS_GONE))
 
 
 def problem_response(error: ProblemError, request_id: str, *, status: int | None = None) -> JSONResponse:
