@@ -42,7 +42,7 @@ from holdfast.integrations.lightning import (
 )
 from holdfast.integrations.lightning.callback import _logged
 from holdfast.integrations.lightning.named_run import NamedRun
-from holdfast.integrations.lightning.names import step_of
+from holdfast.integrations.lightning.names import read_name, write_name
 from holdfast.save.job import SaveHandle
 from holdfast.state.capture import capture
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState, Health
@@ -158,7 +158,7 @@ def test_a_killed_fit_goes_on_bit_for_bit(run: str, service: Service, tmp_path: 
     assert {path.name for path in here.iterdir()} == best | {"last.ckpt"}
     project, name = run.split("/")
     kept = {each.step for each in service.client.checkpoints.all(project, name, state=CheckpointState.COMMITTED)}
-    best_steps = {step_of(path) for path in saving.best_k_models}
+    best_steps = {read_name(path).step for path in saving.best_k_models}
     assert kept == best_steps | {12, 16}, "and the two newest always stay"
     # To look at the best one afterwards is no resume, and fences nobody.
     again = Regression()
@@ -265,7 +265,7 @@ def test_after_the_fit_a_checkpoint_is_saved_in_an_attempt_of_its_own(
     fitted(first, ckpt_path=None)
     for path in (final, tmp_path / "again.ckpt"):
         first.save_checkpoint(path)
-        assert step_of(path) == 12
+        assert read_name(path) == (run, 12)
     found = service.client.checkpoints.select(project, name, "latest")
     assert (found.step, found.attempt) == (12, 2), "another name for one step is no other checkpoint"
     resumed_from = service.client.attempts.get(project, name, 2).resumed_from
@@ -330,25 +330,30 @@ STRATEGIES: dict[str, Any] = {
 def fits_on_two_ranks(rank: int, runs: dict[str, str], folder: str) -> dict[str, tuple[list[float], ...]]:
     """By strategy: the losses of an undisturbed fit and of one that was killed, and whether both ended alike."""
     found: dict[str, Any] = {}
+    foreign = Path(folder, "foreign.ckpt")
+    if rank == 0:
+        write_name(foreign, "demo/other", 4)
     for kind, run in runs.items():
         whole, end = fit_here(kind, f"{run}-whole", Path(folder, f"{kind}-whole"), saved_after=True)
         with pytest.raises(Killed):
             fit_here(kind, run, Path(folder, kind), Kill(2))
         resumed, same_end = fit_here(kind, run, Path(folder, kind))
         alike = all(torch.equal(one, other) for one, other in zip(end, same_end, strict=True))
+        with pytest.raises(ConfigurationError, match="a checkpoint of demo/other"):  # on the rank without the file too
+            fit_here(kind, run, Path(folder, kind), ckpt_path=str(foreign if rank == 0 else Path(folder, "none.ckpt")))
         found[kind] = (whole, resumed, alike)
     return found
 
 
 def fit_here(
-    kind: str, run: str, folder: Path, *callbacks: pl.Callback, saved_after: bool = False
+    kind: str, run: str, folder: Path, *callbacks: pl.Callback, saved_after: bool = False, ckpt_path: str | None = None
 ) -> tuple[list[float], list[torch.Tensor]]:
     strategy = STRATEGIES[kind](run)
     options = {"devices": 2, "strategy": strategy, "plugins": [TorchElasticEnvironment()], "max_epochs": 3}
     if saved_after:
         options["saving"] = ModelCheckpoint(dirpath=folder, every_n_epochs=2)
     trainer = trainer_of(folder, *callbacks, **options)
-    module = fitted(trainer, Sharded if kind == "fsdp2" else Regression, ckpt_path=strategy.last())
+    module = fitted(trainer, Sharded if kind == "fsdp2" else Regression, ckpt_path=ckpt_path or strategy.last())
     if saved_after:
         trainer.save_checkpoint(folder / "after.ckpt")
     whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in module.parameters()]
@@ -375,6 +380,23 @@ def test_ranks_that_were_killed_go_on(run: str, service: Service, tmp_path: Path
         after = service.client.checkpoints.select(project, f"{name}-{kind}-whole", "latest")
         assert (after.step, after.attempt, after.world_size) == (view.step, 2, 2), "what was saved after the fit"
         assert after.components.keys() == view.components.keys()
+
+
+def test_a_name_file_of_another_run_is_neither_loaded_nor_trashed(tmp_path: Path) -> None:
+    path, dropped = tmp_path / "best.ckpt", list[int]()
+    io = HoldfastCheckpointIO("demo/b")
+    checkpointer: Any = SimpleNamespace(
+        parts=SimpleNamespace(session=SimpleNamespace(ranks=SimpleNamespace(is_first=True)))
+    )
+    trash: Any = SimpleNamespace(drop=lambda steps, after: dropped.extend(steps))
+    io.named_run._checkpointer, io.named_run._trash = checkpointer, trash
+    for run, trashed in (("demo/a", []), ("demo/b", [500])):
+        write_name(path, run, 500)
+        if run != "demo/b":
+            with pytest.raises(ConfigurationError, match="a checkpoint of demo/a, and this job's run is demo/b"):
+                io.load_checkpoint(path)
+        io.remove_checkpoint(path)
+        assert (dropped, path.exists()) == (trashed, False)
 
 
 @pytest.mark.rule("sharded-hooks")

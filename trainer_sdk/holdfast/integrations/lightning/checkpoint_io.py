@@ -12,7 +12,7 @@ from typing import Any
 from lightning.fabric.plugins.io import TorchCheckpointIO
 
 from holdfast.integrations.lightning.named_run import NamedRun, RestOfCheckpoint
-from holdfast.integrations.lightning.names import point_of, step_of
+from holdfast.integrations.lightning.names import read_name, wanted_by
 
 
 class HoldfastCheckpointIO(TorchCheckpointIO):
@@ -39,18 +39,19 @@ class HoldfastCheckpointIO(TorchCheckpointIO):
             self.named_run.save(checkpoint["global_step"], path, {"checkpoint": RestOfCheckpoint(checkpoint)})
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Raises NoRestorePoint, IntegrityError, …; FileNotFoundError for an unknown name."""
-        point = point_of(path)
-        if point is None:
+        """Raises NoRestorePoint, IntegrityError, …; ConfigurationError for a name of another run; FileNotFoundError for
+        an unknown one."""
+        wanted = wanted_by(path)
+        if wanted is None:
             loaded: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
             return loaded
         whole = RestOfCheckpoint()
-        self.named_run.load(point, {"checkpoint": whole})
+        self.named_run.load(wanted, {"checkpoint": whole})
         return whole.loaded
 
     def remove_checkpoint(self, path: Any) -> None:
         """The name goes at once; its checkpoint goes to the run's trash once no other name means it."""
-        if step_of(path) is None and not self.named_run.knows(path):
+        if read_name(path) is None and not self.named_run.knows(path):
             super().remove_checkpoint(path)
         else:
             self.named_run.remove(path)

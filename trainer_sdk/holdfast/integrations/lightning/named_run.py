@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from holdfast.checkpointer import Checkpointer
 from holdfast.errors import ConfigurationError, NotFound, Preempted
-from holdfast.integrations.lightning.names import SCHEME, remove_name, step_of, write_name
+from holdfast.integrations.lightning.names import SCHEME, Wanted, read_name, remove_name, write_name
 from holdfast.integrations.trash import Trash
 from holdfast.restore.partial import read_into
 from holdfast.save.job import SaveHandle
@@ -124,9 +124,15 @@ class NamedRun:
                 return None
         return f"{SCHEME}latest" if decision.ever_committed else None
 
-    def load(self, point: str, state: dict[str, Any]) -> None:
+    def load(self, wanted: Wanted, state: dict[str, Any]) -> None:
         """Into the objects of `state`. In a fit without a save so far, the job resumes from this checkpoint. Otherwise,
-        to test or predict, it is only read."""
+        to test or predict, it is only read. Raises ConfigurationError for a checkpoint of another run."""
+        point = wanted.point
+        if wanted.run not in (None, self._run_name):
+            raise ConfigurationError(
+                f"ckpt_path names a checkpoint of {wanted.run}, and this job's run is {self._run_name}. Give "
+                "HoldfastCheckpointIO or the strategy the run that you mean."
+            )
         if self._trainer is None or self._has_restored or self._saved is not None:
             selector = f"{self._run_name}@{point}"
             read_into(
@@ -211,11 +217,13 @@ class NamedRun:
         return os.fspath(path) in self._names.steps
 
     def remove(self, path: str | os.PathLike[str]) -> None:
-        """Removes the name, and with the last name its checkpoint."""
-        named = self._names.steps.pop(os.fspath(path), None)
-        step = step_of(path) if named is None else named
+        """Removes the name, and with the last name its checkpoint, if that is of this run."""
+        step = self._names.steps.pop(os.fspath(path), None)
         if not self._is_first:
             return
+        name = read_name(path)
+        if step is None and name is not None and name.run == self._run_name:
+            step = name.step
         remove_name(path)
         self._drop_unless_named(step)
 

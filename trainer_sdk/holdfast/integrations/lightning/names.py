@@ -1,6 +1,7 @@
 """The files that stand for checkpoints: ModelCheckpoint gives names, and looks for them with the filesystem.
 
-A name file holds the run and the step. ckpt_path may be one, or `holdfast:` and a point (`holdfast:latest`, `…:1200`).
+A name file holds the run and the step, and no other run loads or trashes what it names. ckpt_path may be one, or
+`holdfast:` and a point (`holdfast:latest`, `…:1200`).
 A file whose name begins with `last` means the newest restore point: its own step may not have been committed when the
 job was killed.
 """
@@ -11,28 +12,46 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 SCHEME = "holdfast:"
 _MOST_BYTES = 4096
 _LAST = "last"
 
 
-def point_of(path: str | os.PathLike[str]) -> str | None:
-    """`latest` or a step, as text; None unless the path is a name file of ours or `holdfast:…`."""
+class Name(NamedTuple):
+    """The content of a name file."""
+
+    run: str
+    step: int
+
+
+class Wanted(NamedTuple):
+    """What a ckpt_path asks for."""
+
+    point: str
+    """`latest`, a step, …, as text."""
+    run: str | None = None
+    """The run in the name file; None for `holdfast:…`, which has none."""
+
+
+def wanted_by(path: str | os.PathLike[str]) -> Wanted | None:
+    """None unless the path is a name file of ours or `holdfast:…`."""
     text = str(path)
     if text.startswith(SCHEME):
-        return text.removeprefix(SCHEME) or "latest"
-    step = step_of(path)
-    if step is None:
+        return Wanted(text.removeprefix(SCHEME) or "latest")
+    name = read_name(path)
+    if name is None:
         return None
-    return "latest" if Path(text).name.startswith(_LAST) else str(step)
+    return Wanted("latest" if Path(text).name.startswith(_LAST) else str(name.step), name.run)
 
 
-def step_of(path: str | os.PathLike[str]) -> int | None:
-    """The step in a name file; None if there is no such file."""
+def read_name(path: str | os.PathLike[str]) -> Name | None:
+    """None if there is no such file."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         with open(path, "rb") as file:
-            return int(json.loads(file.read(_MOST_BYTES))["holdfast"]["step"])
+            content = json.loads(file.read(_MOST_BYTES))["holdfast"]
+            return Name(str(content["run"]), int(content["step"]))
     return None
 
 

@@ -15,7 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from holdfast.errors import ConfigurationError
 from holdfast.integrations.lightning.named_run import NamedRun, RestOfCheckpoint
-from holdfast.integrations.lightning.names import point_of
+from holdfast.integrations.lightning.names import wanted_by
 
 _OF_THE_OBJECTS = ("state_dict", "optimizer_states")
 
@@ -78,16 +78,16 @@ class HoldfastStrategyMixin:
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Into the live objects; Lightning loads the rest. The strategy reads a file of Lightning's own."""
         strategy = self._strategy
-        # Only rank 0 has the names; the others may be on other nodes.
-        point = strategy.broadcast(point_of(checkpoint_path))
-        self._has_loaded = point is not None
-        if point is None:
+        # Only rank 0 has the names; the others may be on other nodes. Every rank then refuses a name of another run.
+        wanted = strategy.broadcast(wanted_by(checkpoint_path))
+        self._has_loaded = wanted is not None
+        if wanted is None:
             loaded: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)  # type: ignore[misc]
             return loaded
         state = self.training_state(dict)
         if strategy.lightning_module.trainer.state.fn is not TrainerFn.FITTING:
             state = {key: state[key] for key in ("model", "checkpoint")}
-        self.named_run.load(point, state)
+        self.named_run.load(wanted, state)
         rest: RestOfCheckpoint = state["checkpoint"]
         return rest.loaded | {"state_dict": {}}
 
