@@ -42,7 +42,7 @@ from holdfast.integrations.lightning import (
 )
 from holdfast.integrations.lightning.callback import _logged
 from holdfast.integrations.lightning.named_run import NamedRun
-from holdfast.integrations.lightning.names import read_name, write_name
+from holdfast.integrations.lightning.names import read_name, wanted_by, write_name
 from holdfast.save.job import SaveHandle
 from holdfast.state.capture import capture
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState, Health
@@ -397,6 +397,16 @@ def test_a_name_file_of_another_run_is_neither_loaded_nor_trashed(tmp_path: Path
                 io.load_checkpoint(path)
         io.remove_checkpoint(path)
         assert (dropped, path.exists()) == (trashed, False)
+
+
+@pytest.mark.parametrize(
+    ("file", "point"), [("last.ckpt", "latest"), ("last-v2.ckpt", "latest"), ("lastblock-step=4.ckpt", "4")]
+)
+def test_only_the_names_that_save_last_gives_mean_the_newest_restore_point(
+    tmp_path: Path, file: str, point: str
+) -> None:
+    write_name(tmp_path / file, "demo/gpt", 4)
+    assert wanted_by(tmp_path / file) == (point, "demo/gpt")
 
 
 @pytest.mark.rule("sharded-hooks")

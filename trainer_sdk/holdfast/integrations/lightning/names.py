@@ -2,21 +2,22 @@
 
 A name file holds the run and the step, and no other run loads or trashes what it names. ckpt_path may be one, or
 `holdfast:` and a point (`holdfast:latest`, `…:1200`).
-A file whose name begins with `last` means the newest restore point: its own step may not have been committed when the
-job was killed.
+`last.ckpt` (or `last-v1.ckpt`) means the newest restore point: its own step may not have been committed when the job
+was killed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 SCHEME = "holdfast:"
 _MOST_BYTES = 4096
-_LAST = "last"
+_LAST = re.compile(r"last(-v\d+)?\.ckpt")
 
 
 class Name(NamedTuple):
@@ -43,7 +44,7 @@ def wanted_by(path: str | os.PathLike[str]) -> Wanted | None:
     name = read_name(path)
     if name is None:
         return None
-    return Wanted("latest" if Path(text).name.startswith(_LAST) else str(name.step), name.run)
+    return Wanted("latest" if _LAST.fullmatch(Path(text).name) else str(name.step), name.run)
 
 
 def read_name(path: str | os.PathLike[str]) -> Name | None:
