@@ -4,7 +4,9 @@ after a resume, whatever the workers have prefetched, on as many ranks as there 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from holdfast.data import ResumableLoader, ResumableSampler, SeededDataset
 from holdfast.errors import StateMismatchError
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "docs" / "quickstart.md"
 
 
 class Augmented:
@@ -112,6 +116,23 @@ def test_a_rollback_in_the_middle_of_a_pass_gives_the_same_batches_again(workers
     assert taken(batches, 6) == straight[2:8], "also over the end of the epoch"
     load({"dataloader": loader}, [saved])
     assert taken(batches, 2) == straight[2:4], "back into the epoch before"
+
+
+def test_the_quickstarts_loop_trains_all_epochs_after_a_rollback_into_the_epoch_before() -> None:
+    text = QUICKSTART.read_text(encoding="utf-8")
+    [loop] = re.findall(r"^\S.*:.*\n    for batch in loader:.*\n        \.\.\.$", text, flags=re.MULTILINE)
+    loader, seen, saved = make(), list[Any](), list[Any]()
+
+    def train(batch: Any) -> None:
+        seen.append([part.tolist() for part in batch])
+        if len(seen) == 4:
+            saved.append(save({"dataloader": loader}))
+        if len(seen) == 8:
+            load({"dataloader": loader}, saved)
+
+    exec(loop.replace("...", "train(batch)"), {"loader": loader, "epochs": 3, "train": train})
+    straight = taken(endless(make()), 18)
+    assert seen == straight[:8] + straight[4:]
 
 
 @pytest.mark.rule("random-state-last")

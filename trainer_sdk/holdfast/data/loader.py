@@ -55,7 +55,8 @@ class ResumableLoader(Generic[Batch]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch is of: begin `for epoch in range(loader.epoch, epochs)` with it."""
+        """The epoch that the next batch is of. Train `while loader.epoch < epochs`: after a rollback to an earlier
+        epoch a counter of your own is ahead."""
         return self._sampler.epoch
 
     def set_epoch(self, epoch: int) -> None:
