@@ -140,6 +140,20 @@ def test_stock_dcp_opens_what_was_saved(run, client, tmp_path, world):
     assert state["optimizer"]["state"]["up.weight"]["exp_avg"].numpy().tobytes() == slot[2]
 
 
+def test_one_optimizer_of_two_modules_with_the_same_names_keeps_the_state_of_both(run, client, tmp_path):
+    gen, disc = nn.Linear(3, 2), nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW([*gen.parameters(), *disc.parameters()])
+    (gen(torch.ones(3)).sum() - 2 * disc(torch.ones(3)).sum()).backward()
+    optimizer.step()
+    save(run, {"gen": gen, "disc": disc, "optimizer": optimizer})
+    pull(client, run, Latest(), tmp_path / "out", Format.DCP)
+    found = {f"{name}/weight": {"exp_avg": torch.zeros(2, 3)} for name in ("gen", "disc")}
+    state = {"optimizer": {"state": found}}
+    dcp.load(state, storage_reader=dcp.FileSystemReader(tmp_path / "out"), no_dist=True)
+    for name, module in (("gen", gen), ("disc", disc)):
+        assert same(found[f"{name}/weight"]["exp_avg"], optimizer.state[module.weight]["exp_avg"])
+
+
 def test_stock_safetensors_opens_what_was_saved_and_ties_it_again(run, client, tmp_path):
     model = Tied()
     save(run, {"model": model, "odd": ODD})

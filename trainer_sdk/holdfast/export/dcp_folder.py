@@ -4,7 +4,7 @@
     dcp.load(state, checkpoint_id=folder)
 
 The content of a dcp.save keeps its names. Other keys are `<unit>.<name>`; optimizers are keyed by parameter names, as
-in torch.distributed.checkpoint.state_dict.
+in torch.distributed.checkpoint.state_dict, or by `<component>/<name>` if two modules of one optimizer share a name.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def flat(unit: Unit, tensors: Tensors) -> dict[str, torch.Tensor]:
 def state_dict_of(unit: Unit, tensors: Tensors, *, parameters_by_name: bool) -> dict[str, Any]:
     """The component's own state_dict(), or the argument of dcp.save. If that has values that stock loaders cannot read
     without pickle: its tensors by name. An optimizer's parameters are numbered, as in torch, or named, as in
-    torch.distributed.
+    torch.distributed: by component and name if two of its modules share a name.
     """
     if unit.kind is Kind.DCP:
         values = {fqn: decode_tree(value) for fqn, value in unit.tree["values"].items()}
@@ -61,17 +61,14 @@ def _optimizer(tree: Any, tensors: Tensors, by_name: bool) -> dict[str, Any]:
         return _plain(decode_tree(encoded, resolve_tensor=lambda ref: tensors[ref.name]))
 
     names = [name for group in tree["params"] for name in group]
-    numbers = {name: number for number, name in enumerate(names)}
-
-    def identify(name: str) -> int | str:
-        return name.partition("/")[2] or name if by_name else numbers[name]
+    within = [name.partition("/")[2] or name for name in names]
+    named = within if len(set(within)) == len(names) else names
+    keys = dict(zip(names, named if by_name else range(len(names)), strict=True))
 
     return {
-        "state": {
-            identify(name): {slot: decode(value) for slot, value in slots} for name, slots in tree["slots"].items()
-        },
+        "state": {keys[name]: {slot: decode(value) for slot, value in slots} for name, slots in tree["slots"].items()},
         "param_groups": [
-            {**decode(options), "params": [identify(name) for name in group]}
+            {**decode(options), "params": [keys[name] for name in group]}
             for options, group in zip(tree["groups"], tree["params"], strict=True)
         ],
     }
