@@ -87,6 +87,21 @@ class Tied(nn.Module):
         self.register_buffer("seen", torch.tensor(3))
 
 
+class Scaled(nn.Linear):
+    """A tensor as extra state, or one in a dict."""
+
+    def __init__(self, scale: float, *, whole: bool) -> None:
+        super().__init__(2, 2)
+        self.whole = whole
+        self.scale = torch.tensor([scale])
+
+    def get_extra_state(self):
+        return self.scale if self.whole else {"scale": self.scale, "power": 2}
+
+    def set_extra_state(self, state):
+        self.scale = state if self.whole else state["scale"]
+
+
 ODD = {
     "bf16": torch.randn(7, 3).to(torch.bfloat16),
     "fp8": torch.randn(5, 3).to(torch.float8_e4m3fn),
@@ -152,6 +167,21 @@ def test_one_optimizer_of_two_modules_with_the_same_names_keeps_the_state_of_bot
     dcp.load(state, storage_reader=dcp.FileSystemReader(tmp_path / "out"), no_dist=True)
     for name, module in (("gen", gen), ("disc", disc)):
         assert same(found[f"{name}/weight"]["exp_avg"], optimizer.state[module.weight]["exp_avg"])
+
+
+@pytest.mark.parametrize("format_", [Format.TORCH, Format.DCP])
+def test_tensors_in_a_modules_extra_state_are_loaded_with_it(run, client, tmp_path, format_):
+    model, fresh = (nn.Sequential(Scaled(scale, whole=True), Scaled(2 * scale, whole=False)) for scale in (3.0, 0.0))
+    save(run, {"model": model})
+    pull(client, run, Latest(), tmp_path / "out", format_)
+    if format_ is Format.TORCH:
+        found = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
+    else:
+        found = fresh.state_dict()
+        dcp.load({"model": found}, storage_reader=dcp.FileSystemReader(tmp_path / "out"), no_dist=True)
+    fresh.load_state_dict(found)
+    assert [part.scale.item() for part in fresh] == [3, 6]
+    assert same(fresh[1].weight, model[1].weight)
 
 
 def test_stock_safetensors_opens_what_was_saved_and_ties_it_again(run, client, tmp_path):

@@ -15,7 +15,7 @@ import torch
 from holdfast.dcp.metadata import nested
 from holdfast.export.contents import Unit
 from holdfast.state.components import Kind
-from holdfast.state.tree import decode_tree
+from holdfast.state.tree import decode_tree, tensor_refs
 
 Tensors = Mapping[str, torch.Tensor]
 """By the layout's names."""
@@ -41,8 +41,10 @@ def state_dict_of(unit: Unit, tensors: Tensors, *, parameters_by_name: bool) -> 
             values = {fqn: plain for fqn, value in values.items() if is_plain(plain := _plain(value))}
         return nested({**flat(unit, tensors), **values}, decode_tree(unit.tree["planner_data"]))
     if unit.kind is Kind.MODULE:
-        extras = _plain(decode_tree(unit.tree)) if unit.tree is not None else {}
-        return {**flat(unit, tensors), **{_extra_key(fqn): value for fqn, value in extras.items()}}
+        extras = _plain(decode_tree(unit.tree, resolve_tensor=lambda ref: tensors[ref.name])) or {}
+        within = {ref.name for ref in tensor_refs(unit.tree)}
+        own = {unit.key_of(name): tensors[name] for name in unit.tensors if name not in within}
+        return {**own, **{_extra_key(fqn): value for fqn, value in extras.items()}}
     if unit.kind is Kind.OPTIMIZER:
         return _optimizer(unit.tree, tensors, parameters_by_name)
     if unit.kind is not None:
