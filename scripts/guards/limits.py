@@ -40,7 +40,7 @@ GUARDS = (
     Guard(
         "limits-before-work",
         "a stranger writes the address that it calls from",
-        "service/holdfast_service/web/trusted_proxies.py",
+        "service/holdfast_service/web/connections.py",
         "for hop in reversed(hops):",
         "for hop in hops:",
         ("tests/service/test_trusted_proxies.py",),

@@ -62,6 +62,7 @@ from holdfast_service.stores.posix.signed_urls import key_of_role
 from holdfast_service.usage.metrics import ByteNumbers
 from holdfast_service.web.admission import Admission
 from holdfast_service.web.certificate import CertificateNumbers, ClientCertificateCheck, ServedCertificate
+from holdfast_service.web.connections import CallerBehindProxy, TrustedProxies
 from holdfast_service.web.frame import (
     HostCheck,
     ProtocolHeader,
@@ -74,7 +75,6 @@ from holdfast_service.web.health import SharedCheck, check_readiness
 from holdfast_service.web.held_refusals import HeldRefusals
 from holdfast_service.web.openapi import finished
 from holdfast_service.web.problem_reply import PROBLEM_MEDIA_TYPE, install_problem_replies
-from holdfast_service.web.trusted_proxies import CallerBehindProxy, TrustedProxies
 
 Lifespan: TypeAlias = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 

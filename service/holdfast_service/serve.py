@@ -39,9 +39,8 @@ from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings, SettingsError
 from holdfast_service.stores.base import StoreError
 from holdfast_service.web.certificate import ServedCertificate, certificate_of
-from holdfast_service.web.connections import bounded_connections
+from holdfast_service.web.connections import TrustedProxies, bounded_connections
 from holdfast_service.web.frame import SHARED_COUNTERS
-from holdfast_service.web.trusted_proxies import TrustedProxies
 from holdfast_service.worker import refuse_sqlite, work
 
 _log = structlog.get_logger("holdfast.serve")
@@ -140,7 +139,7 @@ class _Config(uvicorn.Config):
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # web/trusted_proxies.py; uvicorn would believe every program on this machine
+            proxy_headers=False,  # web/connections.py; uvicorn would believe every program on this machine
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=settings.shutdown_seconds,
             # TLS here is asyncio's own, and uvloop takes every socket that it is given for one of TCP.

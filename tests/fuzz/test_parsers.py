@@ -27,7 +27,7 @@ from holdfast_service.auth import credentials
 from holdfast_service.db.pages import decode_cursor, encode_cursor
 from holdfast_service.errors import ProblemError
 from holdfast_service.records import documents as records
-from holdfast_service.web.request_heads import read_strictly
+from holdfast_service.web.connections import read_strictly
 from tests.fuzz.mutations import JSON, altered, damaged
 
 often = settings(max_examples=1000)

@@ -14,7 +14,7 @@ from holdfast_protocol.states import Scope
 from holdfast_service.auth.principal import BURST, FailedCalls
 from holdfast_service.serve import PortInUseError, serve
 from holdfast_service.settings import ServiceSettings, SettingsError
-from holdfast_service.web.trusted_proxies import TrustedProxies, caller_address, caller_scheme
+from holdfast_service.web.connections import TrustedProxies, caller_address, caller_scheme
 from tests.support.processes import ServerProcess
 from tests.support.serve import HOLDFAST, without_holdfast_settings
 from tests.support.service import RunningService, running_service

@@ -1,7 +1,7 @@
 """What is around every request.
 
-connections.py    how long a connection may take, and how many there are; certificate.py: TLS of the service itself
-request_heads.py  refuses what a proxy in front could read differently
+connections.py    how long a connection may take, how many there are, a strict reading of heads, who calls behind a
+                  proxy; certificate.py: TLS of the service itself
 frame.py          id, access log, host, protocol version; the way of every call with a token
 admission.py      who is worked on, waits or is refused; fair_queue.py: whose turn it is; token_limits.py: of one token
 parameters.py     what routes share; problem_reply.py: errors as problem+json; openapi.py: the document
