@@ -160,7 +160,7 @@ GUARDS = (
     Guard(
         "limits-before-work",
         "a token calls as often as it likes",
-        "service/holdfast_service/web/token_limits.py",
+        "service/holdfast_service/web/fair_queue.py",
         "        if self.level >= 1:",
         "        if True:",
         ("tests/unit/test_token_limits.py", "tests/service/test_token_limits.py"),

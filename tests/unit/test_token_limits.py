@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_service.web import token_limits
-from holdfast_service.web.fair_queue import CallClass
-from holdfast_service.web.token_limits import TokenLimit, TokenLimits, TokenRefusal
+from holdfast_service.web import fair_queue
+from holdfast_service.web.fair_queue import CallClass, TokenLimit, TokenLimits, TokenRefusal
 
 pytestmark = pytest.mark.rule("limits-before-work")
 NOW = 100.0
@@ -46,7 +45,7 @@ def test_a_slow_token_has_one_call_at_least_and_no_rate_is_no_limit() -> None:
 
 
 def test_each_token_has_its_own_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_limits, "_MOST_KEPT", 2)
+    monkeypatch.setattr(fair_queue, "_MOST_KEPT", 2)
     limits = TokenLimits(burst_seconds=1)
     buckets = [limits.bucket_of(name, 1, NOW) for name in ("one", "two", "one", "three")]
     assert buckets[0] is buckets[2] is limits.bucket_of("one", 1, NOW)

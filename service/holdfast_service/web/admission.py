@@ -8,7 +8,7 @@ A call belongs to the project of its token. A token that is good for every proje
 of a checkpoint's id this process knows the project if the checkpoint was begun here. Calls whose token was not seen
 before share one project, so strangers cannot take more turns than one project has.
 
-A token has limits of its own beside those of its project: `web/token_limits.py`.
+A token has limits of its own beside those of its project: `web/fair_queue.py`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,16 @@ from holdfast_service.auth.principal import Principal
 from holdfast_service.errors import ProblemError
 from holdfast_service.load import Load
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.web.fair_queue import CallClass, FairQueue, Limit, Limits, Refusal
-from holdfast_service.web.token_limits import TokenLimit, TokenLimits, TokenRefusal
+from holdfast_service.web.fair_queue import (
+    CallClass,
+    FairQueue,
+    Limit,
+    Limits,
+    Refusal,
+    TokenLimit,
+    TokenLimits,
+    TokenRefusal,
+)
 
 _RUN = "/v1/projects/{project}/runs/{run}"
 _CHECKPOINT = "/v1/checkpoints/{checkpoint_id}"

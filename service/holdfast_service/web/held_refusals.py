@@ -17,7 +17,7 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_service.auth.principal import address_of, network_of
 from holdfast_service.errors import ProblemError
 from holdfast_service.web.connections import CONNECTION
-from holdfast_service.web.token_limits import TokenLimits
+from holdfast_service.web.fair_queue import TokenLimits
 
 HELD_SECONDS = 5.0
 """Who has shown wrong tokens is held so long. Who has a good one is held no longer than the refusal tells it to wait,
