@@ -13,9 +13,9 @@ import pytest
 
 from holdfast_service.background.cadence import Changes, Pause
 from holdfast_service.background.registry import LONGEST_YIELD_SECONDS
+from holdfast_service.context import Load
 from holdfast_service.liveness.abandoned_uploads import is_downtime
 from holdfast_service.liveness.controller import loops
-from holdfast_service.load import Load
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.training.fencing import REAPER
 

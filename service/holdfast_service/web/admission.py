@@ -30,8 +30,8 @@ from starlette.requests import HTTPConnection
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.auth.principal import Principal
+from holdfast_service.context import Load
 from holdfast_service.errors import ProblemError
-from holdfast_service.load import Load
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.web.fair_queue import (
     CallClass,
