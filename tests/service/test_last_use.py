@@ -8,8 +8,8 @@ import pytest
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import Scope
-from holdfast_service.auth import last_use
-from holdfast_service.auth.last_use import EVERY_SECONDS, TokensUsed
+from holdfast_service.auth import credentials
+from holdfast_service.auth.credentials import EVERY_SECONDS, TokensUsed
 from holdfast_service.auth.principal import new_token_text, parse_token
 from holdfast_service.errors import ProblemError
 from holdfast_service.work.processes import Presence
@@ -43,7 +43,7 @@ def test_a_call_is_told_when_the_process_next_says_that_it_is_alive(service: Run
 
 
 def test_a_session_uses_its_token(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_use, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(credentials, "EVERY_SECONDS", 0.0)
     made = make(service)
     page = sign_in(service, made["token"])
     say(service)
@@ -88,7 +88,7 @@ def test_what_could_not_be_written_is_written_the_next_time(
         raise ProblemError(ProblemCode.DATABASE_UNAVAILABLE, "away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(last_use, "_write", fails)
+        patched.setattr(credentials, "_write_last_use", fails)
         with pytest.raises(ProblemError):
             used.write_down(service.context.database)
     assert used.write_down(service.context.database) == 1

@@ -1,4 +1,5 @@
-"""The credential of a call: a token or a one-time code in `Authorization`, or the cookie of a session.
+"""The credential of a call: a token or a one-time code in `Authorization`, or the cookie of a session. Also when a
+token was last used.
 
 A browser adds the cookie to every call that any page makes to this host, so a call by cookie must also show that the
 service's own page made it (rule csrf-before-write). The service sees that in the request's head alone, before it asks
@@ -11,17 +12,27 @@ import hashlib
 import hmac
 import re
 import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 from fastapi import Request
+from sqlalchemy import update
+from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.service import CSRF_HEADER, SESSION_COOKIE
 from holdfast_protocol.states import CredentialKind
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.engine import Database
+from holdfast_service.db.tables.core import Token
 from holdfast_service.errors import ProblemError
 
 if TYPE_CHECKING:
     from holdfast_service.context import ServiceContext
+
 
 _FORM = re.compile(r"^(?P<kind>[a-z]+)_(?P<id>[0-9a-f]{16})_(?P<secret>[0-9a-f]{64})\Z")
 
@@ -162,3 +173,44 @@ def _own_origin(request: Request) -> str:
     """As a browser writes it: without the port that the scheme has anyway."""
     scheme, host = "https" if is_secure(request) else "http", request.headers.get("host", "").lower()
     return f"{scheme}://{host.removesuffix(':443' if scheme == 'https' else ':80')}"
+
+
+EVERY_SECONDS = 300.0
+"""A token that calls all the time costs one statement in so long, in each process."""
+
+
+class TokensUsed:
+    """The tokens that this process has let in and not written down yet. It writes them down now and then, and no call
+    waits for it. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._new: set[str] = set()
+        self._written_at: dict[str, float] = {}
+
+    def add(self, token_id: str) -> None:
+        with self._lock:
+            if self._clock() - self._written_at.get(token_id, -inf) >= EVERY_SECONDS:
+                self._new.add(token_id)
+
+    def write_down(self, database: Database) -> int:
+        """How many tokens. Raises ProblemError; they are written the next time then."""
+        with self._lock:
+            new = sorted(self._new)
+        if not new:
+            return 0
+        database.run(lambda session: _write_last_use(session, new))
+        with self._lock:
+            now = self._clock()
+            self._new.difference_update(new)
+            lately = {token_id: at for token_id, at in self._written_at.items() if now - at < EVERY_SECONDS}
+            self._written_at = lately | dict.fromkeys(new, now)
+        return len(new)
+
+
+def _write_last_use(session: Session, token_ids: Sequence[str]) -> None:
+    session.execute(
+        update(Token).where(Token.id.in_(token_ids)).values(last_used_at=database_now(session)),
+        execution_options={"synchronize_session": False},
+    )

@@ -135,7 +135,7 @@ class Token(Table):
     created_by_token: Mapped[str | None] = mapped_column(Text)  # null: made at the database, or before it was kept
     expires_at: Mapped[datetime | None] = mapped_column(Moment)
     revoked_at: Mapped[datetime | None] = mapped_column(Moment)
-    last_used_at: Mapped[datetime | None] = mapped_column(Moment)  # some minutes late: auth/last_use.py
+    last_used_at: Mapped[datetime | None] = mapped_column(Moment)  # some minutes late: auth/credentials.py
     # Null: what the settings say.
     requests_per_second: Mapped[float | None] = mapped_column(Float)
     concurrent_requests: Mapped[int | None] = mapped_column(Integer)
