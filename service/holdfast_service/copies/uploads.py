@@ -1,13 +1,15 @@
-"""Verifying uploads: the service asks the store and never takes the client's word (rules seal-only-negotiated,
-verify-while-uploading and reuse-only-hashed).
+"""Uploads on their way: how many a project may have in flight, and whether each has arrived. The service asks the store
+and never takes the client's word (rules seal-only-negotiated, verify-while-uploading and reuse-only-hashed).
 
-Negotiating uses it (for uploads that are reported as done, while others are still going up) and sealing (for unreported
-ones). The service asks the store outside of any transaction, several objects at once, and settles the answers with a
+Negotiating verifies uploads that are reported as done, while others are still going up, and sealing verifies unreported
+ones. The service asks the store outside of any transaction, several objects at once, and settles the answers with a
 conditional update: doing it twice, or beside another process, is fine.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +18,15 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import bindparam, update
+from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CopyState, Proof
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.engine import Database
-from holdfast_service.db.tables.core import Copy
+from holdfast_service.db.tables.core import Copy, Project
+from holdfast_service.errors import ProblemError
 from holdfast_service.stores.base import (
     Capabilities,
     MountedStore,
@@ -151,3 +155,64 @@ def _columns(finding: Finding, proof: Proof | None, version_id: str | None, now:
         "new_version_id": version_id,
         "new_verified_at": now if arrived else None,
     }
+
+
+_COUNTED_AFTER = 16
+_AGAIN_AFTER_SECONDS = 2.0
+_RETRY_AFTER_SECONDS = 5
+
+
+@dataclass
+class _Known:
+    in_flight: int = 0
+    handed_out: int = 0
+    """Since they were counted."""
+    counted_at: float = float("-inf")
+
+
+class TicketsInFlight:
+    """How many tickets of a project are in flight: handed out, not expired, and their chunk not verified yet.
+
+    The copies' rows say it, so it is the same for all processes and nothing can drift. They are counted seldom: a
+    process counts once it has handed out a sixteenth of the limit since it counted last, so the limit is exceeded by
+    about that much for each process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._projects: dict[str, _Known] = {}
+
+    def hand_out(self, session: Session, project: Project, wanted: int, most: int) -> None:
+        """Called before so many tickets are made. A project that has none in flight may have any number. Raises
+        `rate_limited`."""
+        with self._lock:
+            known = self._projects.setdefault(project.id, _Known())
+            full = known.in_flight + wanted > most and known.in_flight > 0
+            stale = time.monotonic() - known.counted_at > _AGAIN_AFTER_SECONDS
+            count = stale if full else (known.handed_out + wanted) * _COUNTED_AFTER > most
+        in_flight = _in_flight(session, project.id, most) if count else None
+        with self._lock:
+            if in_flight is not None:
+                known.in_flight, known.handed_out, known.counted_at = in_flight, 0, time.monotonic()
+            if known.in_flight + wanted > most and known.in_flight > 0:
+                raise ProblemError(
+                    ProblemCode.RATE_LIMITED,
+                    f"{known.in_flight} chunks of the project {project.name!r} are being sent, and "
+                    f"HOLDFAST_PROJECT_TICKETS allows {most}. Try again in {_RETRY_AFTER_SECONDS} s.",
+                    limit="HOLDFAST_PROJECT_TICKETS",
+                    retry_after_seconds=_RETRY_AFTER_SECONDS,
+                )
+            known.handed_out += wanted
+
+
+def _in_flight(session: Session, project_id: str, most: int) -> int:
+    """No more than `most` are counted."""
+    pending = (
+        select(Copy.id)
+        .where(
+            Copy.project_id == project_id,
+            Copy.state == CopyState.PENDING,
+            Copy.ticket_expires_at > database_now(session),
+        )
+        .limit(most)
+    )
+    return session.execute(select(func.count()).select_from(pending.subquery())).scalar_one()
