@@ -12,8 +12,8 @@ from holdfast_protocol.states import AttemptOutcome
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Attempt, Run
+from holdfast_service.events.announce import end_stalls
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.training.announcements import end_stalls
 from holdfast_service.training.fencing import heard_until, is_silent
 
 

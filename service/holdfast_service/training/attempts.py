@@ -39,6 +39,14 @@ from holdfast_service.db.engine import note_change, refuse_if_went_back
 from holdfast_service.db.pages import cut_page, decode_cursor
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError
+from holdfast_service.events.announce import (
+    announce_end,
+    announce_restore,
+    announce_revival,
+    end_stalls,
+    kept_skipped,
+    why_there,
+)
 from holdfast_service.lineage.restore_choice import (
     AvailableStores,
     available_stores,
@@ -61,14 +69,6 @@ from holdfast_service.runs.views import (
     run_named,
 )
 from holdfast_service.training.abort import abort
-from holdfast_service.training.announcements import (
-    announce_end,
-    announce_restore,
-    announce_revival,
-    end_stalls,
-    kept_skipped,
-    why_there,
-)
 from holdfast_service.training.crash_loop import break_crash_loop
 from holdfast_service.training.fencing import is_of_launch, lock_attempt, lock_run, pass_fence, reached, revive_locked
 

@@ -21,9 +21,9 @@ from holdfast_service.db.engine import history_columns, history_known, refuse_go
 from holdfast_service.db.tables.core import SILENT, Attempt, CatalogIdentity, Checkpoint, Project, Run, Shard, Token
 from holdfast_service.db.tables.operations import Controller
 from holdfast_service.errors import ProblemError
+from holdfast_service.events.announce import announce_revival
 from holdfast_service.runs.views import attempt_numbered, no_checkpoint, refuse_if_deleted, run_named
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.training.announcements import announce_revival
 from holdfast_service.work.processes import last_served_at
 
 
