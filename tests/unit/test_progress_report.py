@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import holdfast.session.heartbeat
-from holdfast.session.heartbeat import ProgressReport
+import holdfast.progress
+from holdfast.progress import ProgressReport
 
 
 class Watch:
@@ -21,7 +21,7 @@ class Watch:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     watch = Watch()
-    monkeypatch.setattr(holdfast.session.heartbeat, "time", watch)
+    monkeypatch.setattr(holdfast.progress, "time", watch)
     return watch
 
 

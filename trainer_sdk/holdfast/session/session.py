@@ -14,9 +14,10 @@ from pydantic import JsonValue
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import HoldfastError, NotRestored, StaleAttempt
 from holdfast.local.adoption import Adoption
+from holdfast.progress import ProgressReport
 from holdfast.session.curve import MetricCurve
 from holdfast.session.environment import environment
-from holdfast.session.heartbeat import ENDS_THE_JOB, HeartbeatThread, OutcomeFile, ProgressReport
+from holdfast.session.heartbeat import ENDS_THE_JOB, HeartbeatThread, OutcomeFile
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import AttemptConflict
