@@ -476,7 +476,7 @@ class Transport:
         """Raises HoldfastError if one is to be exchanged, and cannot be."""
         if self._identity is not None:
             return self._identity.token()
-        found = self.settings.find_token()
+        found = self.settings.token or self.settings.find_token()
         return None if found is None else found.get_secret_value()
 
     def _name(self, call: _Call) -> str:

@@ -239,7 +239,8 @@ class Checkpointer:
         Raises on every rank if one rank's state cannot be saved (UnsupportedStateError names the key).
         """
         self.parts.session.progress.reached(step)
-        self.parts.session.curve.take(step, metrics)
+        if metrics:
+            self.parts.session.curve.take(step, metrics)
         handle = self._save(step, state, metrics, CheckpointKind(kind))
         self._raise_pending()
         if self.parts.recorder is not None:

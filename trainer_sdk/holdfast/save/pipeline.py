@@ -273,10 +273,7 @@ class SavePipeline:
             self._watch.tell(job.number, committed)
             if job.record is None:
                 self._release(job)
-        ended = (
-            SaveFailed(f"The checkpoint of step {job.step} was not committed. {failure}"),
-            SaveState.LOST if job.record is None else SaveState.SPOOLED,
-        )
+        ended: tuple[SaveFailed, SaveState] | None = None
         try:
             if committed is not None:
                 self.last_committed_number = job.number
@@ -294,7 +291,7 @@ class SavePipeline:
             if committed is not None:
                 job.handle.mark_committed(committed)
             else:
-                job.handle.fail(*ended)
+                job.handle.fail(*(ended or _not_committed(job, failure)))
 
     def _commit(self, job: SaveJob) -> CheckpointView:
         """Retries until a retry makes no more sense, while the bytes are here. Every rank that hears of an abort begins
@@ -429,6 +426,12 @@ class SavePipeline:
                 self._tier.spool.forget(job.record.name)
             except OSError as error:
                 log.warning("step %d stays in the spool of %s: %s", job.step, self._tier.path, error)
+
+
+def _not_committed(job: SaveJob, failure: BaseException | None) -> tuple[SaveFailed, SaveState]:
+    """What the handle is told if the end of its save could not even be reported."""
+    state = SaveState.LOST if job.record is None else SaveState.SPOOLED
+    return SaveFailed(f"The checkpoint of step {job.step} was not committed. {failure}"), state
 
 
 class SaveReports:
