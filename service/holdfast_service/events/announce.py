@@ -1,6 +1,6 @@
 """Tells of an event in the transaction in which it happens, and leaves the calls of webhooks that it makes: either all
-are there or none is. An attempt tells of its restore and why of no later checkpoint, its end, the end of its stall, and
-that it was not lost after all."""
+are there or none is. `announce` is for any event; the functions after it tell of an attempt: its restore and why there
+is no later one, its end, the end of its stall, and that it was not lost after all."""
 
 from __future__ import annotations
 
