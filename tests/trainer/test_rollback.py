@@ -11,7 +11,7 @@ from gloo import run_ranks
 from tests.support.training import Job, values
 
 import holdfast
-from holdfast.errors import ConfigurationError, NoRestorePoint, StaleAttempt
+from holdfast.errors import ConfigurationError, NoRestorePoint, NotRestored, StaleAttempt, StateMismatchError
 from holdfast.session.environment import environment
 from holdfast_client.client import Client
 from holdfast_protocol.runs import parse_run
@@ -154,6 +154,27 @@ def test_without_a_point_to_go_back_to_nothing_changes(run, service):
         saved(ckpt, job, [4])
     name = parse_run(run)
     assert [each.number for each in service.client.attempts.list(name.project, name.run).items] == [1]
+
+
+@pytest.mark.rule("latest-follows-lineage")
+def test_after_a_rollback_that_failed_nothing_is_saved_until_a_restore_has_ended_well(run, service):
+    job, name = Job(), parse_run(run)
+    with holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore(job.state)
+        saved(ckpt, job, [0, 1])
+        before = values(job.state)
+        with pytest.raises(StateMismatchError):
+            ckpt.rollback(job.state | {"model": torch.nn.Linear(2, 2)}, before=1)
+        assert values(job.state) == before
+        for save in (ckpt.save, ckpt.step):
+            with pytest.raises(NotRestored, match="attempt 2 has not restored one"):
+                save(2, job.state)
+        assert ckpt.parts.session.has_begun, "else what the steps before have agreed on outlives the next restore"
+        assert ckpt.restore(job.state, at="0") == 1
+        saved(ckpt, job, [1])
+    newest = service.client.attempts.list(name.project, name.run).items[0]
+    point = service.client.restores.restore_point(name.project, name.run, before_step=1).restore_point
+    assert (point.step, point.attempt, point.checkpoint_id) == (0, 1, newest.resumed_from)
 
 
 def test_a_job_that_was_fenced_does_not_fence_its_successor_by_going_back(run, service):

@@ -190,7 +190,8 @@ class Checkpointer:
         the job goes on as a new attempt of the run. Its saves since the checkpoint are never the run's latest again.
 
         Raises NoRestorePoint if there is no such checkpoint: the state is unchanged, and the attempt goes on.
-        StaleAttempt if another launch has taken over; and the errors of restore().
+        StaleAttempt if another launch has taken over; and the errors of restore(). After one of those, step() and
+        save() raise NotRestored until a restore() or a rollback() has ended well, also if the state is unchanged.
         """
         return self._loading.rollback(state, steps=steps, before=before, skip_data=skip_data, keep=keep)
 

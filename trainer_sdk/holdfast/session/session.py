@@ -53,9 +53,11 @@ class Session:
         self.save_interval_seconds = math.inf
         """The save interval that the service recommends; known once the attempt is open."""
         self.may_save = False
-        """A checkpoint was restored, or the run has none."""
+        """This attempt has restored a checkpoint, or the run has none."""
         self.is_half_restored = False
         """A restore has written into the state, and none has ended well since."""
+        self._had_begun = False
+        """`has_begun`, when the job's own newer attempt was opened."""
         self._create = create
         self._config = config
         # Made once per process: a call that is repeated after a lost reply opens no second attempt. Rank 0's is the
@@ -101,7 +103,8 @@ class Session:
 
     def open_anew(self) -> None:
         """Opens a new attempt for this same job, from which it may go back; it fences the job's old one. Collective; no
-        save may be in flight.
+        save may be in flight. Nothing is saved in it until a restore has ended well: its first commit would cut the
+        lineage without a parent.
 
         Raises StaleAttempt on all ranks if another launch has taken over. After any other error the old attempt goes
         on, unless the service has opened the new one and its reply was lost: then the service refuses the old attempt,
@@ -123,6 +126,7 @@ class Session:
         if self._may_be_left and isinstance(self._ended_by, StaleAttempt):
             self._ended_by = None  # an error of the old attempt
         self._may_be_left = False
+        self._had_begun, self.may_save = self.has_begun, False
         self.progress.begin()
         self.curve.begin()
         self._is_open(opened)
@@ -136,7 +140,7 @@ class Session:
     @property
     def has_begun(self) -> bool:
         """Whether this job may have staged or saved its state, or a restore has written into it."""
-        return self.may_save or self.is_half_restored
+        return self.may_save or self.is_half_restored or self._had_begun
 
     @property
     def has_opened(self) -> bool:
@@ -160,7 +164,7 @@ class Session:
             if self.is_half_restored:
                 raise NotRestored(f"The state holds parts of a checkpoint of {self.run} that could not be restored")
             if self.open().ever_committed:
-                raise NotRestored(f"{self.run} has checkpoints, and this job has not restored one")
+                raise NotRestored(f"{self.run} has checkpoints, and attempt {self.opened.attempt} has not restored one")
             self.may_save = True
 
     def restored_from(self, checkpoint_id: str | None, *, rollback: bool) -> None:
