@@ -57,8 +57,8 @@ GUARDS = (
         "late-save-adoption",
         "a branch detached can be the restore point",
         "service/holdfast_service/lineage/restore_choice.py",
-        "elif line is not None and candidate.detached:",
-        "elif False:",
+        "return (attempt, step) in self and (not detached or checkpoint_id in self._parents)",
+        "return (attempt, step) in self",
         ("tests/service/test_protocol_spooled.py",),
     ),
     Guard(

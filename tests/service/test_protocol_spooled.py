@@ -14,8 +14,12 @@ from typing import Any
 import pytest
 
 import holdfast_service.training.begin
+from holdfast_service.db.dialect import database_now
+from holdfast_service.db.tables.core import Run
 from holdfast_service.liveness.abandoned_uploads import ReapReport, reconcile
+from holdfast_service.retention.read_facts import read_facts
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.tiers.rules import subjects_of
 from tests.service.conftest import Clock
 from tests.support.interleave import refused
 from tests.support.rank import Job, Save, answer, digest_of
@@ -148,6 +152,31 @@ def test_once_the_run_has_gone_on_a_late_save_is_a_branch_that_is_never_latest(
     assert newer.opened["restore_point"] == before
     late = next(each for each in newer.opened["skipped"] if each["checkpoint_id"] == view["id"])
     assert (late["reason"], "pushed late" in late["detail"]) == ("detached", True)
+
+
+@pytest.mark.rule("latest-follows-lineage")
+def test_a_branch_that_was_named_and_resumed_from_is_on_the_lineage(
+    service: RunningService, first: Job, second: Job
+) -> None:
+    second.save(110)
+    push(second, first, 150, allow_detached=True)
+    named = push(second, first, 200, allow_detached=True)
+    third = Job(first.http, after=2)
+    assert latest_step(third) == 110
+    third.resumed_from(named["id"], rollback=True)
+    fourth = Job(first.http, after=3)  # the third has died before its first commit
+    assert fourth.opened["restore_point"]["checkpoint_id"] == named["id"]
+    fourth.resumed_from(named["id"])
+    fourth.save(250)
+    with service.context.database.read() as session:
+        run = session.query(Run).one()
+        facts = read_facts(session, run, None).facts
+        subjects = subjects_of(session, run.id, database_now(session))
+    for told in ([(each.step, each.on_line) for each in kept] for kept in (facts, subjects)):
+        assert sorted(told) == [(100, True), (110, False), (150, False), (200, True), (250, True)]
+    assert restore_point(fourth, "200")["checkpoint_id"] == named["id"]
+    with refused("no_restore_point"):
+        restore_point(fourth, "150")
 
 
 def test_a_branch_is_never_the_best(first: Job, second: Job) -> None:

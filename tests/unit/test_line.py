@@ -36,6 +36,20 @@ def test_the_line(name: str) -> None:
     assert list(line.segments) == [Segment(*segment) for segment in expected]
 
 
+def test_a_detached_checkpoint_lies_on_the_line_only_where_an_attempt_of_the_line_resumed_from_it() -> None:
+    attempts = [
+        AttemptNode(1, None, True),
+        AttemptNode(2, (1, 300), True, "ck_left"),
+        AttemptNode(3, (1, 400), True, "ck_named"),
+        AttemptNode(4, (1, 350), False, "ck_uncut"),
+    ]
+    line = lineage(attempts)
+    assert line.has("ck_named", 1, 400, detached=True)
+    assert line.has("ck_other", 1, 400, detached=False)
+    for name, step in (("ck_other", 400), ("ck_left", 300), ("ck_uncut", 350)):
+        assert not line.has(name, 1, step, detached=True)
+
+
 def test_a_checkpoint_lies_on_the_line_up_to_where_it_was_left() -> None:
     line = lineage([AttemptNode(1, None, True), AttemptNode(2, (1, 500), True)])
     assert [(point in line) for point in [(1, 500), (1, 501), (2, 1), (2, 10**9), (3, 1)]] == [

@@ -261,7 +261,8 @@ def checkpoints(dialect: Dialect) -> View:
             Column(
                 "detached",
                 Kind.BOOLEAN,
-                "Pushed late, when the run had gone on without it: never the latest.",
+                "Pushed late, when the run had gone on without it: never the latest, unless an attempt has since "
+                "gone on from it.",
                 "c.detached",
             ),
             Column("digest", Kind.TEXT, "The checkpoint's SHA-256 in hex; null: not committed.", _hex_digest(dialect)),
@@ -369,12 +370,16 @@ def restore_points(dialect: Dialect) -> View:
 LEFT JOIN checkpoints c ON c.id = (
   {line}
   SELECT o.id FROM checkpoints o
-  WHERE o.run_id = r.id AND o.state = 'committed' AND NOT o.detached AND o.health = 'ok' AND o.tier = 'hot'
+  WHERE o.run_id = r.id AND o.state = 'committed' AND o.health = 'ok' AND o.tier = 'hot'
     AND (o.readable_until IS NULL OR o.readable_until > {dialect.now})
     AND EXISTS (
       SELECT 1 FROM line WHERE line.attempt = o.attempt_number AND (line.last_step IS NULL OR o.step <= line.last_step)
     )
-  ORDER BY o.step DESC, o.attempt_number DESC, o.id LIMIT 1
+    AND (NOT o.detached OR EXISTS (
+      SELECT 1 FROM line JOIN attempts a ON a.run_id = r.id AND a.number = line.attempt
+      WHERE a.resumed_from_id = o.id AND o.attempt_number < line.attempt
+    ))
+  ORDER BY o.step DESC, o.attempt_number DESC, o.detached, o.id LIMIT 1
 )
 WHERE {shown_runs(dialect)}""",
     )

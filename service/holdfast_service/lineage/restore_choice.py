@@ -32,12 +32,13 @@ from holdfast_service.lineage.best_and_proven import rank
 class AttemptNode:
     """`resumed_from` is the attempt and step of the checkpoint that the ranks loaded; None for a fresh start.
 
-    `cut` is True from the attempt's first commit or explicit rollback on.
+    `cut` is True from the attempt's first commit or explicit rollback on. `parent_id` is that checkpoint's id.
     """
 
     number: int
     resumed_from: tuple[int, int] | None
     cut: bool
+    parent_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,11 @@ class Segment:
 
 
 class Line:
-    """Segments from the newest to the oldest; at most one per attempt."""
+    """Segments from the newest to the oldest; at most one per attempt. `parents`: ids of what they resumed from."""
 
-    def __init__(self, segments: Iterable[Segment]) -> None:
+    def __init__(self, segments: Iterable[Segment], parents: Collection[str] = ()) -> None:
         self.segments = tuple(segments)
+        self._parents = frozenset(parents)
         self._max_step = {segment.attempt: segment.max_step for segment in self.segments}
 
     def __contains__(self, point: tuple[int, int]) -> bool:
@@ -63,12 +65,18 @@ class Line:
         limit = self._max_step[attempt]
         return limit is None or step <= limit
 
+    def has(self, checkpoint_id: str, attempt: int, step: int, *, detached: bool) -> bool:
+        """Whether this checkpoint lies on the line. A detached one does only as a parent: a person has named it, and
+        the run has gone on from it."""
+        return (attempt, step) in self and (not detached or checkpoint_id in self._parents)
+
 
 def lineage(attempts: Iterable[AttemptNode]) -> Line:
     """The line of the newest attempt that has cut. The others leave the line as the older ones made it."""
     by_number = {attempt.number: attempt for attempt in attempts}
     newest = max((attempt.number for attempt in by_number.values() if attempt.cut), default=None)
     segments: list[Segment] = []
+    parents: list[str] = []
     step: int | None = None
     while newest is not None and newest in by_number:
         segments.append(Segment(newest, step))
@@ -76,8 +84,10 @@ def lineage(attempts: Iterable[AttemptNode]) -> Line:
         # Parents are older attempts; anything else would be a loop and ends the line.
         if parent is None or parent[0] >= newest:
             break
+        if (parent_id := by_number[newest].parent_id) is not None:
+            parents.append(parent_id)
         newest, step = parent
-    return Line(segments)
+    return Line(segments, parents)
 
 
 # What a request's selector means; the wire's grammar is holdfast_protocol.runs.
@@ -306,12 +316,13 @@ def not_restorable(candidate: Candidate, line: Line | None, *, diverged: bool = 
         detail = f"{name} was never complete: {candidate.abort_reason or 'it was aborted'}"
     elif candidate.state != CheckpointState.COMMITTED:
         reason, detail = SkippedReason.TRASHED, f"{name} was deleted; its state is {candidate.state}."
-    elif line is not None and candidate.detached:
-        reason = SkippedReason.DETACHED
-        detail = f"{name} was pushed late, when the run had gone on without it; name its attempt to restore it."
-    elif line is not None and (candidate.attempt, candidate.step) not in line:
+    elif line is not None and not line.has(
+        candidate.checkpoint_id, candidate.attempt, candidate.step, detached=candidate.detached
+    ):
         reason = SkippedReason.DETACHED
         detail = f"{name} is not on the lineage: the run went on from an older checkpoint."
+        if candidate.detached:
+            detail = f"{name} was pushed late, when the run had gone on without it; name its attempt to restore it."
     elif candidate.health == Health.CORRUPT:
         reason, detail = SkippedReason.CORRUPT, f"{name} cannot be read whole{why}"
     elif candidate.health == Health.DIVERGED and not diverged:
@@ -462,15 +473,23 @@ def line_of_run(session: Session, run_id: str, *, also_uncommitted: bool = False
 def _lines_of_runs(session: Session, run_ids: Collection[str], *, also_uncommitted: bool = False) -> dict[str, Line]:
     parent = aliased(Checkpoint)
     rows = session.execute(
-        select(Attempt.run_id, Attempt.number, Attempt.cut_at, Attempt.last_step, parent.attempt_number, parent.step)
+        select(
+            Attempt.run_id,
+            Attempt.number,
+            Attempt.cut_at,
+            Attempt.last_step,
+            parent.attempt_number,
+            parent.step,
+            parent.id,
+        )
         .outerjoin(parent, parent.id == Attempt.resumed_from_id)
         .where(Attempt.run_id.in_(run_ids))
     )
     nodes: dict[str, list[AttemptNode]] = {run_id: [] for run_id in run_ids}
-    for run_id, number, cut_at, last_step, parent_attempt, step in rows:
+    for run_id, number, cut_at, last_step, parent_attempt, step, parent_id in rows:
         resumed_from = None if step is None else (parent_attempt, step)
         has_begun = also_uncommitted and (last_step is not None or resumed_from is not None)
-        nodes[run_id].append(AttemptNode(number, resumed_from, has_begun or cut_at is not None))
+        nodes[run_id].append(AttemptNode(number, resumed_from, has_begun or cut_at is not None, parent_id))
     return {run_id: lineage(attempts) for run_id, attempts in nodes.items()}
 
 

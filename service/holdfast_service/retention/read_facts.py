@@ -58,7 +58,7 @@ def read_facts(session: Session, run: Run, policy: RetentionPolicy | None) -> Ru
             at=row.at,
             state=CheckpointState(row.state),
             health=Health(row.health),
-            on_line=not row.detached and (row.attempt_number, row.step) in line,
+            on_line=line.has(row.id, row.attempt_number, row.step, detached=row.detached),
             labels=row.labels,
             metrics=row.metrics or {},
             logical_bytes=row.logical_bytes,

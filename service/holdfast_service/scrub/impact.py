@@ -231,19 +231,18 @@ def _good_steps(session: Session, run_id: str, lost_ids: Collection[str]) -> lis
     """What can be restored on the run's lineage, the smallest step first: none of `lost_ids`."""
     line = line_of_run(session, run_id)
     rows = session.execute(
-        select(Checkpoint.id, Checkpoint.step, Checkpoint.attempt_number)
+        select(Checkpoint.id, Checkpoint.step, Checkpoint.attempt_number, Checkpoint.detached)
         .where(
             Checkpoint.run_id == run_id,
             Checkpoint.state == CheckpointState.COMMITTED,
             Checkpoint.health == Health.OK,
-            ~Checkpoint.detached,
         )
         .order_by(Checkpoint.step, Checkpoint.attempt_number)
     )
     return [
         GoodStep(checkpoint_id=checkpoint_id, step=step, attempt=attempt)
-        for checkpoint_id, step, attempt in rows
-        if (attempt, step) in line and checkpoint_id not in lost_ids
+        for checkpoint_id, step, attempt, detached in rows
+        if line.has(checkpoint_id, attempt, step, detached=detached) and checkpoint_id not in lost_ids
     ]
 
 

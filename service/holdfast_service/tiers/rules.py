@@ -181,7 +181,7 @@ def subjects_of(session: Session, run_id: str, now: datetime) -> list[Subject]:
             labels=row.labels,
             committed_at=row.committed_at,
             health=Health(row.health),
-            on_line=not row.detached and (row.attempt_number, row.step) in line,
+            on_line=line.has(row.id, row.attempt_number, row.step, detached=row.detached),
             tier=Tier(row.tier),
             wanted=row.tier_wanted,
             settled=row.tier_checked_at is not None,
