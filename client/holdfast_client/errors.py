@@ -39,7 +39,8 @@ HoldfastError
 │   ├── TooManyFailures  CatalogWentBack  IdentityProviderUnavailable  IdentityKeyUnknown
 ├── StoreProblem                an operator must act
 │   ├── StoreFull
-│   └── StoreRefused
+│   ├── StoreRefused
+│   └── ReadsWrongHere          the checkpoint is whole, and this machine reads it wrong
 ├── DirectFileRefused           use HTTP instead
 ├── LocalReadFailed             try again; if it stays, check this node's disk and limits
 ├── TransferStopped             the caller asked this transfer to stop
@@ -498,6 +499,14 @@ class StoreFull(StoreProblem):
 class StoreRefused(StoreProblem):
     code = ProblemCode.STORE_REFUSED
     remedy = "Check the store's credentials, permissions and clock; `holdfast doctor` tells more."
+
+
+class ReadsWrongHere(StoreProblem):
+    """The service reads a chunk well, and it arrives wrong on this machine, twice. No IntegrityError: the checkpoint is
+    whole, and an older one would cost training time and may arrive no better."""
+
+    code = "reads_wrong_here"
+    remedy = "Look at this machine's memory, network and mounts, or run on another machine."
 
 
 class DirectFileRefused(HoldfastError):

@@ -17,8 +17,11 @@ import holdfast
 from holdfast import errors
 from holdfast.export.pull import Format, pull
 from holdfast.restore.checkpoint_reader import CheckpointSource
+from holdfast_client.chunks import fetcher
+from holdfast_client.chunks.download import get_chunk
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.errors import ChunkCorrupt
 from holdfast_client.local.tier import LocalTier
 from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import Component, IndexOrdinals, ShardSummary
@@ -117,6 +120,33 @@ def test_an_index_of_another_layout_on_one_rank_makes_all_ranks_take_an_earlier_
     run_ranks(train, 2, run, 1, timeout_seconds=120)
     refused = run_ranks(restore_where_rank_1_reads_an_index_of_another_layout, 2, run, timeout_seconds=120)
     assert refused == ["NoRestorePoint"] * 2
+
+
+def restore_where_rank_1_reads_one_chunk_wrong(rank, run):
+    wrong = []
+
+    def get(ticket, into, digest, *given, **options):
+        wrong.append(digest)
+        if rank == 1 and digest == wrong[0]:
+            raise ChunkCorrupt(digest, "mismatch", "its memory is bad")
+        return get_chunk(ticket, into, digest, *given, **options)
+
+    fetcher.get_chunk = get
+    job = Job(rank)
+    before = values(job.state)
+    with holdfast.Checkpointer(run) as ckpt:
+        try:
+            return ckpt.restore(job.state)
+        except errors.HoldfastError as error:
+            return type(error).__name__, "On rank 1: " in str(error), values(job.state) == before
+
+
+@pytest.mark.rule("report-is-suspicion")
+def test_what_only_one_ranks_machine_reads_wrong_sends_no_rank_to_an_older_checkpoint(service, run):
+    run_ranks(train, 2, run, 2, timeout_seconds=120)
+    refused = run_ranks(restore_where_rank_1_reads_one_chunk_wrong, 2, run, timeout_seconds=120)
+    assert refused == [("ReadsWrongHere", True, True), ("ReadsWrongHere", False, True)]
+    assert {view.health for view in service.client.checkpoints.all(*run.split("/"))} == {Health.OK}
 
 
 def test_a_named_step_that_is_damaged_raises_and_never_falls_back(service, run):

@@ -165,7 +165,7 @@ def test_a_wrong_file_of_the_host_is_fetched_instead(service, folder):
 def test_wrong_bytes_from_the_store_never_get_into_the_folder(service, folder):
     digest = next(iter(CHUNKS))
     service.wrong[digest] = 2
-    with pytest.raises(errors.ChunkLost):
+    with pytest.raises(errors.ReadsWrongHere):
         fetch(service.url, folder, tuple(CHUNKS), (digest,))
     assert folder.size(digest) is None
     service.wrong[digest] = 1

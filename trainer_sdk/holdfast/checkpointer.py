@@ -163,6 +163,7 @@ class Checkpointer:
         there, and later checkpoints are never its latest again. `skip_diverged=False` accepts a diverged checkpoint.
 
         Raises on every rank or on none: NoRestorePoint, IntegrityError, StateMismatchError, ServiceUnavailable, ….
+        ReadsWrongHere if the service can read the checkpoint and one rank's machine cannot: no older one is loaded.
         Bytes arrive in the tensors while they are hashed: after an error the state may hold parts of a checkpoint. The
         exception says so, and nothing is saved until a restore has ended well.
         """

@@ -3,6 +3,7 @@
     digest -> [ticket, under a lease] -> [GET on a thread] -> proven bytes -> sink
                  ^-- expired ticket -----------'  '--> corrupt: [report] -> readable: once more, over HTTP
                                                                          -> not readable: ChunkLost
+                                               wrong again, and readable -> ReadsWrongHere
 
 Memory is taken for a chunk only if its ticket's size is the one in the checkpoint's layout. Tickets are asked
 for a few at a time, because late ones of one large batch would expire before their turn. If a store does not
@@ -16,6 +17,7 @@ from __future__ import annotations
 import functools
 import logging
 import queue
+import socket
 import threading
 import time
 from collections import Counter, deque
@@ -35,6 +37,7 @@ from holdfast_client.errors import (
     DirectFileRefused,
     HoldfastError,
     IntegrityError,
+    ReadsWrongHere,
     ServiceUnavailable,
     StoreRefused,
     StoreUnavailable,
@@ -391,11 +394,10 @@ class FetchSchedule:
         if not verdict.readable:
             raise ChunkLost(digest, verdict.detail, verdict.corrupt_checkpoints) from error
         if digest in self._over_http:
-            raise ChunkLost(
-                digest,
-                f"the service reads it well, but it arrives here wrong twice ({error.detail}); "
-                "look at this machine's memory, network and mounts",
-                verdict.corrupt_checkpoints,
+            raise ReadsWrongHere(
+                f"The service reads chunk {digest[:12]} well, but it arrives on {socket.gethostname()} wrong twice: "
+                f"{error.detail}",
+                context={"digest": digest},
             ) from error
         self._over_http.add(digest)
 
@@ -450,8 +452,8 @@ class ShardFetcher:
         `sizes`: the known bytes of chunks; `most_bytes`: the most that any other chunk may have. `shard`: the first
         tickets bring this rank's chunk list along, for `chunk_list`.
 
-        Raises ChunkLost if no copy could be read, IntegrityError if a ticket names another size. When this returns or
-        raises, no thread works for it any more.
+        Raises ChunkLost if no copy could be read, ReadsWrongHere if only this machine reads it wrong, IntegrityError if
+        a ticket names another size. When this returns or raises, no thread works for it any more.
         """
         self._source.shard = shard
         FetchSchedule(

@@ -21,6 +21,7 @@ from holdfast_client.errors import (
     IntegrityError,
     InvalidRequest,
     NotFound,
+    ReadsWrongHere,
     ServiceUnavailable,
     StaleAttempt,
     TokenProblem,
@@ -71,6 +72,7 @@ _BY_KIND: tuple[tuple[type[HoldfastError], ExitCode], ...] = (
     (TokenProblem, ExitCode.TOKEN),
     (ServiceUnavailable, ExitCode.UNAVAILABLE),
     (IntegrityError, ExitCode.INTEGRITY),
+    (ReadsWrongHere, ExitCode.INTEGRITY),
     (StaleAttempt, ExitCode.STALE),
     (Conflict, ExitCode.STALE),
 )

@@ -129,8 +129,9 @@ def test_bytes_that_only_arrive_wrong_here_are_not_read_for_ever(service):
     service.objects = dict(chunks)
     service.readable = set(chunks)
     service.faults["flipped"] = 10_000
-    with pytest.raises(errors.ChunkLost, match="arrives here wrong twice"):
+    with pytest.raises(errors.ReadsWrongHere, match="wrong twice") as caught:
         fetch(service, chunks)
+    assert not isinstance(caught.value, errors.IntegrityError), "the checkpoint is whole"
 
 
 def test_a_file_that_reads_wrong_is_read_again_over_http(mounted, tmp_path):
