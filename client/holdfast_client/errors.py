@@ -6,6 +6,7 @@ HoldfastError
 ├── InvalidRequest              fix the call
 │   └── BodyTooLarge
 ├── UnsupportedProtocol         upgrade the older side
+├── NewerFormat                 a newer holdfast saved this checkpoint: upgrade this one
 ├── UnexpectedReply             a program that is not Holdfast answers at this URL
 ├── TokenProblem                get another token
 │   ├── Unauthenticated  Forbidden
@@ -137,6 +138,16 @@ class ClientCertificateRequired(ConfigurationError):
 class UnsupportedProtocol(HoldfastError):
     code = ProblemCode.UNSUPPORTED_PROTOCOL
     remedy = "Install the version of holdfast that the other side runs."
+
+
+class NewerFormat(HoldfastError):
+    """A document of a checkpoint has a newer format than this version reads. No IntegrityError: the checkpoint is
+    whole."""
+
+    code = "newer_format"
+    remedy = (
+        "Install the holdfast that saved it, or a newer one. To go on from an older checkpoint, restore it by its name."
+    )
 
 
 class UnexpectedReply(HoldfastError):

@@ -35,6 +35,10 @@ class DocumentError(ValueError):
     """An index document cannot be read or written: broken, hostile, from a newer version, or too large."""
 
 
+class NewerDocumentError(DocumentError):
+    """A newer version of Holdfast has written it. What this one does not know must not be taken for damage."""
+
+
 def canonical_bytes(value: Any) -> bytes:
     """The one JSON text of `value`. Raises DocumentError for a value without JSON (NaN, unknown types, cycles)."""
     try:

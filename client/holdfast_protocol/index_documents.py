@@ -18,10 +18,14 @@ ShardIndex: {"format": "holdfast-shard-2", "run": "project/run", "step": s, "wor
 Each rank's index names its save. The seal signs it with the rest of the shard, so every reader detects a catalog that
 gives a checkpoint another step or another run (rule index-names-its-save). The layout names none, because one layout
 serves all the steps of a plan.
+
+A reader refuses a format with a higher number than its own, and takes whatever else it does not know for damage. So a
+new field, dtype or tag of a typed tree needs the next number.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +37,7 @@ from typing import Any, NamedTuple, Self
 from holdfast_protocol.digests import (
     MAX_DOCUMENT_BYTES,
     DocumentError,
+    NewerDocumentError,
     canonical_bytes,
     chunk_digest,
     compress,
@@ -216,7 +221,8 @@ class Layout:
     @classmethod
     def decode(cls, data: bytes | bytearray | memoryview, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Self:
         """The inverse of encode. Raises DocumentError unless each tensor is whole, each piece lies in its tensor, and
-        no two pieces share bytes of a chunk. Linear in the document; it allocates nothing by the document's numbers."""
+        no two pieces share bytes of a chunk; NewerDocumentError for a newer format. Linear in the document; it
+        allocates nothing by the document's numbers."""
         document = _open(data, LAYOUT_FORMAT, {"world_size", "tensors", "shards"}, max_bytes)
         try:
             tensors = {name: _read_tensor(name, entry) for name, entry in document["tensors"].items()}
@@ -274,7 +280,7 @@ class ShardIndex:
 
     @classmethod
     def decode(cls, data: bytes | bytearray | memoryview, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Self:
-        """The inverse of encode. The trees stay encoded, and their decoder checks them. Raises DocumentError."""
+        """The inverse of encode. The trees stay encoded, and their decoder checks them. Raises as a layout's does."""
         fields = {*SavedAs._fields, "rank", "layout_digest", "trees", "replicated_trees", "rng"}
         document = _open(data, SHARD_FORMAT, fields, max_bytes)
         try:
@@ -296,11 +302,19 @@ def _open(data: bytes | bytearray | memoryview, expected: str, fields: set[str],
     if not isinstance(document, dict):
         raise DocumentError("an index document is a JSON object, and this is none")
     found = document.get("format")
+    if _is_newer(found, expected):
+        raise NewerDocumentError(f"its format is {found}, and this holdfast reads {expected}")
     if found != expected:
-        raise DocumentError(f"this is not a {expected} document but {str(found)[:80]!r}; a newer holdfast may read it")
+        raise DocumentError(f"this is not a {expected} document but {str(found)[:80]!r}")
     if document.keys() != fields | {"format"}:
         raise DocumentError(f"a {expected} document has exactly the fields {sorted(fields)}")
     return document
+
+
+def _is_newer(found: Any, known: str) -> bool:
+    kind, _, number = known.rpartition("-")
+    told = re.fullmatch(rf"{kind}-([1-9][0-9]{{0,3}})", found) if isinstance(found, str) else None
+    return told is not None and int(told[1]) > int(number)
 
 
 def _tensor_document(entry: TensorEntry) -> dict[str, Any]:

@@ -204,7 +204,7 @@ GUARDS = (
         "bounded-index",
         "a malformed layout is no fault of the checkpoint",
         "trainer_sdk/holdfast/restore/checkpoint_reader.py",
-        'raise IntegrityError(f"The layout of {self.checkpoint_id} cannot be used: {error}") from error',
+        'raise IntegrityError(f"{document} cannot be used: {error}") from error',
         "raise",
         ("tests/trainer/test_damaged_checkpoints.py",),
     ),

@@ -274,6 +274,23 @@ def test_a_document_that_says_what_cannot_be_is_that_checkpoints_fault_and_the_o
     assert list(tmp_path.iterdir()) == []
 
 
+def of_a_newer_holdfast(document):
+    kind, _, number = document["format"].rpartition("-")
+    document["format"] = f"{kind}-{int(number) + 1}"
+
+
+@pytest.mark.parametrize("changed", ["change_layout", "change_index"])
+def test_a_document_of_a_newer_holdfast_is_refused_and_no_older_checkpoint_is_taken(run, changed):
+    save_malformed(run, 3, **{changed: of_a_newer_holdfast})
+    state = {"model": torch.nn.Linear(4, 4), "notes": {}}
+    before = state["model"].weight.tolist()
+    with holdfast.Checkpointer(run) as ckpt:
+        with pytest.raises(errors.NewerFormat, match=r"format is .*-[23], and this holdfast reads .*-[12]\. "):
+            ckpt.restore(state)
+        assert (state["model"].weight.tolist(), state["notes"]) == (before, {})
+        assert ckpt.restore(state, at="3") == 4
+
+
 def restore_malformed_job(rank, run):
     state = {"model": torch.nn.Linear(4, 4), "notes": {}}
     with holdfast.Checkpointer(run, replicated=["notes"]) as ckpt:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_protocol.digests import DocumentError, canonical_bytes, compress, decompress, parse
+from holdfast_protocol.digests import DocumentError, NewerDocumentError, canonical_bytes, compress, decompress, parse
 from holdfast_protocol.index_documents import Layout, Piece, SavedAs, Segment, ShardIndex, ShardLayout, TensorEntry
 
 SAVED_AS = SavedAs("demo/gpt", 20, 4)
@@ -144,6 +144,21 @@ def change(path, value):
         at = at[step]
     at[path[-1]] = value
     return compress(canonical_bytes(document))
+
+
+@pytest.mark.parametrize("told", ["holdfast-layout-2", "holdfast-layout-9999"])
+def test_a_newer_format_is_told_from_damage(told):
+    with pytest.raises(NewerDocumentError, match=f"its format is {told}, and this holdfast reads holdfast-layout-1"):
+        Layout.decode(change(["format"], told))
+
+
+@pytest.mark.parametrize(
+    "told", ["holdfast-layout-0", "holdfast-layout-2x", "holdfast-layout-10000", "holdfast-shard-3", " 2", 2, None]
+)
+def test_any_other_format_is_damage(told):
+    with pytest.raises(DocumentError) as caught:
+        Layout.decode(change(["format"], told))
+    assert type(caught.value) is DocumentError
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from holdfast_client.errors import (
     Forbidden,
     HoldfastError,
     IntegrityError,
+    NewerFormat,
     NoRestorePoint,
     NotFound,
     ReadsWrongHere,
@@ -72,8 +73,8 @@ class StateMismatchError(StateError):
 
 
 class TreeFormatError(IntegrityError):
-    """An encoded typed tree is malformed: a damaged or hostile index, or one from a newer version. The checkpoint is at
-    fault, not the given state, so a restore goes on to the point before."""
+    """An encoded typed tree is malformed: a damaged or hostile index. The checkpoint is at fault, not the given state,
+    so a restore goes on to the point before."""
 
     code = "tree_format"
 
@@ -94,6 +95,7 @@ __all__ = [
     "IntegrityError",
     "LayoutError",
     "MissingComponent",
+    "NewerFormat",
     "NoRestorePoint",
     "NotFound",
     "NotRestored",

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Self
 
 from holdfast.distributed.ranks import Ranks
-from holdfast.errors import IntegrityError
+from holdfast.errors import IntegrityError, NewerFormat
 from holdfast.layout.reshard import Read, ReadPlan, Room, scatter, share_out, straight, wanted_bits
 from holdfast.settings import TrainerSettings
 from holdfast_client.chunks.fetcher import ShardFetcher
@@ -36,7 +36,13 @@ from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.private_folder import job_folder_in_use, new_job_folder
 from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import Manifest
-from holdfast_protocol.digests import MAX_STORED_DOCUMENT_BYTES, DocumentError, checkpoint_digest, shard_digest
+from holdfast_protocol.digests import (
+    MAX_STORED_DOCUMENT_BYTES,
+    DocumentError,
+    NewerDocumentError,
+    checkpoint_digest,
+    shard_digest,
+)
 from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
 from holdfast_protocol.restores import RestorePoint
 from holdfast_protocol.states import StoreRole
@@ -148,6 +154,16 @@ def chunk_sizes(reads: ReadPlan, layout: Layout, chunks: ChunkLists) -> dict[str
     return {chunks[rank][ordinal]: layout.shards[rank].chunks[ordinal] for rank, ordinal in reads.by_chunk}
 
 
+@contextmanager
+def _refusing(document: str) -> Iterator[None]:
+    try:
+        yield
+    except NewerDocumentError as error:
+        raise NewerFormat(f"{document} is of a newer holdfast: {error}") from error
+    except DocumentError as error:
+        raise IntegrityError(f"{document} cannot be used: {error}") from error
+
+
 class CheckpointSource:
     """Keep it open while reading: it holds a lease, and the service deletes nothing that a lease protects."""
 
@@ -215,11 +231,10 @@ class CheckpointSource:
         return documents[manifest.layout_digest], self._index(0, documents[of_first])
 
     def layout(self, manifest: Manifest, document: bytes) -> Layout:
-        """Raises IntegrityError unless it is a layout of this checkpoint: of its ranks, and of no more bytes."""
-        try:
+        """Raises IntegrityError unless it is a layout of this checkpoint: of its ranks, and of no more bytes.
+        NewerFormat if a newer holdfast has written it."""
+        with _refusing(f"The layout of {self.checkpoint_id}"):
             layout = Layout.decode(document)
-        except DocumentError as error:
-            raise IntegrityError(f"The layout of {self.checkpoint_id} cannot be used: {error}") from error
         view = manifest.checkpoint
         if layout.world_size != view.world_size or layout.tensor_bytes > view.logical_bytes:
             raise IntegrityError(
@@ -230,7 +245,7 @@ class CheckpointSource:
 
     def indexes(self, manifest: Manifest, ranks: Iterable[int]) -> dict[int, ShardIndex]:
         """The index documents of these stored ranks. Raises IntegrityError unless each was sealed as this rank's, in
-        the run and step that the catalog says."""
+        the run and step that the catalog says. NewerFormat if a newer holdfast has written one."""
         digests = self._index_digests(manifest, set(ranks))
         documents = self.documents(digests.values(), shard=min(digests, default=None))
         return {rank: self._index(rank, documents[digest]) for rank, digest in digests.items()}
@@ -242,10 +257,8 @@ class CheckpointSource:
         return digests
 
     def _index(self, rank: int, document: bytes) -> ShardIndex:
-        try:
+        with _refusing(f"The index of rank {rank} in {self.checkpoint_id}"):
             index = ShardIndex.decode(document)
-        except DocumentError as error:
-            raise IntegrityError(f"The index of rank {rank} in {self.checkpoint_id} cannot be used: {error}") from error
         if (index.saved_as, index.rank) != (self._saved_as, rank):
             raise IntegrityError(
                 f"The service offers {self.checkpoint_id} as {self._saved_as}, and what rank {rank} sealed is "

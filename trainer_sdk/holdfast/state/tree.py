@@ -366,7 +366,7 @@ class _Decoder:
             return ref if self._resolve is None else self._resolve(ref)
         tag: Tag | None = TAGS.get(name)
         if tag is None:
-            raise TreeFormatError(f"a typed tree has the unknown tag {name[:80]!r}; a newer holdfast may read it")
+            raise TreeFormatError(f"a typed tree has the unknown tag {name[:80]!r}")
         try:
             return tag.decode(payload, lambda child: self.decode(child, depth + 1))
         except TreeFormatError:
