@@ -9,7 +9,7 @@ import torch
 from roundtrip import load, save
 from torch import nn
 
-from holdfast.errors import TreeFormatError
+from holdfast.errors import StateMismatchError, TreeFormatError
 from holdfast.state.capture import capture
 from holdfast.state.components import capture_rng, derive_rng, generators_alike, restore_rng
 from holdfast.state.tree import decode_tree, encode_tree
@@ -332,7 +332,27 @@ def test_generators_that_all_ranks_saved_alike_are_derived_alike():
 
 def test_malformed_generators_change_nothing():
     before = capture_rng()
-    for broken in (None, {"dict": []}, {"dict": [["python", 1], ["numpy", 1], ["torch", 1], ["cuda", []]]}):
+    no_bytes = encode_tree({**decode_tree(before), "cuda": [1]}, path="rng")
+    for broken in (None, {"dict": []}, {"dict": [["python", 1], ["numpy", 1], ["torch", 1], ["cuda", []]]}, no_bytes):
         with pytest.raises(TreeFormatError, match="malformed"):
             restore_rng(broken)
+    assert capture_rng() == before
+
+
+def test_a_state_that_this_process_does_not_take_is_not_the_checkpoints_fault(monkeypatch):
+    """As of another numpy or torch: an older checkpoint's may be taken, and nobody would hear of it."""
+    before = capture_rng()
+    other = np.random.Generator(np.random.PCG64()).bit_generator.state
+    with pytest.raises(StateMismatchError, match=r"does not take it \(ValueError: .*torch and numpy that saved it"):
+        restore_rng(encode_tree({**decode_tree(before), "numpy": other}, path="rng"))
+    assert capture_rng() == before
+
+    def refuse(_state, _device):
+        raise RuntimeError("RNG state is wrong size")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", refuse)
+    with pytest.raises(StateMismatchError, match="RNG state is wrong size"):
+        restore_rng(encode_tree({**decode_tree(before), "cuda": [b"longer"]}, path="rng"))
     assert capture_rng() == before

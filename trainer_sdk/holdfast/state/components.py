@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
-from holdfast.errors import StateError, TreeFormatError, UnsupportedStateError
+from holdfast.errors import StateError, StateMismatchError, TreeFormatError, UnsupportedStateError
 from holdfast.state.tensors import Held
 from holdfast.state.tree import decode_tree, encode_tree
 from holdfast_protocol.checkpoints import MAX_COMPONENTS
@@ -409,17 +409,21 @@ def capture_rng() -> Any:
     )
 
 
+_RNG_FORM = {"python": tuple, "numpy": dict, "torch": bytes, "cuda": list}
+
+
 def restore_rng(encoded: Any) -> bool:
     """Sets every generator back; call it last, because building the model, the loaders and their iterators draws
     numbers. Returns False if CUDA's are left, because another number of devices is visible than was: derive them.
 
-    Raises TreeFormatError for a malformed tree; nothing has changed then.
+    Raises TreeFormatError for a malformed tree, and StateMismatchError if a generator of this process does not take its
+    state: an older checkpoint's would fare no better. Nothing has changed then.
     """
     states = decode_tree(encoded)
     if (
         type(states) is not dict
-        or states.keys() != {"python", "numpy", "torch", "cuda"}
-        or type(states["cuda"]) is not list
+        or {name: type(state) for name, state in states.items()} != _RNG_FORM
+        or any(type(state) is not bytes for state in states["cuda"])
     ):
         raise TreeFormatError("the saved random number generators are malformed")
     same_devices = not states["cuda"] or len(states["cuda"]) == torch.cuda.device_count()
@@ -431,7 +435,11 @@ def restore_rng(encoded: Any) -> bool:
         _set(states if same_devices else states | {"cuda": []})
     except (TypeError, ValueError, KeyError, RuntimeError) as error:
         _set(decode_tree(before))
-        raise TreeFormatError(f"the saved random number generators are malformed: {error}") from error
+        raise StateMismatchError(
+            "the state of the random number generators",
+            f"a generator of this process does not take it ({type(error).__name__}: {error})",
+            "run it with the python, torch and numpy that saved it, and on GPUs that work",
+        ) from error
     return same_devices
 
 
