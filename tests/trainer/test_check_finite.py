@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from gloo import run_ranks
@@ -9,6 +11,7 @@ from tests.support.training import Job
 from torch import nn
 
 import holdfast
+from holdfast.health import diverged
 from holdfast.health.diverged import FiniteCheck
 
 FLOATS = [dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and dtype.is_floating_point]
@@ -41,6 +44,26 @@ def test_a_model_of_every_float_is_looked_at(run):
             view = ckpt.save(step, {"model": model}).committed.result(timeout=60)
             assert view.health == "diverged", buffer.dtype
             buffer.copy_(before)
+
+
+def test_of_one_byte_floats_no_more_is_copied_at_once_than_the_part_that_is_looked_at(monkeypatch):
+    alive, most = weakref.WeakSet(), []
+    parts = diverged._parts
+
+    def counted(tensor):
+        for part in parts(tensor):
+            alive.add(part)
+            most.append(len(alive))
+            yield part
+            del part
+
+    monkeypatch.setattr(diverged, "_CONVERTED", 4)
+    monkeypatch.setattr(diverged, "_parts", counted)
+    weight = torch.ones(64)
+    weight[-1] = float("nan")
+    assert FiniteCheck().holds_nan("weight", weight.to(torch.float8_e4m3fn))
+    assert len(most) == 16
+    assert max(most) <= 2, "the next one is made before the last is let go"
 
 
 def one_rank_cannot_look(rank, run):
