@@ -25,7 +25,7 @@ from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.tier import LocalTier
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.checkpoints import AbortCheckpoint
-from holdfast_protocol.states import AttemptOutcome, CheckpointKind
+from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
 
 FRESH = 300_000
 """Elements of a state: 1.2 MB, in chunks of its own."""
@@ -338,6 +338,42 @@ def test_a_rank_that_drops_a_save_for_an_abort_it_heard_of_keeps_nobody_waiting(
     assert run_ranks(one_rank_hears_of_an_abort, 2, run, folder) == [("SaveFailed", True, 2)] * 2
     assert sorted(view.step for view in service.client.checkpoints.all(*run.split("/"))) == [1, 2], "none begun anew"
     assert spooled(folder) == ([], [])
+
+
+def give_up_while_rank_0_writes(rank, run, folder):
+    """Rank 1 has sealed step 1 and waits for the others. Rank 0's disk is still writing it."""
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run, create=True, local=folder) as ckpt:
+        ckpt.restore(job.state)
+        ckpt.save(0, job.state).committed.result(timeout=60)
+        pipeline, disk, sealed = ckpt.parts.pipeline, threading.Event(), threading.Event()
+        kept, wait = pipeline._kept, pipeline._watch.wait
+        if rank == 0:
+            pipeline._kept = lambda *args: (disk.wait(60), kept(*args))[1]
+        pipeline._watch.wait = lambda *args: (sealed.set(), wait(*args))[1]
+        job.step(1)
+        given_up = ckpt.save(1, job.state)
+        if rank == 1:
+            assert sealed.wait(60)
+        torch.distributed.barrier()
+        pipeline.supersede("There is no time")
+        disk.set()
+        ended = given_up.committed.exception(timeout=60)
+        job.step(2)
+        return type(ended).__name__, given_up.state, ckpt.save(2, job.state).committed.result(timeout=60).step
+
+
+@pytest.mark.rule("finish-or-supersede")
+def test_a_save_that_is_given_up_while_rank_0_writes_it_to_disk_keeps_nobody_waiting(run, folder, service):
+    ended = run_ranks(give_up_while_rank_0_writes, 2, run, folder)
+    assert ended == [("SaveSuperseded", SaveState.SPOOLED, 2)] * 2
+    views = sorted(service.client.checkpoints.all(*run.split("/")), key=lambda view: view.step)
+    assert [(view.step, view.state) for view in views] == [
+        (0, CheckpointState.COMMITTED),
+        (1, CheckpointState.ABORTED),
+        (2, CheckpointState.COMMITTED),
+    ]
+    assert spooled(folder)[0] == [1, 1]
 
 
 def one_rank_could_not_stage(rank, run, folder):

@@ -174,17 +174,26 @@ class SavePipeline:
             given_up = list(self._in_flight.values())
             self._superseded.update({job.number: reason for job in given_up})
             writer = self._writer
-        if writer is None or not given_up:
+        if not given_up:
             return
-        writer.stop()
+        if writer is not None:
+            writer.stop()
         self.host_calls.flush()
         self._session.client.transfers.cut()
         if self._rank == 0:
-            # Ranks that have sealed wait at the service, and hear of the abort there.
+            self._abort_first(given_up, reason)
+
+    def _abort_first(self, jobs: Sequence[SaveJob], reason: str) -> None:
+        """Ranks that have sealed wait at the service, and hear of the abort there. They wait for the first save that is
+        not committed, which this rank may not have begun yet: its disk may still be writing."""
+        for job in jobs:
             try:
-                writer.abort(reason)
+                self._session.shard_writer(job.step, job.kind, self._workers).abort(reason)
+            except CheckpointConflict:
+                continue  # committed just now
             except HoldfastError as error:
                 log.info("the save in flight was not aborted at the service: %s", error)
+            return
 
     def close(self, *, drain_seconds: float, waited_seconds: float = 0.0) -> None:
         """Waits for the saves in flight, stops the threads, and reports the saves that are not committed.
