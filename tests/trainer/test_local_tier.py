@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from concurrent.futures import wait as wait_for
 
 import pytest
 import torch
@@ -340,8 +341,9 @@ def test_a_rank_that_drops_a_save_for_an_abort_it_heard_of_keeps_nobody_waiting(
     assert spooled(folder) == ([], [])
 
 
-def give_up_while_rank_0_writes(rank, run, folder):
-    """Rank 1 has sealed step 1 and waits for the others. Rank 0's disk is still writing it."""
+def give_up_while_rank_0_writes(rank, run, folder, late_seconds):
+    """Rank 1 has sealed step 1 and waits for the others. Rank 0's disk is still writing it. Rank 1's training thread
+    comes late."""
     job = Job(rank, "ddp")
     with holdfast.Checkpointer(run, create=True, local=folder) as ckpt:
         ckpt.restore(job.state)
@@ -356,6 +358,8 @@ def give_up_while_rank_0_writes(rank, run, folder):
         if rank == 1:
             assert sealed.wait(60)
         torch.distributed.barrier()
+        if rank == 1:
+            wait_for([given_up.committed], timeout=late_seconds)
         pipeline.supersede("There is no time")
         disk.set()
         ended = given_up.committed.exception(timeout=60)
@@ -364,8 +368,11 @@ def give_up_while_rank_0_writes(rank, run, folder):
 
 
 @pytest.mark.rule("finish-or-supersede")
-def test_a_save_that_is_given_up_while_rank_0_writes_it_to_disk_keeps_nobody_waiting(run, folder, service):
-    ended = run_ranks(give_up_while_rank_0_writes, 2, run, folder)
+@pytest.mark.parametrize("late_seconds", [0, 2])
+def test_a_save_that_is_given_up_while_rank_0_writes_it_stays_on_disk_and_keeps_nobody_waiting(
+    run, folder, service, late_seconds
+):
+    ended = run_ranks(give_up_while_rank_0_writes, 2, run, folder, late_seconds)
     assert ended == [("SaveSuperseded", SaveState.SPOOLED, 2)] * 2
     views = sorted(service.client.checkpoints.all(*run.split("/")), key=lambda view: view.step)
     assert [(view.step, view.state) for view in views] == [

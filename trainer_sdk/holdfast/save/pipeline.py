@@ -169,11 +169,13 @@ class SavePipeline:
     def supersede(self, reason: str) -> None:
         """Gives up the saves in flight, on every rank alike, for a newer state: closes their sockets, ends their
         readers, and aborts them at the service. `wait_free` then says when the memory is free. Spooled saves stay in
-        the spool. A save that has just been committed stays committed."""
+        the spool. A save that has just been committed stays committed. Collective."""
         with self._lock:
             given_up = list(self._in_flight.values())
             self._superseded.update({job.number: reason for job in given_up})
             writer = self._writer
+        # No rank may hear of the abort before it knows why: it would take its spooled save for dropped.
+        self._session.ranks.gather(None)
         if not given_up:
             return
         if writer is not None:
