@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import mmap
 import os
 import threading
 from datetime import UTC, datetime
@@ -135,6 +136,14 @@ def test_what_was_kept_is_read_back_by_another_process_and_every_chunk_is_held(t
     loaded = [bytes(chunk.load(threading.Event())) for chunk in spooled_chunks(other.folder, kept)]
     assert loaded == [b"a" * 1000, b"b" * 1000, b"a" * 1000]
     other.close()
+
+
+@pytest.mark.parametrize("body", [b"", b"state"])
+def test_memory_to_read_a_chunk_into_is_not_cleared_under_the_interpreters_lock(tier, body):
+    [chunk] = spooled_chunks(tier.folder, keep(tier, [body]))
+    loaded = chunk.load(threading.Event())
+    assert loaded == body
+    assert isinstance(loaded.obj, mmap.mmap)
 
 
 @pytest.mark.rule("late-save-adoption")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import mmap
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -135,7 +136,7 @@ def spooled_chunks(folder: ChunkFolder, record: SpoolRecord) -> Iterator[Outgoin
 
 def _load(folder: ChunkFolder, memory: _ReadAhead, chunk: SpooledChunk, stop: threading.Event) -> memoryview:
     memory.take(chunk.bytes, stop)
-    buffer = memoryview(bytearray(chunk.bytes))
+    buffer = _fresh(chunk.bytes)
     try:
         whole = folder.read_into(chunk.digest, buffer, stop=stop)
     except OSError as error:
@@ -144,6 +145,12 @@ def _load(folder: ChunkFolder, memory: _ReadAhead, chunk: SpooledChunk, stop: th
     if not whole:
         raise ChunkCorrupt(chunk.digest, "missing", f"{folder.path} has not its right bytes any more")
     return buffer
+
+
+def _fresh(size_bytes: int) -> memoryview:
+    """Memory that the kernel clears when it is read into, without the interpreter's lock. A bytearray would be cleared
+    here, with the lock, for tens of milliseconds. It is freed with its last view."""
+    return memoryview(mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[:size_bytes]
 
 
 class _ReadAhead:
