@@ -42,8 +42,8 @@ GUARDS = (
         "memory is page-locked for a state in host memory, too",
         "trainer_sdk/holdfast/staging/shard.py",
         "            if gpu is not None:  # else CUDA would make a context, of some hundred MB, for nothing\n"
-        "                layout.slab.lock_for(gpu)",
-        '            layout.slab.lock_for(gpu or torch.device("cuda", 0))',
+        "                place.lock_for(gpu)",
+        '            place.lock_for(gpu or torch.device("cuda", 0))',
         ("tests/unit/test_staging_on_gpus.py",),
     ),
     Guard(

@@ -58,6 +58,8 @@ class Gpus:
         """Page-locked memory: address -> bytes."""
         self.refusal = 0
         """The error that locking returns; 0: it locks."""
+        self.taken: set[int] = set()
+        """Addresses that were refused with 712, for ever taken for other memory."""
         self.left_error = False
         """The next kernel is told of an error."""
         self.broken = False
@@ -76,10 +78,13 @@ class Gpus:
         assert (address % _PAGE, flags) == (0, _PORTABLE)
         assert size >= _PAGE
         assert all(address >= at + of or address + size <= at for at, of in self.locked.items()), "locked already"
-        self.left_error = bool(self.refusal)
-        if not self.refusal:
+        if self.refusal == 712:
+            self.taken.add(address)
+        refusal = 712 if address in self.taken else self.refusal
+        self.left_error = bool(refusal)
+        if not refusal:
             self.locked[address] = size
-        return self.refusal
+        return refusal
 
     def cudaHostUnregister(self, address: int) -> int:
         self._call("unlock")

@@ -94,7 +94,7 @@ def test_memory_that_cannot_be_locked_is_used_as_it_is(caplog):
     assert caplog.text.count("cannot be page-locked (CUDA error 2)") == 1
 
 
-def test_memory_that_cuda_takes_for_other_memory_is_not_copied_into():
+def test_memory_that_cuda_takes_for_other_memory_is_not_copied_into_and_the_next_save_has_other_memory():
     values, area = {"a": torch.randn(600)}, StagingArea()
     with gpus() as here:
         here.refusal = 712

@@ -24,6 +24,10 @@ log = logging.getLogger("holdfast")
 PAGE_BYTES = 4096
 
 
+class AddressTakenError(RuntimeError):
+    """CUDA has locked this address for other memory."""
+
+
 class Slab:
     """Page-aligned host memory; page-locked once it is to take a GPU's tensors. All access to it is in this class, so
     that it can be shared memory one day."""
@@ -39,8 +43,8 @@ class Slab:
 
     def lock_for(self, gpu: torch.device) -> None:
         """Page-locks it, once, so that the copy engine of `gpu`, and of every other GPU, writes to it by itself. Memory
-        that cannot be locked is used as it is: copies into it take longer, and the log says so. Raises RuntimeError for
-        an address that CUDA still takes for other memory, because its copies would go there."""
+        that cannot be locked is used as it is: copies into it take longer, and the log says so. Raises
+        AddressTakenError for an address that CUDA still takes for other memory, because its copies would go there."""
         if self._locked_by is not None or self._refused:
             return
         with torch.cuda.device(gpu):  # CUDA makes a context on the current device, which may be another rank's
@@ -51,7 +55,7 @@ class Slab:
             return
         _clear_error(gpu)
         if code == _ALREADY_LOCKED:
-            raise RuntimeError(
+            raise AddressTakenError(
                 "the staging memory is at an address that CUDA has locked for other memory (error 712). A library of "
                 "the job has released memory without unlocking it; this save is lost, and the next one tries anew"
             )

@@ -18,6 +18,7 @@ import torch
 
 from holdfast.layout.plan import LocalPlan
 from holdfast.staging.copy import (
+    AddressTakenError,
     Copier,
     Copy,
     Copying,
@@ -403,8 +404,10 @@ class StagingBusyError(RuntimeError):
 class _Place:
     """A slab and its layout. Belongs to one save at a time."""
 
-    slab: Slab | None = None
-    layout: WholeLayout | WindowLayout | None = None
+    def __init__(self) -> None:
+        self.slab: Slab | None = None
+        self.layout: WholeLayout | WindowLayout | None = None
+        self._unusable: list[Slab] = []
 
     def with_room(self, capacity_bytes: int) -> Slab:
         """A slab of at least this size, with whatever an earlier layout has left in it."""
@@ -414,6 +417,17 @@ class _Place:
         self.release()  # first: the host may not have room for both slabs
         self.slab = Slab(capacity_bytes)
         return self.slab
+
+    def lock_for(self, gpu: torch.device) -> None:
+        """As Slab's. The next save has another slab if this one's address is taken."""
+        assert self.slab is not None  # the layout is over it
+        try:
+            self.slab.lock_for(gpu)
+        except AddressTakenError:
+            # Kept, or the system would give its address to the next slab.
+            self._unusable.append(self.slab)
+            self.slab = self.layout = None
+            raise
 
     def release(self) -> None:
         slab, self.slab, self.layout = self.slab, None, None
@@ -473,7 +487,7 @@ class StagingArea:
                 layout = place.layout = self._laid_out(place, plan)
             gpu = next((piece.local.device for piece in stored if piece.local.is_cuda), None)
             if gpu is not None:  # else CUDA would make a context, of some hundred MB, for nothing
-                layout.slab.lock_for(gpu)
+                place.lock_for(gpu)
             if isinstance(layout, WholeLayout):
                 layout.fill(self._copier, stored, meanwhile)
                 return WholeShard(layout, lambda: self._return(place))
