@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from holdfast.layout.plan import ChunkSizes, build_local_plan
-from holdfast.staging import StagingArea
+from holdfast.staging import StagingArea, copy
 from tests.support.gpus import OnGpu, gpus
 from tests.support.staged import pieces_of
 
@@ -124,6 +124,16 @@ def test_what_training_writes_after_a_save_is_not_in_it():
         shard = stage({"a": value}, "a")
         value.fill_(7.0)
         assert content(shard) == bytes(2400)
+
+
+def test_a_gpus_copies_are_queued_before_the_hosts_are_made(monkeypatch):
+    queued = []
+    with gpus() as here:
+        queue, run = here.queue, copy.HostCopy.run
+        monkeypatch.setattr(here, "queue", lambda work: (queued.append("gpu"), queue(work)))
+        monkeypatch.setattr(copy.HostCopy, "run", lambda *args: (queued.append("host"), run(*args)))
+        stage({"a": torch.randn(600), "b": torch.randn(700)}, "b")
+    assert queued == ["gpu", "host"]
 
 
 def test_once_training_goes_on_no_thread_asks_cuda_for_the_copies():

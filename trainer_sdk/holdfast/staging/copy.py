@@ -204,7 +204,9 @@ class Copier:
         by_device: dict[torch.device, list[Copy]] = defaultdict(list)
         for copy in copies:
             by_device[copy.source.device].append(copy)
-        events = [event for device, those in by_device.items() for event in self._start(device, those)]
+        # The host's copies are made at once: those of the GPUs run meanwhile.
+        in_turn = sorted(by_device.items(), key=lambda each: each[0].type != "cuda")
+        events = [event for device, those in in_turn for event in self._start(device, those)]
         return Copying(events, [copy for those in by_device.values() for copy in those])
 
     def _start(self, device: torch.device, copies: list[Copy]) -> list[torch.cuda.Event]:
