@@ -3,6 +3,7 @@ and a state in host memory asks nothing. On stand-ins; tests/trainer/test_cuda.p
 
 import logging
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -134,6 +135,16 @@ def test_a_gpus_copies_are_queued_before_the_hosts_are_made(monkeypatch):
         monkeypatch.setattr(copy.HostCopy, "run", lambda *args: (queued.append("host"), run(*args)))
         stage({"a": torch.randn(600), "b": torch.randn(700)}, "b")
     assert queued == ["gpu", "host"]
+
+
+@pytest.mark.parametrize(("pinned", "staged"), [(True, 7.0), (False, 0.0)])
+def test_pinned_memory_is_read_when_the_copies_that_training_has_queued_into_it_are_done(monkeypatch, pinned, staged):
+    value = torch.zeros(600)
+    with gpus():
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: pinned)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: value.fill_(7.0)))
+        assert content(stage({"a": value})) == torch.full((600,), staged).numpy().tobytes()
 
 
 def test_once_training_goes_on_no_thread_asks_cuda_for_the_copies():

@@ -211,6 +211,10 @@ class Copier:
 
     def _start(self, device: torch.device, copies: list[Copy]) -> list[torch.cuda.Event]:
         if device.type == "cpu":
+            uses_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+            if uses_cuda and any(copy.source.is_pinned() for copy in copies):
+                # Training may have queued a GPU's copy into it, without waiting for that.
+                torch.cuda.current_stream().synchronize()
             flat = [copy for copy in copies if copy.source.is_contiguous()]
             HostCopy(flat).run(self._helpers)
             copies = [copy for copy in copies if not copy.source.is_contiguous()]
