@@ -15,6 +15,7 @@ import holdfast
 from holdfast.distributed import ranks as module
 from holdfast.distributed.ranks import Ballot, Ranks
 from holdfast.errors import RankLost
+from holdfast.save import saver
 from holdfast_client.errors import ChunkLost
 
 DIGEST = "ab" * 32
@@ -173,6 +174,33 @@ def fall_behind(rank, run):
 @pytest.mark.rule("one-vote-per-step")
 def test_a_rank_that_is_still_uploading_makes_all_ranks_decline_the_next_save(run):
     assert run_ranks(fall_behind, 2, run) == [("SaveDeclined", 1, 1)] * 2
+
+
+def raise_beside_a_busy_rank(rank, run, folder):
+    """Rank 1's disk is slow, and rank 0 is free again."""
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run, create=True, save=holdfast.Every(steps=1), local=folder) as ckpt:
+        ckpt.restore(job.state)
+        disk, kept = threading.Event(), ckpt.parts.pipeline._kept
+        if rank == 1:
+            ckpt.parts.pipeline._kept = lambda *arguments: (disk.wait(60), kept(*arguments))[1]
+        slow = ckpt.step(0, job.state)
+        if rank == 0:
+            slow.local.result(timeout=60)
+        with pytest.MonkeyPatch.context() as patch:
+            if rank == 1:
+                patch.setattr(saver, "capture", None)
+            declined = ckpt.step(1, job.state)
+        odd = {"odd": {"lock": threading.Lock()}} if rank == 0 else {}
+        refused = caught(lambda: ckpt.step(2, job.state | odd))
+        disk.set()
+        return type(declined.committed.exception(timeout=60)).__name__, refused[0], slow.committed.result(60).step
+
+
+@pytest.mark.rule("one-vote-per-step")
+def test_a_busy_rank_captures_nothing_and_raises_what_another_rank_raises(run, tmp_path):
+    ended = run_ranks(raise_beside_a_busy_rank, 2, run, tmp_path / "nvme")
+    assert ended == [("SaveDeclined", "UnsupportedStateError", 0)] * 2
 
 
 def begin_when_aborted(ckpt):

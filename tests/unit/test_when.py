@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,6 +44,7 @@ class Job:
     def __init__(self, policy: Policy, world_size: int = 1, *, known: float | None = None) -> None:
         self.ranks = Ranks(world_size)
         self.busy = False
+        self.others_are_busy = False
         self.interval = 3600.0
         self.known_asked = 0
         self.asked_on: threading.Thread | None = None
@@ -68,7 +70,7 @@ class Job:
         if due is None:
             return None, None
         handle = SaveHandle(step, diverged)
-        if self.busy and due is Due.BY_INTERVAL:
+        if (self.busy or self.others_are_busy) and due is Due.BY_INTERVAL:
             handle.fail(SaveDeclined(f"step {step}"))
         self.schedule.saved(metrics or None, handle, due)
         self.schedule.restart()
@@ -148,6 +150,30 @@ def test_of_several_ranks_none_does_by_itself_what_was_put_off() -> None:
     assert job.schedule.wants()
     assert job.step(19, agreed=True)[0] is Due.BY_INTERVAL
     assert not job.schedule.wants()
+
+
+def test_a_save_that_another_rank_defers_is_tried_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0)
+    monkeypatch.setattr("holdfast.schedule.schedule.time", SimpleNamespace(monotonic=lambda: clock.now))
+    job = Job(holdfast.Every(steps=1000), world_size=2)
+
+    def tries(until: int) -> list[int]:
+        at = []
+        for second in range(clock.now, until):
+            clock.now = second
+            if job.schedule.wants():
+                at.append(second)
+                job.step(second, agreed=True)
+        return at
+
+    job.others_are_busy = True
+    job.step(999)
+    assert tries(300) == [2, 6, 14, 30, 62, 122, 182, 242]
+    job.others_are_busy = False
+    assert tries(400) == [302]
+    job.others_are_busy = True
+    job.step(1999)
+    assert tries(410) == [401, 405]
 
 
 def test_the_clock_says_nothing_while_a_save_is_in_flight(caplog: pytest.LogCaptureFixture) -> None:

@@ -49,7 +49,7 @@ class Checkpointer:
         run: `project/run`. Default: HOLDFAST_RUN. URL and token come from the environment (holdfast_client.settings).
         save: when step() saves: Every(steps=500), Every(minutes=10), Auto(), Best("val_loss"), OnPreemption(), or
             several joined by `|`. Default: Auto(), which saves as often as loses the least. A save that is due while an
-            earlier one is in flight is deferred to the first step after that one.
+            earlier one is in flight is deferred until that one is over.
         strict: a failed save raises SaveFailed at the next call. Without it, the failure is logged and counted in
             `stats`, and training goes on. A stale attempt and a refused token raise either way.
         replicated, per_rank: keys of the state whose values are the same on all ranks, or each rank's own, if the

@@ -185,7 +185,7 @@ class Saver:
 
     def _vote(self, step: int, state: Mapping[str, Any], metrics: Metrics | None, *, busy: bool) -> _Agreed | None:
         """None if any rank is busy; then all ranks have voted alike, and none goes on."""
-        captured, error = self._capture(state, metrics)
+        captured, error = self._capture(state, metrics, busy=busy)
         unchanged = captured is not None and self._is_as_agreed(captured)
         verdict = self._ranks.vote(
             Ballot(
@@ -195,21 +195,24 @@ class Saver:
                 layout_digest=self._agreed[1].digest if unchanged and self._agreed else None,
             )
         )
-        if verdict.failed or captured is None:
+        if verdict.failed:
             self._ranks.raise_together(error)
-        if verdict.busy:
+        if verdict.busy or captured is None:
             return None
         layout = self._agree(captured, same=verdict.same_layout)
         self._number += 1
         return _Agreed(captured, layout, self._number)
 
     def _capture(
-        self, state: Mapping[str, Any], metrics: Metrics | None
-    ) -> tuple[_Captured, None] | tuple[None, Exception]:
+        self, state: Mapping[str, Any], metrics: Metrics | None, *, busy: bool
+    ) -> tuple[_Captured | None, Exception | None]:
+        """Nothing if this rank is busy: all will decline."""
         try:
             if (ended_by := self._session.ended_by()) is not None:
                 raise ended_by
             self._session.ready_to_save()
+            if busy:
+                return None, None
             captured = capture(state, rank=self._ranks.rank, world_size=self._ranks.world_size, declared=self._declared)
             self._plan = build_local_plan(
                 captured.specs,

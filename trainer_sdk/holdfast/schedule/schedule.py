@@ -6,7 +6,9 @@
     deferred    a save that was due while an earlier one was in flight: made at the first step after that one
 
 A deferred save is not lost. It goes by the agreement too, because a vote at each later step would cost a collective a
-step. Saves never come faster than they become durable: the interval stretches instead, which is logged once.
+step. Rank 0 knows when it is free itself. If another rank was busy, rank 0 tries again after 2 s, then after 4 s, and
+so on up to a minute. Saves never come faster than they become durable: the interval stretches instead, which is logged
+once.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ from holdfast_client.client import Client
 from holdfast_protocol.base import RunName
 
 log = logging.getLogger("holdfast")
+
+_AGAIN_SECONDS = 2.0
+_LONGEST_AGAIN_SECONDS = 60.0
 
 KnownBest = Callable[[Best], float | None]
 """The metric of the best checkpoint that can be restored; None if there is none."""
@@ -157,11 +162,13 @@ class Schedule:
         self._watchdog = None if store is None else VoteWatchdog(ranks, store)
         self._since = time.monotonic()
         self._deferred = False
+        self._again_at, self._again_seconds = -math.inf, _AGAIN_SECONDS
         self._stretched = False
 
     def wants(self) -> bool:
         """Whether a save is due by the clock, or was deferred and can be done now. On rank 0, on any thread."""
-        if not (self._deferred or time.monotonic() - self._since >= self._interval_seconds()):
+        due_at = self._again_at if self._deferred else self._since + self._interval_seconds()
+        if time.monotonic() < due_at:
             return False
         if not self._busy():
             return True
@@ -185,9 +192,11 @@ class Schedule:
         """A save began, or all ranks declined it. `due`: why; None: the script asked for it."""
         if handle.declined and due is Due.BY_INTERVAL:
             self._deferred = True
+            self._put_off()
             self._say_that_it_stretches()
         elif not handle.declined:
             self._deferred = False
+            self._again_at, self._again_seconds = -math.inf, _AGAIN_SECONDS
             # A diverged checkpoint cannot be restored, so its value is no best.
             if self._ranks.is_first and handle.diverged is None:
                 for best in self._bests:
@@ -210,6 +219,12 @@ class Schedule:
         """No further step comes."""
         if self._watchdog is not None:
             self._watchdog.close()
+
+    def _put_off(self) -> None:
+        """Another rank was busy, and only a try shows when it is free: each stops all ranks for a vote."""
+        if not self._busy():
+            self._again_at = time.monotonic() + self._again_seconds
+            self._again_seconds = min(2 * self._again_seconds, _LONGEST_AGAIN_SECONDS)
 
     def _interval_seconds(self) -> float:
         return min(self._seconds, self._recommended_seconds() if self._auto else math.inf)
