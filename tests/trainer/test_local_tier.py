@@ -383,6 +383,23 @@ def test_a_save_that_is_given_up_while_rank_0_writes_it_stays_on_disk_and_keeps_
     assert spooled(folder)[0] == [1, 1]
 
 
+@pytest.mark.rule("finish-or-supersede")
+def test_of_saves_that_are_given_up_the_first_that_is_not_committed_is_aborted(run, folder, service):
+    with holdfast.Checkpointer(run, local=folder) as ckpt:
+        ckpt.restore({})
+        pipeline, committed, heard = ckpt.parts.pipeline, threading.Event(), threading.Event()
+        forget = pipeline._forget
+        pipeline._forget = lambda job: (committed.set(), heard.wait(60), forget(job))
+        handles = [ckpt.save(step, state_at(step)) for step in range(2)]
+        assert committed.wait(60)
+        pipeline.supersede("There is no time")
+        heard.set()
+        assert handles[0].committed.result(timeout=60).step == 0
+        assert isinstance(handles[1].committed.exception(timeout=60), errors.SaveSuperseded)
+    views = sorted(service.client.checkpoints.all(*run.split("/")), key=lambda view: view.step)
+    assert [view.state for view in views] == [CheckpointState.COMMITTED, CheckpointState.ABORTED]
+
+
 def one_rank_could_not_stage(rank, run, folder):
     """Rank 1 has no bytes of step 1, and cannot even begin it to tell the service so."""
     job = Job(rank, "ddp")
