@@ -225,7 +225,8 @@ class _Supervisor(Multiprocess):
         before = {process.pid for process in self.processes}
         super().keep_subprocess_alive()
         for gone in before - {process.pid for process in self.processes}:
-            mark_process_dead(gone)  # what it said last of the calls that wait there would be told for ever
+            # What it said last of the calls that wait there would be told for ever.
+            mark_process_dead(gone)  # type: ignore[no-untyped-call]
         if self.should_exit.is_set() or not self._settings.serve_controllers or self._background.is_alive():
             return
         _log.warning("background_process_ended", pid=self._background.pid, exit_code=self._background.exitcode)
