@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fastapi.routing import iter_route_contexts
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from holdfast_protocol.states import Scope
 from holdfast_service.auth import bootstrap
@@ -22,6 +22,7 @@ from holdfast_service.auth.principal import (
     new_token_text,
     parse_token,
 )
+from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Token
 from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.settings import ServiceSettings, SettingsError
@@ -29,6 +30,7 @@ from holdfast_service.web.frame import GuardedRoute, operation_id, required_by
 from tests.service.conftest import Clock
 from tests.support.interleave import hold_after, overlap
 from tests.support.rank import Job, Refused, Save, answer
+from tests.support.retention import purge
 from tests.support.service import RunningService, running_service
 
 
@@ -252,6 +254,25 @@ def test_the_bootstrap_token_is_kept_as_given_and_stays_revoked(settings: Servic
         assert service.http(token=text).get("/v1/service").status_code == 401
         with service.context.database.read() as session:
             assert len(session.scalars(select(Token).where(Token.name == "bootstrap")).all()) == 1
+
+
+@pytest.mark.parametrize("over", ["revoked_at", "expires_at"])
+def test_a_bootstrap_token_stays_over_when_other_tokens_are_forgotten(
+    settings: ServiceSettings, clock: Clock, over: str
+) -> None:
+    text = new_token_text()
+    with_token = ServiceSettings(**settings.model_dump() | {"bootstrap_token": text})
+    with running_service(with_token) as service:
+        other = parse_token(service.token())[0]
+        with service.context.database.transaction() as session:
+            ended = update(Token).where(Token.id.in_([parse_token(text)[0], other]))
+            session.execute(ended.values({over: database_now(session)}))
+        clock.advance((settings.keep_tokens_days + 1) * 86_400)
+        purge(service)
+        with service.context.database.read() as session:
+            assert session.get(Token, other) is None
+    with running_service(with_token) as service:
+        assert problem(service, text, "GET", "/v1/service") == (401, "unauthenticated")
 
 
 @pytest.mark.races

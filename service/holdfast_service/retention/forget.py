@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.states import CheckpointState, OperationState
 from holdfast_service.audit.record import Actor, record_event
+from holdfast_service.auth.bootstrap import BOOTSTRAP_NAME
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.engine import refuse_if_went_back
@@ -321,6 +322,8 @@ def _old_token(now: datetime, before: datetime) -> ColumnElement[bool]:
     made = aliased(Token)
     return and_(
         or_(Token.revoked_at < before, Token.expires_at < before),
+        # Without its row the next start would take HOLDFAST_BOOTSTRAP_TOKEN for a new one.
+        Token.name != BOOTSTRAP_NAME,
         ~exists().where(made.created_by_token == Token.id),
         ~exists().where(Hold.placed_by_token == Token.id, in_force(now)),
     )
