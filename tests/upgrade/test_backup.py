@@ -293,7 +293,8 @@ def test_a_table_of_somebody_else_makes_no_backup_useless(
     with running_service(settings) as service:
         Job(service.http()).save(1)
         with service.context.database.transaction() as session:
-            session.execute(text("CREATE TABLE somebody_elses (id int)"))
+            session.execute(text("CREATE TABLE somebody_elses (id serial)"))
+            session.execute(text("INSERT INTO somebody_elses DEFAULT VALUES"))
         write_backup(service.context.database, tmp_path / "catalog.backup")
     url = nowhere.replace("postgresql+psycopg://", "postgres://").replace("postgresql://", "postgres://")
     assert restore_backup(at(settings, url), tmp_path / "catalog.backup") == 2
