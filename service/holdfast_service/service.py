@@ -21,7 +21,7 @@ from holdfast_service.auth.principal import check_entropy
 from holdfast_service.context import ServiceContext
 from holdfast_service.dashboards.views import ensure_views
 from holdfast_service.db.commit_notifier import CommitNotifier
-from holdfast_service.db.engine import Database, DatabaseConfigurationError, what_can_be_lost
+from holdfast_service.db.engine import Database, DatabaseConfigurationError, if_writable, what_can_be_lost
 from holdfast_service.db.migrate import (
     CatalogTooNewError,
     CatalogTooOldError,
@@ -49,7 +49,7 @@ _log = structlog.get_logger("holdfast.start")
 
 
 def open_service(settings: ServiceSettings) -> ServiceContext:
-    """Ready to serve, though the store may be unavailable (rule store-outage-degrades).
+    """Ready to serve, though the store may be unavailable (rule store-outage-degrades), or the catalog take no writes.
 
     Raises SettingsError, which names the setting, and ProblemError(`database_unavailable`). Close it with
     `close_service`.
@@ -73,7 +73,8 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
             stores.append(_attach(database, identity, role, url, _opened(settings, role, url, key)))
         _refuse_one_store_twice(stores)
         for attached in stores:
-            keep_address(database, attached.store_id, settings.store_urls[attached.role])
+            with if_writable("where the store was found"):
+                keep_address(database, attached.store_id, settings.store_urls[attached.role])
         _ensure_first_token(settings, database)
     except BaseException:
         database.dispose()
@@ -96,7 +97,7 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
         save_advice=SaveAdvice(settings, database),
     )
     begin_history(context)
-    with database.transaction() as session:
+    with if_writable("which records are due"), database.transaction() as session:
         due_since_attached(session, context)
     for sentence in what_can_be_lost(database):
         _log.warning("acknowledged_commits_can_be_lost", reason=sentence)

@@ -8,21 +8,28 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from unittest.mock import Mock
 
+import httpx
 import psycopg
 import pytest
-from sqlalchemy import func, make_url, select, text
+from pydantic import SecretStr
+from sqlalchemy import delete, func, make_url, select, text
 
 import holdfast_service.runs.endpoints
 from holdfast_protocol.problems import ProblemCode
+from holdfast_service.app import create_app
+from holdfast_service.background.registry import Background
 from holdfast_service.db import postgres
 from holdfast_service.db.engine import Database, note_change
 from holdfast_service.db.migrate import exclusive_connection, upgrade
 from holdfast_service.db.tables.records import HistoryMark
 from holdfast_service.errors import ProblemError
+from holdfast_service.service import close_service, open_service
+from holdfast_service.settings import ServiceSettings
 from tests.support.databases import PostgresCatalogs
+from tests.support.in_process import in_process
 from tests.support.rank import Job, answer
 from tests.support.read_only import read_only
-from tests.support.service import RunningService
+from tests.support.service import RunningService, running_service
 from tests.support.tcp_relay import TcpRelay, tcp_relay
 
 
@@ -198,3 +205,29 @@ def test_what_is_committed_is_read_from_a_catalog_that_takes_no_writes_and_the_c
             assert http.delete(f"/v1/read-leases/{reads['lease_id']}").status_code == 204
         again = {"digests": digests, "lease_id": reads["lease_id"]}
         assert answer(http.post(f"/v1/checkpoints/{saved['id']}/reads", json=again))["unprotected"] is None
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_service_starts_on_a_catalog_that_takes_no_writes_and_gives_back_what_is_committed(
+    settings: ServiceSettings, is_behind: bool
+) -> None:
+    with running_service(settings) as service:
+        saved = Job(service.http()).save(7)
+        headers = dict(service.http().headers)
+        if is_behind:
+            with service.context.database.transaction() as session:
+                session.execute(delete(HistoryMark))
+    standby = make_url(settings.database_url_text).update_query_dict({"options": "-c default_transaction_read_only=on"})
+    at_standby = {"database_url": SecretStr(standby.render_as_string(hide_password=False))}
+    context = open_service(settings.model_copy(update=at_standby))
+    try:
+        background = Background(context, (), "serve")
+        background.start()
+        with in_process(create_app(context)) as transport:
+            http = httpx.Client(base_url="http://127.0.0.1", headers=headers, transport=transport)
+            assert answer(http.get(f"/v1/checkpoints/{saved['id']}")) == saved
+            assert http.get("/readyz").status_code == 503
+        assert background.stop(timeout_seconds=60)
+    finally:
+        close_service(context)

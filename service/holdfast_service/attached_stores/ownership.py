@@ -72,6 +72,7 @@ def find_row(database: Database, url: str, kind: str, marker: Marker | None, cat
     by_url = select(StoreRow).where(StoreRow.url == url)
     with database.transaction() as session:
         row = session.get(StoreRow, marker.store_id) if marker and marker.catalog_id == catalog_id else None
+        row = row or session.scalar(by_url)  # most starts: a catalog that takes no writes can be read
         if row is not None:
             return row
         fresh = {"url": url, "kind": kind, "capabilities": None, "created_at": database_now(session)}

@@ -235,6 +235,17 @@ class Database:
         return engine
 
 
+@contextmanager
+def if_writable(what: str) -> Iterator[None]:
+    """Around a write that a reader can do without: where the catalog takes none now, only the log says so."""
+    try:
+        yield
+    except ProblemError as error:
+        if error.code is not ProblemCode.CATALOG_READ_ONLY:
+            raise
+        _log.warning("catalog_takes_no_writes", left_out=what)
+
+
 def _raise_problem(error: DBAPIError) -> None:
     """Raises ProblemError for what a caller can act upon. Anything else is a bug, and stays what it is."""
     # Only the first line: the rest repeats the statement and its values.

@@ -39,6 +39,10 @@ def place_of(database: Database) -> str | None:
 def settle_place(database: Database, *, here: bool = False) -> bool:
     """Notes the place of a catalog that has none yet; with `here` that of any. Whether the catalog is where it was."""
     place = place_of(database)
+    with database.read() as session:
+        found = session.execute(select(CatalogIdentity.place)).scalar_one()
+    if found is not None and not here:  # most starts: a catalog that takes no writes can be read
+        return place is None or found == place
     with database.transaction() as session:
         identity = session.execute(select(CatalogIdentity).with_for_update()).scalar_one()
         if here or identity.place is None:

@@ -20,9 +20,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from sqlalchemy.exc import DBAPIError
 
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.engine import Database, Snapshot, forget_long_gone, note_change, prove_history
+from holdfast_service.db.engine import Database, Snapshot, forget_long_gone, if_writable, note_change, prove_history
 from holdfast_service.db.tables.core import CatalogIdentity
 from holdfast_service.errors import ProblemError, WentBackError
 from holdfast_service.stores.base import ObjectMissing, Store, StoreError
@@ -79,7 +80,8 @@ class KeptMemory:
             with self._database.read() as session:
                 lost = known.lost(session)
             if lost is not None:
-                self._database.note_went_back(lost)
+                with suppress(DBAPIError):  # a standby that is behind takes no note; who asks next finds it again
+                    self._database.note_went_back(lost)
                 raise WentBackError(lost, noticed=True)
         self._compared_on = server
 
@@ -157,10 +159,11 @@ def begin_history(context: ServiceContext) -> None:
     is said by /readyz, and refuses by itself."""
     try:
         settle_history(context)
-        with context.database.transaction() as session:
-            forget_long_gone(session)
-            note_change(session, "a process of the service was started")
-        keep_history(context)
+        with if_writable("a mark of this process"):
+            with context.database.transaction() as session:
+                forget_long_gone(session)
+                note_change(session, "a process of the service was started")
+            keep_history(context)
     except WentBackError as error:
         _log.error("database_went_back", reason=error.detail, lost=error.lost)
     except StoreError as error:

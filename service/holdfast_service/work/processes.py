@@ -22,7 +22,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import KEPT
 from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now, insert_absent
-from holdfast_service.db.engine import Database
+from holdfast_service.db.engine import Database, if_writable
 from holdfast_service.db.tables.core import Copy, Store
 from holdfast_service.db.tables.operations import Controller, Worker
 from holdfast_service.errors import ProblemError
@@ -227,7 +227,8 @@ class Presence:
 
     def enter(self) -> None:
         """Raises ProblemError if the database is unavailable."""
-        self._say()
+        with if_writable("that this process is alive"):
+            self._say()
         self._thread.start()
 
     def leave(self) -> None:
