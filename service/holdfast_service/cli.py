@@ -17,6 +17,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
+from sqlalchemy import make_url, select
 
 from holdfast_protocol.base import Name
 from holdfast_protocol.states import Scope
@@ -150,7 +151,7 @@ def raise_epoch_command(
     from holdfast_service.service import open_database
 
     with _failures_said():
-        database = open_database(_settings(data_dir=data_dir, database_url=database_url))
+        database = open_database(_settings_of_catalog(data_dir=data_dir, database_url=database_url))
         try:
             epoch = raise_epoch(database, Actor.at_the_database(), accept_loss=accept_loss)
         finally:
@@ -204,7 +205,7 @@ def confirm_move_command(data_dir: DataDir = None, database_url: DatabaseUrl = N
     from holdfast_service.service import open_database
 
     with _failures_said():
-        database = open_database(_settings(data_dir=data_dir, database_url=database_url))
+        database = open_database(_settings_of_catalog(data_dir=data_dir, database_url=database_url))
         try:
             settle_place(database, here=True)
         finally:
@@ -223,20 +224,17 @@ def rotate_secrets_command(
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
 ) -> None:
-
     from holdfast_service.audit.record import Actor
-    from holdfast_service.auth.bootstrap import ensure_identity
     from holdfast_service.secrets.kept import give_up_lost, rotate
     from holdfast_service.secrets.keyring import keyring_of
     from holdfast_service.service import open_database
     from holdfast_service.stores.posix.signed_urls import new_signing_key
 
     with _failures_said():
-        settings = _settings(data_dir=data_dir, database_url=database_url)
+        settings = _settings_of_catalog(data_dir=data_dir, database_url=database_url)
         keyring = keyring_of(settings)
         database = open_database(settings)
         try:
-            ensure_identity(database, keyring)
             if lost_key:
                 given_up = give_up_lost(database, keyring, new_signing_key(), Actor.at_the_database())
                 new_key = "A new signing key was drawn: start every service again. " if given_up.signing_key else ""
@@ -306,7 +304,7 @@ def backup_command(
     from holdfast_service.service import open_as_it_is
 
     with _failures_said():
-        database = open_as_it_is(_settings(data_dir=data_dir, database_url=database_url))
+        database = open_as_it_is(_settings_of_catalog(data_dir=data_dir, database_url=database_url))
         try:
             made = write_backup(database, file, plain_secrets=plain_secrets)
         except BackupRefusedError as error:
@@ -405,6 +403,31 @@ def _settings(**given: Any) -> ServiceSettings:
     refuse_unknown_settings()
     settings = ServiceSettings(**{name: value for name, value in given.items() if value is not None})
     configure_logging(settings)  # what a command logs goes to stderr: its output is for programs
+    return settings
+
+
+def _settings_of_catalog(**given: Any) -> ServiceSettings:
+    """For a command on a catalog that is there: in a shell without the service's environment it would make a new one.
+    Raises SettingsError and ProblemError(`database_unavailable`)."""
+    from holdfast_service.db.migrate import revisions
+    from holdfast_service.db.tables.core import CatalogIdentity
+    from holdfast_service.service import open_as_it_is
+
+    settings = _settings(**given)
+    url = make_url(settings.database_url_text)
+    there = url.get_backend_name() != "sqlite" or Path(str(url.database)).is_file()  # to open it would make it
+    if there:
+        database = open_as_it_is(settings)
+        try:
+            with database.read() as session:
+                migrated = revisions(session.connection())[0] is not None
+                there = migrated and session.scalar(select(CatalogIdentity.catalog_id)) is not None
+        finally:
+            database.dispose()
+    if not there:
+        raise SettingsError(
+            "There is no catalog in this database, or it was never served. Correct HOLDFAST_DATABASE_URL or --data-dir."
+        )
     return settings
 
 

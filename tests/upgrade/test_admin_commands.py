@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -78,10 +80,6 @@ def test_a_catalog_that_is_too_new_is_refused_by_name(settings: ServiceSettings,
 
 def test_a_backup_and_its_restore_by_command(settings: ServiceSettings, holdfast: Holdfast, tmp_path: Path) -> None:
     file, data = tmp_path / "catalog.backup", tmp_path / "another"
-    nothing = holdfast("admin", "backup", str(file))
-    assert nothing.returncode == 1
-    assert "was never served" in nothing.stderr
-    assert not file.exists()
     with running_service(settings) as service:
         catalog_id = service.context.catalog_id
     made = holdfast("admin", "backup", str(file))
@@ -95,3 +93,20 @@ def test_a_backup_and_its_restore_by_command(settings: ServiceSettings, holdfast
         assert restored.returncode == 0, restored.stderr
         assert "at epoch 2" in restored.stdout
         assert (data / "catalog.db").stat().st_mode & 0o077 == 0
+
+
+def test_a_command_for_a_catalog_that_is_not_there_says_so_and_makes_none(
+    settings: ServiceSettings, holdfast: Holdfast, tmp_path: Path
+) -> None:
+    """As in a shell that lacks the service's environment."""
+    file, nowhere = tmp_path / "catalog.backup", tmp_path / "nowhere" / "catalog.db"
+    key = {"HOLDFAST_SECRETS_KEY": base64.b64encode(secrets.token_bytes(32)).decode()}
+    for url in (f"sqlite:///{nowhere}", settings.database_url_text):
+        for command_line in (["rotate-secrets"], ["raise-epoch"], ["confirm-move"], ["backup", str(file)]):
+            refused = holdfast("admin", *command_line, **key, HOLDFAST_DATABASE_URL=url)
+            assert (refused.returncode, refused.stdout) == (2, ""), refused.stderr
+            assert "There is no catalog in this database, or it was never served" in refused.stderr
+    refused = run_holdfast("admin", "raise-epoch", "--data-dir", str(nowhere.parent))
+    assert refused.returncode == 2
+    assert not nowhere.parent.exists()
+    assert not file.exists()
