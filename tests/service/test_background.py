@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import holdfast_service.serve
 from holdfast_client.cli.main import app
+from holdfast_protocol.problems import ProblemCode
 from holdfast_service.background.registry import Background, loops_of
 from holdfast_service.context import ServiceContext
+from holdfast_service.errors import ProblemError
 from holdfast_service.serve import serve
+from holdfast_service.service import close_service
 from holdfast_service.settings import ServiceSettings, SettingsError
 from holdfast_service.work.report import ControllerLoop, ReconcileReport
 from tests.support.rank import answer
@@ -110,6 +115,33 @@ def test_a_round_under_way_may_end_before_its_process_does(context: ServiceConte
     gate.set()
     assert background.stop(timeout_seconds=WAIT_SECONDS)
     assert slow.count == 1, "a process that ends begins no other pass"
+
+
+@pytest.fixture
+def _process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For tests that serve in their own process."""
+    monkeypatch.setattr(holdfast_service.serve, "_allow_connections", lambda _: None)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_process_as_it_was")
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_database_that_fails_just_after_the_start_says_why_and_the_service_is_closed(
+    settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise ProblemError(ProblemCode.DATABASE_UNAVAILABLE, "the database has gone")
+
+    closed: list[ServiceContext] = []
+    monkeypatch.setattr("holdfast_service.work.processes.say_alive", fails)
+    monkeypatch.setattr(holdfast_service.serve, "close_service", closed.append)
+    with pytest.raises(ProblemError, match="the database has gone"):
+        serve(settings, lambda *_: None)
+    (context,) = closed
+    close_service(context)
 
 
 def test_a_second_process_on_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -113,11 +113,12 @@ class Background:
 
     def stop(self, *, timeout_seconds: float) -> bool:
         """Lets the steps in hand end, waiting so long for all together. False if one still runs: it may be cut off, for
-        every step of a pass may run twice."""
+        every step of a pass may run twice. Also after a start that has failed."""
         self._context.stopping.set()
         deadline = time.monotonic() + timeout_seconds
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
         self._presence.leave()
         return not any(thread.is_alive() for thread in self._threads)
 

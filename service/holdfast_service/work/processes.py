@@ -234,7 +234,8 @@ class Presence:
     def leave(self) -> None:
         """A database that is unavailable hears nothing; to the others this process has fallen silent then."""
         self._leaving.set()
-        self._thread.join(_EVERY_SECONDS)
+        if self._thread.ident is not None:
+            self._thread.join(_EVERY_SECONDS)
         try:
             self._context.tokens_used.write_down(self._context.database)
             with self._context.database.transaction() as session:
