@@ -170,10 +170,10 @@ def _serve_here(
     context = open_service(settings)
     background = Background(context, loops_of(settings), "serve", controllers=settings.serve_controllers)
     server = _Server(http_config(create_app(context, certificate=certificate), settings, certificate))
-    # uvicorn drains and then raises the signal once more, for its caller: a service that was asked to end and
-    # did so has not failed.
+    # uvicorn's own, already now: told before it runs, it ends at once. It drains and then raises the signal once more,
+    # for its caller: a service that was asked to end and did so has not failed.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, server.handle_exit)
     try:
         background.start()
         on_ready(context, _url(listening, certificate))

@@ -144,6 +144,18 @@ def test_a_database_that_fails_just_after_the_start_says_why_and_the_service_is_
     close_service(context)
 
 
+@pytest.mark.usefixtures("_process_as_it_was")
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_service_that_is_asked_to_end_before_it_listens_ends(
+    settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def serves(_: object) -> None:
+        raise AssertionError("it was asked to end")
+
+    monkeypatch.setattr(holdfast_service.serve._Server, "main_loop", serves)
+    serve(settings, lambda *_: signal.raise_signal(signal.SIGTERM))
+
+
 def test_a_second_process_on_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOLDFAST_DATA_DIR", str(tmp_path / "data"))
     refused = CliRunner().invoke(app, ["workers", "run"])
