@@ -201,13 +201,14 @@ def rebuild_command(  # noqa: PLR0917 (typer calls it by keyword)
 
 
 def confirm_move_command(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
-    from holdfast_service.db.place import settle_place
+    from holdfast_service.attached_stores.epoch import confirm_move
+    from holdfast_service.audit.record import Actor
     from holdfast_service.service import open_database
 
     with _failures_said():
         database = open_database(_settings_of_catalog(data_dir=data_dir, database_url=database_url))
         try:
-            settle_place(database, here=True)
+            confirm_move(database, Actor.at_the_database())
         finally:
             database.dispose()
     sys.stdout.write("The catalog lives here from now on. Make sure that the old database is never served again.\n")

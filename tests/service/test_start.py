@@ -11,19 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 from sqlalchemy.pool import QueuePool
 
 import holdfast_service.collect.controller
 import holdfast_service.scrub.verify
 from holdfast_protocol.states import CopyState, StoreRole
-from holdfast_service.attached_stores.epoch import NotCheckedError, raise_epoch
+from holdfast_service.attached_stores.epoch import NotCheckedError, confirm_move, raise_epoch
 from holdfast_service.attached_stores.ownership import MARKER_NAME, read_marker, write_marker
 from holdfast_service.audit.record import Actor
 from holdfast_service.copies.copy_chunk import move_bytes
 from holdfast_service.db.engine import Database, DatabaseConfigurationError, filesystem_kind
-from holdfast_service.db.tables.core import Copy
+from holdfast_service.db.place import MOVED, settle_place
+from holdfast_service.db.tables.core import CatalogIdentity, Copy
 from holdfast_service.db.tables.core import Store as StoreRow
+from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.records.history import FOLDER, HistoryKeeper
 from holdfast_service.service import open_database
 from holdfast_service.settings import ServiceSettings, SettingsError, refuse_unknown_settings, settings_table
@@ -347,6 +349,21 @@ def test_after_a_restore_nothing_is_trusted_or_deleted_before_it_was_checked_and
         claim_all(service.context)
         with service.context.database.read() as session:
             assert CopyState.SUSPECT not in set(session.scalars(select(Copy.state)))
+
+
+@pytest.mark.rule("fencing-token")
+def test_a_database_that_was_moved_owns_its_stores_once_a_person_has_said_so_and_the_audit_log_says_who(
+    service: RunningService,
+) -> None:
+    database, ownership = service.context.database, service.context.store_watch.ownership
+    with database.transaction() as session:
+        session.execute(update(CatalogIdentity).values(place="elsewhere"))
+    assert (settle_place(database), ownership.problem()) == (False, MOVED)
+    confirm_move(database, Actor.at_the_database())
+    assert (settle_place(database), ownership.problem()) == (True, None)
+    with database.read() as session:
+        event = session.scalars(select(AuditEvent).where(AuditEvent.action == "catalog.confirm_move")).one()
+    assert (event.actor, event.before) == ("holdfast admin", {"place": "elsewhere"})
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -1,4 +1,5 @@
-"""The catalog's epoch: what a restore of the database, a rebuild and a clone have to raise (rule fencing-token).
+"""The catalog's epoch: what a restore of the database, a rebuild and a clone have to raise (rule fencing-token). A
+database that was only moved keeps it.
 
 Afterwards every attempt of the old epoch is fenced, no copy is trusted before it was read again, and nothing in a store
 is changed until an operator claims it after a check: a cloned staging catalog must never delete production's chunks.
@@ -92,6 +93,15 @@ def raise_epoch(database: Database, actor: Actor, *, accept_loss: bool = False) 
         )
         record_event(session, actor, "catalog.new_epoch", after={"epoch": identity.epoch})
         return identity.epoch
+
+
+def confirm_move(database: Database, actor: Actor) -> None:
+    """The database was moved here and the old one is gone: the catalog goes on in its epoch."""
+    place = place_of(database)
+    with database.transaction() as session:
+        identity = session.execute(select(CatalogIdentity).with_for_update()).scalar_one()
+        before, identity.place = identity.place, place
+        record_event(session, actor, "catalog.confirm_move", before={"place": before}, after={"place": place})
 
 
 def claim_store(context: ServiceContext, attached: AttachedStore, actor: Actor, *, accept_loss: bool = False) -> Marker:

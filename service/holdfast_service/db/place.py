@@ -36,15 +36,15 @@ def place_of(database: Database) -> str | None:
     return f"postgres:{cluster}:{oid}"
 
 
-def settle_place(database: Database, *, here: bool = False) -> bool:
-    """Notes the place of a catalog that has none yet; with `here` that of any. Whether the catalog is where it was."""
+def settle_place(database: Database) -> bool:
+    """Notes the place of a catalog that has none yet. Whether the catalog is where it was."""
     place = place_of(database)
     with database.read() as session:
         found = session.execute(select(CatalogIdentity.place)).scalar_one()
-    if found is not None and not here:  # most starts: a catalog that takes no writes can be read
+    if found is not None:  # most starts: a catalog that takes no writes can be read
         return place is None or found == place
     with database.transaction() as session:
         identity = session.execute(select(CatalogIdentity).with_for_update()).scalar_one()
-        if here or identity.place is None:
+        if identity.place is None:
             identity.place = place
         return place is None or identity.place == place
