@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import secrets
+import shutil
+import sqlite3
 import stat
 import threading
 import zipfile
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from alembic import command
@@ -19,6 +22,7 @@ from pydantic import SecretStr
 from sqlalchemy import func, select, text
 
 import holdfast_service.attached_stores.epoch
+import holdfast_service.backup.write
 import holdfast_service.db.dialect
 from holdfast_service.attached_stores.epoch import NotCheckedError
 from holdfast_service.backup.document import MANIFEST, BackupRefusedError
@@ -30,6 +34,7 @@ from holdfast_service.db.engine import Database
 from holdfast_service.db.migrate import alembic_config, exclusive_connection
 from holdfast_service.db.tables import Table
 from holdfast_service.db.tables.core import CatalogIdentity, Checkpoint
+from holdfast_service.service import open_database
 from holdfast_service.settings import ServiceSettings
 from tests.support.databases import PostgresCatalogs, SqliteCatalogs
 from tests.support.posix_chunks import age_everything, chunks
@@ -284,6 +289,29 @@ def test_what_is_left_of_another_catalog_is_not_mixed_into_the_restored_one(
     with pytest.raises(BackupRefusedError, match=f"restored.db{left} is there already"):
         restore_backup(at(settings, nowhere), tmp_path / "catalog.backup")
     assert not (tmp_path / "restored.db").exists()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_backup_that_the_catalogs_disk_has_no_room_for_is_refused_and_leaves_nothing(
+    settings: ServiceSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, catalog = tmp_path / "catalog.backup", settings.database_url_text.removeprefix("sqlite:///")
+    open_database(settings).dispose()
+    size = Path(catalog).stat().st_size
+    room = {"free": 2 * size}
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(**room))
+
+    def becomes_full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with opened(settings.database_url_text) as database:
+        with pytest.raises(BackupRefusedError, match=rf"needs {round(2.2 * size)} bytes there, and {2 * size} are"):
+            write_backup(database, file)
+        room["free"] = 3 * size
+        monkeypatch.setattr(holdfast_service.backup.write, "_described", becomes_full)
+        with pytest.raises(BackupRefusedError, match="has become full"):
+            write_backup(database, file)
+    assert list(tmp_path.glob("*.backup")) == list(tmp_path.glob(".*")) == []
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import sqlite3
 import tempfile
 import zipfile
@@ -45,15 +46,36 @@ def write_backup(database: Database, path: Path, *, plain_secrets: bool = False)
                 return _write_postgres(database, archive, plain_secrets)
             # Beside the catalog: SQLite works on no network filesystem, and a backup may be for one.
             beside = Path(str(database.url.database)).parent
+            _check_room(database, beside)
             with tempfile.TemporaryDirectory(prefix=".holdfast-backup-", dir=beside) as folder:
                 return _write_sqlite(database, archive, plain_secrets, Path(folder) / CATALOG)
         except (DBAPIError, sqlite3.Error) as error:
             raise _unreadable(error) from error
 
 
-def _unreadable(error: Exception) -> ProblemError:
-    why = type(error.orig if isinstance(error, DBAPIError) else error).__name__
-    return ProblemError(ProblemCode.DATABASE_UNAVAILABLE, f"The catalog could not be read ({why}).")
+def _check_room(database: Database, folder: Path) -> None:
+    """The service writes to the same disk. Raises BackupRefusedError."""
+    with database.read() as session:
+        size = session.scalars(text("SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()")).one()
+    needed, free = round(_ROOM * size), shutil.disk_usage(folder).free
+    if free < needed:
+        raise BackupRefusedError(
+            f"The backup is made of a copy in {folder}, which needs {needed} bytes there, and {free} are free. Make "
+            "room first: on a full disk the service takes no saves."
+        )
+
+
+# The copy, and what VACUUM keeps of it until it is written anew.
+_ROOM = 2.2
+
+
+def _unreadable(error: Exception) -> ProblemError | BackupRefusedError:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if str(cause) == "database or disk is full":
+        return BackupRefusedError(
+            "The catalog's disk, or the one for temporary files, has become full. Make room there, and try again."
+        )
+    return ProblemError(ProblemCode.DATABASE_UNAVAILABLE, f"The catalog could not be read ({type(cause).__name__}).")
 
 
 def _write_postgres(database: Database, archive: zipfile.ZipFile, plain_secrets: bool) -> Backup:
