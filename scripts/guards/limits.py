@@ -153,7 +153,7 @@ GUARDS = (
         "limits-before-work",
         "made-up cookies are looked up as fast as they come",
         "service/holdfast_service/auth/principal.py",
-        "                _keep(self._ended, fingerprint, told)",
+        "                _keep(self._ended, fingerprint, _Ended(told, again_at))",
         "                pass",
         ("tests/service/test_request_limits.py",),
     ),

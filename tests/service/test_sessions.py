@@ -18,7 +18,7 @@ from holdfast_protocol.service import CSRF_HEADER, SESSION_COOKIE
 from holdfast_protocol.states import CredentialKind, Scope
 from holdfast_service.audit.record import Actor
 from holdfast_service.auth.credentials import new_text
-from holdfast_service.auth.principal import BURST, FailedCalls
+from holdfast_service.auth.principal import BURST, EXPIRED_SECONDS, FailedCalls
 from holdfast_service.auth.sessions import MOST_OF_A_TOKEN
 from holdfast_service.db.tables.sign_ins import SignIn
 from holdfast_service.errors import ProblemError
@@ -539,6 +539,19 @@ def test_a_session_that_has_ended_does_not_lock_its_address_out(
     wrong = service.http(token=new_text(CredentialKind.TOKEN)).get("/v1/service")
     assert problem(wrong) == (401, "unauthenticated"), "it is the first that counts"
     assert sign_in(service, service.token()).http().get("/v1/projects").status_code == 200
+
+
+def test_a_session_that_a_clock_called_expired_that_was_ahead_is_let_in_again(
+    service: RunningService, clock: Clock
+) -> None:
+    now = 0.0
+    service.app.state.failed_calls = FailedCalls(clock=lambda: now)
+    page = sign_in(service, service.token(Scope.READ))
+    clock.advance(13 * 3600)
+    assert problem(page.http().get("/v1/projects")) == (401, "unauthenticated")
+    clock.advance(-13 * 3600)
+    now += EXPIRED_SECONDS
+    assert page.http().get("/v1/projects").status_code == 200
 
 
 def test_wrong_tokens_do_not_keep_a_session_of_their_address_from_its_work(settings: ServiceSettings) -> None:

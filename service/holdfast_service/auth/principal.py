@@ -115,7 +115,8 @@ def check_entropy(text: str) -> None:
 #
 # A page that is left open sends the cookie of a session that has ended again and again, and the next person to sign in
 # from that address must not pay for it. So a cookie counts once: what it was told the first time is remembered, and
-# costs no question. Cookies have tries of their own, and more of them, since many people share an address.
+# costs no question. That it has expired is asked again now and then, because the database's clock may have been ahead.
+# Cookies have tries of their own, and more of them, since many people share an address.
 
 BURST = 20
 SECONDS_PER_FAILURE = 3.0
@@ -123,6 +124,9 @@ SESSIONS_BURST = 200
 SECONDS_PER_SESSION = 1.0
 ADMITTED_SECONDS = 60.0
 """So long after it was looked at, a token is let in to work that looks at it itself."""
+EXPIRED_SECONDS = 60.0
+"""So long an expired session is refused without a question."""
+_EXPIRED = "has expired"
 _MOST_KEPT = 10_000
 _NETWORK_BITS = 64
 
@@ -146,6 +150,11 @@ KeptT = TypeVar("KeptT")
 class _Good(NamedTuple):
     caller: Principal
     seen_at: float
+
+
+class _Ended(NamedTuple):
+    told: str
+    ask_again_at: float
 
 
 @dataclass
@@ -178,7 +187,7 @@ class FailedCalls:
         self._good: OrderedDict[str, _Good] = OrderedDict()
         self._exchanged: OrderedDict[str, bool] = OrderedDict()
         self._made: OrderedDict[str, bool] = OrderedDict()  # by this process, for identities
-        self._ended: OrderedDict[str, str] = OrderedDict()  # what such a cookie was told; no session comes back
+        self._ended: OrderedDict[str, _Ended] = OrderedDict()  # what such a cookie was told
 
     def authenticated(self, address: str, token: str, ask: Callable[[str], Principal]) -> Principal:
         """`ask(token)`, counted. Raises before it what `refuse_early` raises."""
@@ -207,12 +216,14 @@ class FailedCalls:
         fingerprint = _fingerprint(token)
         tries = self._tries_of(token)
         with self._lock:
-            ended = self._ended.get(fingerprint)
-            wait = tries.wait_seconds(network_of(address), self._clock())
+            ended, now = self._ended.get(fingerprint), self._clock()
+            if ended is not None and now >= ended.ask_again_at:
+                return
+            wait = tries.wait_seconds(network_of(address), now)
             if ended is None and (wait <= 0 or fingerprint in self._good or fingerprint in self._made):
                 return
         if ended is not None:
-            raise ProblemError(ProblemCode.UNAUTHENTICATED, ended)
+            raise ProblemError(ProblemCode.UNAUTHENTICATED, ended.told)
         what, remedy = ("session", "Sign in again") if tries is self._sessions else ("token", "Correct HOLDFAST_TOKEN")
         raise ProblemError(
             ProblemCode.TOO_MANY_FAILURES,
@@ -278,9 +289,12 @@ class FailedCalls:
         with self._lock:
             self._good.pop(fingerprint, None)
             self._made.pop(fingerprint, None)
-            tries.count_failure(network_of(address), self._clock())
+            now = self._clock()
+            if fingerprint not in self._ended:
+                tries.count_failure(network_of(address), now)
             if tries is self._sessions:
-                _keep(self._ended, fingerprint, told)
+                again_at = now + EXPIRED_SECONDS if _EXPIRED in told else inf
+                _keep(self._ended, fingerprint, _Ended(told, again_at))
 
     def _tries_of(self, token: str) -> _Tries:
         return self._sessions if is_kind(CredentialKind.SESSION, token) else self._tokens
@@ -354,7 +368,7 @@ def _authenticate_sign_in(database: Database, kind: CredentialKind, text: str) -
         _, expires_at, token, project_name, read = row
         now = database_now(session, read)
         if expires_at <= now:
-            raise refused(kind, "has expired")
+            raise refused(kind, _EXPIRED)
         _refuse_if_over(token.revoked_at, token.expires_at, now)
         return _principal(token, project_name, sign_in_id if kind is CredentialKind.SESSION else None)
 
@@ -402,7 +416,7 @@ def _refuse_if_over(revoked_at: datetime | None, expires_at: datetime | None, no
     if revoked_at is not None:
         raise _refused("was revoked")
     if expires_at is not None and expires_at <= now:
-        raise _refused("has expired")
+        raise _refused(_EXPIRED)
 
 
 def _refused(why: str) -> ProblemError:
