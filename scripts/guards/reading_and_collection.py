@@ -116,7 +116,7 @@ GUARDS = (
         "mark-before-delete",
         "the marks that a dead collector left are forgotten",
         "service/holdfast_service/collect/mark_and_delete.py",
-        "over = lease.is_free(Copy.leased_until, question.now)",
+        "over = lease.has_run_out(Copy.leased_until, question.now)",
         "over = Copy.leased_until.is_(None)",
         ("tests/service/collect/test_collect.py", "tests/service/collect/test_collectors.py"),
     ),

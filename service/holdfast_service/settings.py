@@ -304,6 +304,7 @@ class ServiceSettings(BaseSettings):
     lease_seconds: int = Field(
         default=120,
         ge=3,
+        le=6 * 3600,
         description="So long after a killed process's last sign another one goes on with its pass or operation.",
     )
     retention_interval_seconds: float = Field(

@@ -256,6 +256,16 @@ def test_a_clock_that_was_a_day_ahead_stops_no_round_for_a_day(
     assert run_pass(service.context, sole) is None
 
 
+def test_the_lease_of_a_process_that_was_killed_while_the_clock_was_ahead_does_not_outlive_that(
+    others: list[ServiceContext], tried: Tried, clock: Clock
+) -> None:
+    sole = ControllerLoop("tried", 60.0, tried.reconcile, sole=True)
+    clock.advance(86_400)
+    assert begin_pass(others[0], sole, due=True) is not None
+    clock.advance(-86_400)
+    assert run_pass(others[1], sole) == TriedReport()
+
+
 def test_a_lease_is_kept_while_its_round_is_under_way(
     service: RunningService, others: list[ServiceContext], tried: Tried, clock: Clock
 ) -> None:

@@ -192,6 +192,17 @@ def test_one_that_takes_its_worker_with_it_is_given_up_and_says_so(
     assert "node-2" in failed["error"]
 
 
+def test_the_operation_of_a_worker_that_was_killed_while_the_clock_was_ahead_is_finished_by_another(
+    service: RunningService, others: list[ServiceContext], handle: Callable[[Handler], None], clock: Clock
+) -> None:
+    handle(counts)
+    start(service)
+    clock.advance(86_400)
+    assert claim_next(others[0], [KIND], "node-0") is not None
+    clock.advance(-86_400)
+    assert reconcile(others[1]) == OperationsReport(done=1)
+
+
 def test_a_queued_operation_is_cancelled_at_once_and_a_running_one_at_its_next_word(
     service: RunningService, handle: Callable[[Handler], None]
 ) -> None:

@@ -19,7 +19,7 @@ from holdfast_service.collect.references import drop_past_references
 from holdfast_service.collect.scan_copies import look_at_all, look_on
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.lease import is_free
+from holdfast_service.db.lease import has_run_out
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.db.tables.operations import CollectCandidate
 from holdfast_service.records.history import keep_history
@@ -91,7 +91,7 @@ def backlog(session: Session, context: ServiceContext) -> Backlog:
     oldest = session.scalar(select(func.min(CollectCandidate.due_at)).where(due_now))
     deleting = (Copy.store_id.in_(context.store_ids), Copy.state == CopyState.DELETING)
     leased = session.scalar(select(func.count()).where(*deleting, Copy.leased_until > now)) or 0
-    due = counted(session, select(Copy.id).where(*deleting, is_free(Copy.leased_until, now)))
+    due = counted(session, select(Copy.id).where(*deleting, has_run_out(Copy.leased_until, now)))
     return Backlog(due=candidates + due, leased=int(leased), oldest_due_at=oldest)
 
 

@@ -104,7 +104,7 @@ def _unwritten(session: Session, question: Question) -> list[int]:
 
 
 def _left_by_the_dead(session: Session, question: Question) -> Sequence[tuple[Copy, str]]:
-    over = lease.is_free(Copy.leased_until, question.now)
+    over = lease.has_run_out(Copy.leased_until, question.now)
     return _copies(session, Copy.store_id.in_(question.store_ids) & (Copy.state == CopyState.DELETING) & over)
 
 

@@ -94,7 +94,7 @@ class Claim:
 
 def copy_is_free(now: datetime) -> ColumnElement[bool]:
     """Over `copies`: no process has it on lease."""
-    return or_(lease.is_free(Copy.leased_until, now), Copy.leased_until > now + _LONGEST_LEASE)
+    return or_(lease.has_run_out(Copy.leased_until, now), Copy.leased_until > now + _LONGEST_LEASE)
 
 
 def found_bad() -> ColumnElement[bool]:

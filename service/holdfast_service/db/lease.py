@@ -38,14 +38,24 @@ class Leased:
 _Row = TypeVar("_Row", bound=Leased)
 
 
-def is_free(leased_until: InstrumentedAttribute[datetime | None], now: datetime) -> ColumnElement[bool]:
-    """No process has the row now. `leased_until`: the column that says so."""
+# No lease and no pause between two tries is so long: what ends later was written by a clock that was ahead.
+_LONGEST = timedelta(days=1)
+
+
+def has_run_out(leased_until: InstrumentedAttribute[datetime | None], now: datetime) -> ColumnElement[bool]:
+    """Nothing is promised of the row any more. `leased_until`: the column that says so. Of a copy it may be the end of
+    its last ticket, which can be far off."""
     return or_(leased_until.is_(None), leased_until <= now)
+
+
+def is_free(leased_until: InstrumentedAttribute[datetime | None], now: datetime) -> ColumnElement[bool]:
+    """No process has the row now."""
+    return or_(has_run_out(leased_until, now), leased_until > now + _LONGEST)
 
 
 def is_taken(row: Leased, now: datetime) -> bool:
     """The opposite, of a row that was read. Pure."""
-    return row.leased_until is not None and row.leased_until > now
+    return row.leased_until is not None and now < row.leased_until <= now + _LONGEST
 
 
 def claim(

@@ -86,7 +86,7 @@ def _needed(now: datetime) -> ColumnElement[bool]:
 
 
 def _free(now: datetime) -> ColumnElement[bool]:
-    return lease.is_free(Copy.leased_until, now)
+    return lease.has_run_out(Copy.leased_until, now)
 
 
 NAME = "holds"

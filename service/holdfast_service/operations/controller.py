@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import structlog
-from sqlalchemy import ColumnElement, and_, exists, func, or_, select
+from sqlalchemy import ColumnElement, and_, exists, func, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.digests import canonical_bytes
@@ -150,13 +150,8 @@ def backlog(session: Session, context: ServiceContext) -> Backlog:
 
 
 def _is_due(now: datetime) -> ColumnElement[bool]:
-    return or_(
-        and_(
-            Operation.state == OperationState.QUEUED,
-            lease.is_free(Operation.leased_until, now),
-        ),
-        and_(Operation.state == OperationState.RUNNING, Operation.leased_until <= now),
-    )
+    open_states = (OperationState.QUEUED, OperationState.RUNNING)
+    return and_(Operation.state.in_(open_states), lease.is_free(Operation.leased_until, now))
 
 
 def _claim(session: Session, context: ServiceContext, found: Operation, worker_id: str) -> OperationRun:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, and_, exists, false, func, or_, select, text, update
+from sqlalchemy import ColumnElement, and_, exists, func, or_, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.context import ServiceContext
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import insert_absent
 from holdfast_service.db.tables.core import TO_RECORD, Checkpoint
 from holdfast_service.db.tables.records import SUBJECT_TO_RECORD, RecordSubject, WrittenRecord
@@ -116,6 +117,6 @@ def is_older(
     )
     done = or_(WrittenRecord.version >= version, WrittenRecord.removed_at.is_not(None))
     if now is not None:
-        done = or_(done, func.coalesce(WrittenRecord.leased_until > now, false()))
+        done = or_(done, ~lease.is_free(WrittenRecord.leased_until, now))
     always = is_always_recorded(kind if isinstance(kind, RecordKind) else RecordKind.RUN, attached.role)
     return ~exists().where(theirs, done) if always else exists().where(theirs, ~done)

@@ -28,6 +28,7 @@ from holdfast_service.copies.copy_chunk import (
     copy_now,
 )
 from holdfast_service.copies.predicates import is_in
+from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Run, Shard
 from holdfast_service.db.tables.operations import TO_COPY, CheckpointCopy
@@ -60,7 +61,7 @@ def chunks_to_take(
         taken.chunk_id == Chunk.id,
         taken.store_id == store_id,
         taken.state == CopyState.COPYING,
-        taken.leased_until > now,
+        ~lease.is_free(taken.leased_until, now),
     )
     return session.scalars(
         _lacking(checkpoint_id, store_id)

@@ -34,7 +34,7 @@ from holdfast_service.copies.predicates import PROVEN
 from holdfast_service.copies.read_back import Claim, Finding, claim_first, let_go, read_back, settle
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.engine import note_change
-from holdfast_service.db.lease import end_locked, is_free
+from holdfast_service.db.lease import end_locked, has_run_out
 from holdfast_service.db.tables.core import TO_COOL, Checkpoint, Chunk, Copy
 from holdfast_service.stores.base import (
     ClassedStore,
@@ -86,7 +86,7 @@ def still_there(context: ServiceContext, chunk_id: int, place: Place, on_bytes: 
 
 
 def _claim(session: Session, context: ServiceContext, chunk_id: int, place: Place) -> Claim | None:
-    free = is_free(Copy.leased_until, database_now(session))
+    free = has_run_out(Copy.leased_until, database_now(session))
     seconds = context.settings.chunk_lease_seconds
     return claim_first(session, Copy.chunk_id == chunk_id, place.holds(Copy), free, seconds=seconds)
 

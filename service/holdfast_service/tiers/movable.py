@@ -17,7 +17,7 @@ from holdfast_protocol.states import CheckpointState, CopyState, StoreRole
 from holdfast_protocol.tiers import COLD_STORE, StorageClass, coldness, must_be_thawed
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import KEPT, PROVEN
-from holdfast_service.db.lease import is_free
+from holdfast_service.db.lease import has_run_out
 from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, ReadLease, Shard, ShardChunk
 from holdfast_service.db.tables.operations import CheckpointCopy
 from holdfast_service.holds.held import store_lets_go
@@ -86,7 +86,7 @@ def not_kept_back(now: datetime) -> ColumnElement[bool]:
     """Over `copies`: no hold and no process's work keeps it."""
     return and_(
         store_lets_go(),
-        is_free(Copy.leased_until, now),
+        has_run_out(Copy.leased_until, now),
     )
 
 

@@ -3,15 +3,18 @@ who may. On both databases, in folders and in a bucket with archive classes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from sqlalchemy import select, update
 
 from holdfast_protocol.states import Scope
 from holdfast_service.db.tables.core import Checkpoint, Project
 from holdfast_service.db.tables.operations import AuditEvent
+from holdfast_service.tiers.controller import reconcile
 from tests.support.interleave import refused
 from tests.support.rank import Job, answer
-from tests.support.tiers import DAY, HOUR, READ_LEASE_SECONDS, Cold, weights
+from tests.support.tiers import DAY, HOUR, IN_A_FOLDER, READ_LEASE_SECONDS, Cold, weights
 
 
 def test_hot_cold_thawed_cold_again_and_purged(cold: Cold) -> None:
@@ -152,3 +155,16 @@ def test_a_thaw_of_what_is_in_the_trash_or_corrupt_is_refused_and_another_projec
             session.execute(update(Checkpoint).where(Checkpoint.id == checkpoint_id).values(**values))
         with refused("checkpoint_conflict"):
             answer(cold.http.post(f"/v1/checkpoints/{checkpoint_id}/thaw", json={}))
+
+
+@IN_A_FOLDER
+@pytest.mark.rule("read-lease")
+def test_what_became_cold_stays_where_it_was_for_as_long_as_a_ticket_lives(cold: Cold) -> None:
+    a_week = cold.context.settings.model_copy(update={"ticket_seconds": 7 * DAY})
+    cold.aged()
+    reconcile(replace(cold.context, settings=a_week))
+    cold.collect()
+    assert cold.copies(weights(1)) == [("deleting", "primary"), ("cold", "cold")]
+    cold.advance(7 * DAY)
+    cold.collect()
+    assert cold.copies(weights(1)) == [("cold", "cold")]
