@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.scheduler import AcceleratedScheduler
 from tests.support.damage import chunks_of, files_of, flip
 from tests.support.serve import HOLDFAST
@@ -31,7 +32,7 @@ from transformers import (
 )
 
 import holdfast
-from holdfast.errors import HoldfastError, SaveDeclined, SaveFailed
+from holdfast.errors import ConfigurationError, HoldfastError, SaveDeclined, SaveFailed
 from holdfast.integrations.accelerate import training_state
 from holdfast.integrations.hf import HoldfastTrainer, HoldfastTrainerMixin, beyond_limit
 from holdfast.integrations.trash import Trash
@@ -348,3 +349,35 @@ def test_accelerate_says_once_that_gradients_under_way_are_in_no_checkpoint(capl
     again = training_state(accelerator)["accelerator"]
     assert [each.state_dict() for each in (place, again)] == [{"step": 3}] * 2
     assert caplog.text.count("sync_gradients is true") == 1
+
+
+def stateful_loader(*, use_seedable_sampler: bool = True) -> tuple[Any, Any]:
+    """A shuffled loader of 8 batches, and its component of the state."""
+    configuration = DataLoaderConfiguration(use_stateful_dataloader=True, use_seedable_sampler=use_seedable_sampler)
+    accelerator = Accelerator(dataloader_config=configuration)
+    numbers = torch.utils.data.TensorDataset(torch.arange(16))
+    loader = accelerator.prepare(torch.utils.data.DataLoader(numbers, batch_size=2, shuffle=True))
+    return loader, training_state(accelerator)["dataloader"]
+
+
+def test_a_stateful_loader_of_accelerate_goes_on_with_its_place_and_its_order() -> None:
+    torch.manual_seed(1)
+    loader, position = stateful_loader()
+    order, saved, between = [], [], []
+    for _ in range(3):
+        for (batch,) in loader:
+            order.append(batch.tolist())
+            saved.append(position.state_dict())
+        between.append(position.state_dict())
+    torch.manual_seed(2)
+    for state, done in [(saved[10], 11), (saved[15], 16), (between[1], 16)]:
+        again, position = stateful_loader()
+        position.load_state_dict(state)
+        assert position.state_dict() == {**state, "iteration": done // 8}
+        resumed = [batch.tolist() for _ in range(2) for (batch,) in again]
+        assert resumed[: 24 - done] == order[done:]
+
+
+def test_a_stateful_loader_whose_sampler_draws_another_order_after_a_resume_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="use_seedable_sampler=True"):
+        stateful_loader(use_seedable_sampler=False)

@@ -14,7 +14,9 @@ from functools import cache
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.data_loader import SeedableRandomSampler
 from accelerate.utils import DistributedType
+from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from holdfast.errors import ConfigurationError
 from holdfast.state.components import FitsAnyWorld
@@ -22,6 +24,8 @@ from holdfast.state.components import FitsAnyWorld
 log = logging.getLogger("holdfast")
 
 _KEEP_THEIR_OWN = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
+_DRAW_ANEW = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+"""torch's samplers whose order comes from a generator, which no loader's state has."""
 
 
 def training_state(accelerator: Accelerator) -> dict[str, Any]:
@@ -32,13 +36,15 @@ def training_state(accelerator: Accelerator) -> dict[str, Any]:
         with holdfast.Checkpointer("demo/gpt") as checkpointer:
             for step in range(checkpointer.restore(state), total_steps): ...
 
-    Random generators are in every checkpoint. A data loader's epoch is saved, and its exact position if it is
-    stateful (DataLoaderConfiguration(use_stateful_dataloader=True), torchdata); if not, skip the trained batches with
-    accelerator.skip_first_batches(). Hooks that were registered for save_state() are not called.
+    Random generators are in every checkpoint. A data loader's epoch is saved, and its exact position and seed if it is
+    stateful (DataLoaderConfiguration(use_stateful_dataloader=True), torchdata), which needs use_seedable_sampler=True
+    to shuffle; if not, skip the trained batches with accelerator.skip_first_batches(). Hooks that were registered for
+    save_state() are not called.
 
     With gradient accumulation call step() where accelerator.sync_gradients is true: gradients are in no checkpoint.
 
-    Raises ConfigurationError with DeepSpeed and Megatron-LM, whose state is in engines of their own.
+    Raises ConfigurationError with DeepSpeed and Megatron-LM, whose state is in engines of their own, and for a stateful
+    loader whose sampler would draw another order after a resume.
     """
     if accelerator.distributed_type in _KEEP_THEIR_OWN:
         raise ConfigurationError(
@@ -61,7 +67,22 @@ def _numbered(name: str, objects: Iterable[Any]) -> dict[str, Any]:
 
 
 def _loader(loader: Any) -> Any:
-    return loader if getattr(loader, "use_stateful_dataloader", False) else _Epoch(loader)
+    if not getattr(loader, "use_stateful_dataloader", False):
+        return _Epoch(loader)
+    sampler = _sampler(loader)
+    if isinstance(sampler, _DRAW_ANEW) and not isinstance(sampler, SeedableRandomSampler):
+        raise ConfigurationError(
+            f"{type(sampler).__name__} draws another order after a resume: it would repeat samples and miss others. "
+            "Use DataLoaderConfiguration(use_seedable_sampler=True) with shuffle=True, or a sampler that shuffles by "
+            "set_epoch()."
+        )
+    return _Position(loader)
+
+
+def _sampler(loader: Any) -> Any:
+    batches = loader.sampler if isinstance(loader.sampler, BatchSampler) else loader.batch_sampler
+    # With several ranks, accelerate's part for one rank has the loader's own batch sampler inside.
+    return getattr(getattr(batches, "batch_sampler", batches), "sampler", None)
 
 
 @cache
@@ -100,3 +121,29 @@ class _Epoch(FitsAnyWorld):
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         if hasattr(self._loader, "set_epoch"):
             self._loader.set_epoch(state["iteration"])
+
+
+class _Position:
+    """Where a stateful loader is. Its own state has neither the epoch nor the seed, by which a seedable sampler
+    shuffles."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._loader.state_dict()
+        # Accelerate counts an epoch when its loop has ended, not yet at the last batch.
+        is_in_loop = self._loader in self._loader.gradient_state.dataloader_references
+        return {
+            "loader": state,
+            "iteration": self._loader.iteration + (is_in_loop and state.get("_iterator_finished", False)),
+            "seed": getattr(_sampler(self._loader), "initial_seed", None),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._loader.load_state_dict(state["loader"])
+        # Until its first batch the loader would tell the place that it had before.
+        self._loader.dl_state_dict = state["loader"]
+        self._loader.set_epoch(state["iteration"])
+        if state["seed"] is not None:
+            _sampler(self._loader).initial_seed = state["seed"]
