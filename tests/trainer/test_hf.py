@@ -336,6 +336,22 @@ def test_what_a_person_takes_back_from_the_trash_is_not_put_there_again(
     assert kept(service, run) == {0, 2, 3}
 
 
+def test_what_the_run_has_left_behind_is_no_longer_the_frameworks_to_delete(
+    run: str, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The branch was kept by a person's choice of an older step, and a relaunched Trainer knows its steps."""
+    save_steps(run, 7, monkeypatch)
+    with holdfast.Checkpointer(run) as checkpointer:
+        assert checkpointer.restore({}, at="3") == 4
+        for step in (4, 8, 9):
+            checkpointer.save(step, {}).committed.result(timeout=60)
+    trash = Trash(ClientSettings(), parse_run(run), "the limit")
+    trash.drop([2, 4, 5, 6])
+    trash.close()
+    left = service.client.checkpoints.all(*run.split("/"), state=CheckpointState.COMMITTED)
+    assert {(each.step, each.attempt) for each in left} == {*((at, 1) for at in (0, 1, 3, 4, 5, 6)), (8, 2), (9, 2)}
+
+
 def test_accelerate_says_once_that_gradients_under_way_are_in_no_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
     lists: dict[str, Any] = {
         f"_{each}s": [] for each in ("model", "optimizer", "scheduler", "dataloader", "custom_object")

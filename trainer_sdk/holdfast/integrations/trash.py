@@ -3,7 +3,8 @@
 A framework deletes the old one when it has written the new one. Here the new one may still be uploading, so the old one
 goes after its commit. If there is none, the old one stays until the framework gives up the step of the new one too. The
 service decides in the end: the two newest healthy points, and held, pinned or read checkpoints, stay and are asked for
-again later. Best effort, on a thread of its own: training never waits for it, and never fails by it.
+again later. A branch that the run has left behind stays. Best effort, on a thread of its own: training never waits for
+it, and never fails by it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from concurrent.futures import wait
 from holdfast.errors import Forbidden, HoldfastError, NotFound
 from holdfast.save.job import SaveHandle
 from holdfast_client.client import Client
+from holdfast_client.errors import CheckpointCold
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import CheckpointView
@@ -132,7 +134,14 @@ class Trash:
             log.info("older checkpoints of %s stay for now: %s", self._run, error)
 
     def _found(self, step: int) -> CheckpointView | None:
+        """A committed one only if it is this run's restore point of the step. What is on a branch that the run has left
+        stays, and so does what is cold, corrupt or in quarantine."""
+        named = (self._run.project, self._run.run, str(step))
         try:
-            return self._client.checkpoints.select(self._run.project, self._run.run, str(step))
-        except NotFound:
+            view = self._client.checkpoints.select(*named)
+            if view.state is not CheckpointState.COMMITTED:
+                return view
+            point = self._client.restores.restore_point(*named, diverged=True).restore_point
+        except (CheckpointCold, NotFound):
             return None
+        return view if point is not None and point.checkpoint_id == view.id else None
