@@ -95,7 +95,7 @@ class ClientSettings(BaseSettings):
         default=None,
         gt=0,
         description="The most that the local tier keeps. Committed chunks that were unused for longest go first. "
-        "Default: nine tenths of the disk.",
+        "Default: nine tenths of what it has and what is free on the disk when a process opens it.",
     )
 
     def __init__(self, **values: Any) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import multiprocessing
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from holdfast_client.local import chunk_folder as chunk_folder_module
 from holdfast_client.local import room as room_module
 from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.room import INCOMING, Room
+from holdfast_client.local.tier import LocalTier
 
 spawn = multiprocessing.get_context("spawn")
 
@@ -202,6 +204,14 @@ def test_the_oldest_use_goes_first_and_reading_is_a_use(tmp_path):
     # A sixteenth of the limit is freed beyond what is needed, which is one more chunk here.
     assert [folder.size(digest) for digest, _ in made] == [1000, None, None, 1000]
     folder.close()
+
+
+def test_without_a_limit_the_folder_leaves_to_others_what_they_have_on_the_disk(folder, monkeypatch):
+    folder.add(*chunk(1), durable=False)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1_000_000, free=9_000))
+    tier = LocalTier(folder.path, None)
+    assert tier.folder.limit_bytes == 9_000
+    tier.close()
 
 
 def test_what_is_larger_than_the_limit_is_refused_and_evicts_nothing_that_is_held(tmp_path):

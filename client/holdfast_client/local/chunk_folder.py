@@ -13,6 +13,7 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -34,18 +35,20 @@ _LINK = {errno.ENOTDIR, errno.ELOOP}
 
 class ChunkFolder:
     """Thread-safe, and safe between processes of one host; not for a network filesystem. `limit_bytes` covers chunks
-    and files that are being written. Raises ConfigurationError if others can write there, and OSError if it is not
-    usable."""
+    and files that are being written; None: nine tenths of what the folder has and what is free on the disk now. Raises
+    ConfigurationError if others can write there, and OSError if it is not usable."""
 
-    def __init__(self, path: Path, *, limit_bytes: int) -> None:
+    def __init__(self, path: Path, *, limit_bytes: int | None) -> None:
         self.path = path
         self._lock = threading.Lock()
         self._proven: dict[str, int] = {}
         # The owner may reach the folder itself by a link; nothing in it may be one.
         self._root = PrivateFolder(path.resolve())
-        self._room = Room(self._root, limit_bytes)
+        self._room = Room(self._root, limit_bytes or 0)
         try:
-            self._room.tidy()
+            used = self._room.tidy()
+            if limit_bytes is None:
+                self._room.limit_bytes = (used + shutil.disk_usage(path).free) // 10 * 9
             single_flight.sweep(self._root)
         except BaseException:
             self._root.close()

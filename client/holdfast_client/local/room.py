@@ -163,15 +163,16 @@ class Room:
         finally:
             os.close(descriptor)
 
-    def tidy(self) -> None:
-        """Removes the unfinished files of dead processes, and counts. A living writer locks its file before it releases
-        the ledger."""
+    def tidy(self) -> int:
+        """Removes the unfinished files of dead processes, and counts. Returns the bytes used. A living writer locks its
+        file before it releases the ledger."""
         with self.locked() as ledger:
             with suppress(FileNotFoundError), self._root.subfolder(INCOMING) as incoming:
                 for name in os.listdir(incoming):
                     with suppress(OSError):
                         _remove_if_dead(incoming, name)
-            ledger.used = self._count()[1]
+            ledger.used = used = self._count()[1]
+        return used
 
     def reserve(self, size: int) -> Slot | None:
         """None if there is no room, also after eviction. Raises OSError."""

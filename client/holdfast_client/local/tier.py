@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shutil
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -85,12 +84,10 @@ class LocalTier:
     """Thread-safe, and safe between the processes of a node."""
 
     def __init__(self, path: Path, limit_bytes: int | None) -> None:
-        """`limit_bytes`: default nine tenths of the disk. Raises ConfigurationError if the folder cannot be used."""
+        """`limit_bytes`: as a ChunkFolder's. Raises ConfigurationError if the folder cannot be used."""
         self.path = path.expanduser().absolute()
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if limit_bytes is None:
-                limit_bytes = shutil.disk_usage(self.path).total // 10 * 9
             self.folder = ChunkFolder(self.path, limit_bytes=limit_bytes)
             self.spool = Spool(self.folder)
         except OSError as error:
