@@ -85,6 +85,18 @@ def test_what_is_wrong_with_the_bucket_has_its_own_sentence(reply, sentence):
     assert len(server.seen) == 1, "to ask again helps nothing"
 
 
+@pytest.mark.parametrize(
+    "code", ["Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests", "IncompleteBody"]
+)
+def test_a_store_that_cannot_now_is_asked_again_also_where_its_reply_to_a_head_does_not_say_so(code, monkeypatch):
+    monkeypatch.setattr("holdfast_service.stores.retry._FIRST_PAUSE_SECONDS", 0)
+    with scripted(lambda seen: Reply(400) if seen.method == "HEAD" else _refusal(code, 400)) as server:
+        store = _store(server.url)
+        for call in (store.ping, lambda: store.head(ObjectKey("p1", "ab" * 32, "0" * 32))):
+            with pytest.raises(StoreUnavailable, match=rf"come back later \({code}, status 400\)"):
+                call()
+
+
 _CHUNK = f"<Key>prefix/p1/chunks/ab/{'ab' * 32}/{'0123456789abcdef' * 2}</Key>"
 _DATED = "<LastModified>2026-03-01T00:00:00.000Z</LastModified>"
 

@@ -43,7 +43,18 @@ class S3Calls(BucketCalls):
         skewed=frozenset({"RequestTimeTooSkewed"}),
         lacking=frozenset({"NotImplemented", "MethodNotAllowed"}),
         later=frozenset(
-            {"SlowDown", "RequestTimeout", "ServiceUnavailable", "InternalError", "ConditionalRequestConflict"}
+            {
+                "SlowDown",
+                "RequestTimeout",
+                "IncompleteBody",  # something in between has cut the body off
+                "ServiceUnavailable",
+                "InternalError",
+                "ConditionalRequestConflict",
+                "Throttling",
+                "ThrottlingException",
+                "RequestLimitExceeded",
+                "TooManyRequests",
+            }
         ),
     )
 

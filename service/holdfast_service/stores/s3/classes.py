@@ -126,8 +126,9 @@ class S3StorageClasses(ArchivingStore):
         }
         try:
             return self.calls.ask("head_object", **asked)
-        except ObjectMissing:
-            # A HEAD cannot say whether the object or the whole bucket is missing, and the difference is everything.
+        except (ObjectMissing, StoreRefused):
+            # A HEAD cannot say whether the object or the whole bucket is missing, and the difference is everything; nor
+            # that it is refused only for now.
             answer = self.calls.ask("get_object", **asked)
             answer["Body"].close()  # it may have appeared meanwhile: what is said of it is enough
             return answer
