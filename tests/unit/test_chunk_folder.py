@@ -193,6 +193,20 @@ def test_torn_files_of_dead_writers_are_swept_and_those_of_living_ones_stay(fold
         again.close()
 
 
+def test_a_hold_is_made_durable_while_others_use_the_folder(folder, monkeypatch):
+    synced = []
+
+    def fsync(descriptor):
+        folder.hold("other").add([chunk(2)[0]])
+        synced.append(descriptor)
+
+    monkeypatch.setattr(room_module, "_LOCK_SECONDS", 0)
+    monkeypatch.setattr("os.fsync", fsync)
+    folder.hold("save").add([chunk(1)[0]], durable=True)
+    assert len(synced) == 3
+    assert folder.hold("save").digests() == {chunk(1)[0]}
+
+
 def test_the_oldest_use_goes_first_and_reading_is_a_use(tmp_path):
     folder = ChunkFolder(tmp_path / "chunks", limit_bytes=3_000)
     made = [chunk(number) for number in range(4)]

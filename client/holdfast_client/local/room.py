@@ -36,9 +36,11 @@ class Hold:
     def add(self, digests: Iterable[str], *, durable: bool = False) -> None:
         """Held when this returns; `durable`: also after a loss of power. Idempotent. Raises OSError."""
         lines = "".join(f"{digest}\n" for digest in digests)
-        with self._locked(), self._folder.subfolder(FOLDER, make=True) as folder:
-            descriptor = open_file(self.name, os.O_RDWR | os.O_CREAT, folder)
-            try:
+        with ExitStack() as stack:
+            folder = stack.enter_context(self._folder.subfolder(FOLDER, make=True))
+            with self._locked():
+                descriptor = open_file(self.name, os.O_RDWR | os.O_CREAT, folder)
+                stack.callback(os.close, descriptor)
                 size = os.fstat(descriptor).st_size
                 # A full disk may have torn the last line. It must not spoil the next one.
                 torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
@@ -46,13 +48,10 @@ class Hold:
                 while left:
                     written = os.pwrite(descriptor, left, size)
                     left, size = left[written:], size + written
-                if durable:
-                    os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
             if durable:
-                os.fsync(folder)
-                os.fsync(self._folder.descriptor)
+                # A busy disk takes long over it, and others wait for the lock no longer than _LOCK_SECONDS.
+                for each in (descriptor, folder, self._folder.descriptor):
+                    os.fsync(each)
 
     def digests(self) -> set[str]:
         """Its digests; none if it was never added to, or was released."""
