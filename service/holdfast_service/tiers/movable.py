@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, and_, exists, or_
+from sqlalchemy import ColumnElement, and_, exists, func, or_
 from sqlalchemy.orm import aliased
 
 from holdfast_protocol.states import CheckpointState, CopyState, StoreRole
@@ -18,7 +18,16 @@ from holdfast_protocol.tiers import COLD_STORE, StorageClass, coldness, must_be_
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import KEPT, PROVEN
 from holdfast_service.db.lease import has_run_out
-from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, ReadLease, Shard, ShardChunk
+from holdfast_service.db.tables.core import (
+    Attempt,
+    Checkpoint,
+    Chunk,
+    ChunkListEntry,
+    Copy,
+    ReadLease,
+    Shard,
+    ShardChunk,
+)
 from holdfast_service.db.tables.operations import CheckpointCopy
 from holdfast_service.holds.held import store_lets_go
 from holdfast_service.stores.base import ClassedStore
@@ -101,8 +110,8 @@ def wanted_hotter(place: Place) -> ColumnElement[bool]:
 
 def in_use(context: ServiceContext, place: Place, now: datetime) -> ColumnElement[bool]:
     """Over `chunks`: for the time being it must stay where it is. An upload relies on it; and, if it would have to
-    be thawed afterwards, a reader uses a checkpoint that needs it, a person wants one to be readable, or another store
-    has not got its copy of one yet."""
+    be thawed afterwards, a reader uses a checkpoint that needs it, an attempt was told to resume from one, a person
+    wants one to be readable, or another store has not got its copy of one yet."""
     negotiated = exists().where(
         ShardChunk.chunk_id == Chunk.id,
         Shard.id == ShardChunk.shard_id,
@@ -113,6 +122,12 @@ def in_use(context: ServiceContext, place: Place, now: datetime) -> ColumnElemen
     if place.is_cold:
         reading = exists().where(ReadLease.checkpoint_id == Checkpoint.id, ReadLease.expires_at > now)
         uses.append(_used_by(reading))
+        resuming = exists().where(
+            Attempt.run_id == Checkpoint.run_id,
+            Attempt.ended_at.is_(None),
+            func.coalesce(Attempt.resumed_from_id, Attempt.offered_id) == Checkpoint.id,
+        )
+        uses.append(_used_by(Checkpoint.state == CheckpointState.COMMITTED, resuming))
         uses.append(_used_by(Checkpoint.state == CheckpointState.COMMITTED, Checkpoint.thawed_until.is_not(None)))
         waiting = exists().where(
             CheckpointCopy.checkpoint_id == Checkpoint.id,

@@ -6,8 +6,11 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import update
 
+import holdfast_service.tiers.controller
+from holdfast_service.context import ServiceContext
 from holdfast_service.db.tables.core import Checkpoint, Copy
 from holdfast_service.db.tables.operations import CheckpointCopy
+from holdfast_service.tiers.rules import decide
 from tests.support.rank import Job, answer
 from tests.support.tiers import DAY, HOUR, Cold, weights
 
@@ -48,6 +51,36 @@ def test_what_an_active_attempt_resumed_from_stays_until_it_has_ended(cold: Cold
     cold.round()
     assert cold.tier(1) == "hot"
     second.end()
+    cold.round()
+    assert cold.tier(1) == "cold"
+
+
+def set_health_of_the_newest(cold: Cold, health: str) -> None:
+    with cold.context.database.transaction() as session:
+        session.execute(update(Checkpoint).where(Checkpoint.step > 1).values(health=health, health_reason="a spike"))
+
+
+def test_what_an_attempt_was_told_to_resume_from_after_the_decision_stays_until_it_has_ended(
+    cold: Cold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold.aged()
+    told: list[Job] = []
+
+    def decide_and_open(context: ServiceContext) -> int:
+        decided = decide(context)
+        set_health_of_the_newest(cold, "diverged")
+        told.append(Job(cold.http, after=1))
+        return decided
+
+    with monkeypatch.context() as patch:
+        patch.setattr(holdfast_service.tiers.controller, "decide", decide_and_open)
+        cold.round()
+    (job,) = told
+    assert job.opened["restore_point"]["step"] == 1
+    assert cold.tier(1) == "hot"
+    set_health_of_the_newest(cold, "ok")
+    job.end()
+    cold.advance(HOUR)
     cold.round()
     assert cold.tier(1) == "cold"
 
