@@ -6,6 +6,7 @@ first token -> context -> app.create_app
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -67,10 +68,11 @@ def open_service(settings: ServiceSettings) -> ServiceContext:
         signing_key = settle_secrets(database, keyring)
         if not settle_place(database):
             _log.warning("nothing_is_changed_in_the_stores", reason=MOVED)
-        stores: list[AttachedStore] = []
-        for role, url in settings.store_urls.items():
-            key = key_of_role(signing_key, role)
-            stores.append(_attach(database, identity, role, url, _opened(settings, role, url, key)))
+        opened = {
+            role: _opened(settings, role, url, key_of_role(signing_key, role))
+            for role, url in settings.store_urls.items()
+        }
+        stores = [_attach(database, identity, role, url, opened) for role, url in settings.store_urls.items()]
         _refuse_one_store_twice(stores)
         for attached in stores:
             with if_writable("where the store was found"):
@@ -179,15 +181,31 @@ def _opened(settings: ServiceSettings, role: StoreRole, url: str, signing_key: b
         raise SettingsError(f"{SETTING_OF_ROLE[role]} cannot be used: {error}") from None
 
 
-def _attach(database: Database, identity: CatalogIdentity, role: StoreRole, url: str, store: Store) -> AttachedStore:
+def _attach(
+    database: Database, identity: CatalogIdentity, role: StoreRole, url: str, opened: Mapping[StoreRole, Store]
+) -> AttachedStore:
     """Settled; an unavailable one is asked again later."""
-    row = find_row(database, url, store.kind, _marker_if_there(store), identity.catalog_id)
+    store, others = opened[role], [each for other, each in opened.items() if other is not role]
+    marker = _marker_if_there(store)
+    if marker is not None and _is_given_anew(marker, identity, others):
+        marker = None
+    row = find_row(database, url, store.kind, marker, identity.catalog_id)
     watch = StoreWatch(database, store, row.id, identity)
     try:
         watch.settle()
     except ForeignStoreError as error:
         raise SettingsError(f"{SETTING_OF_ROLE[role]}: {error}") from None
     return AttachedStore(role, store, row.id, watch)
+
+
+def _is_given_anew(marker: Marker, identity: CatalogIdentity, others: Iterable[Store]) -> bool:
+    """Whether a marker of an older epoch has a number that another store has in this one: after a rebuild that lacked
+    the store, the next new store may be given its number."""
+    ours = (identity.catalog_id, identity.epoch, identity.claim)
+    if marker.is_claimed_by(*ours):
+        return False
+    found = (_marker_if_there(each) for each in others)
+    return any(each is not None and each.is_of({marker.store_id}, *ours) for each in found)
 
 
 def _refuse_one_store_twice(stores: list[AttachedStore]) -> None:

@@ -302,6 +302,30 @@ def test_a_store_whose_number_the_database_does_not_know_is_found_by_its_address
         assert ownership.problem() is None
 
 
+@pytest.mark.rule("fencing-token")
+def test_a_store_that_a_rebuild_lacked_is_not_taken_for_the_one_that_was_given_its_number_since(
+    settings: ServiceSettings, tmp_path: Path
+) -> None:
+    given = settings.model_copy(update={"second_store": f"posix://{tmp_path / 'given'}"})
+    with running_service(given.model_copy(update={"cold_store": f"posix://{tmp_path / 'old'}"})) as service:
+        numbers = [each.store_id for each in service.context.stores]
+        watch, store = service.context.stores[2].watch, service.context.stores[2].store
+        with watch.ownership.opened():
+            write_marker(store, replace(read_marker(store), store_id=numbers[1], epoch=service.context.epoch - 1))
+    (tmp_path / "old").rename(tmp_path / "late")
+    late = given.model_copy(update={"cold_store": f"posix://{tmp_path / 'late'}"})
+    for _ in range(2):
+        with running_service(late) as service:
+            *known, found = service.context.stores
+            assert [each.store_id for each in known] == numbers[:2]
+            assert found.store_id not in numbers
+            assert "stores claim" in str(found.watch.ownership.problem())
+    with running_service(late) as service:
+        check_all(service.context)
+        claim_all(service.context, accept_loss=True)
+        assert service.context.stores[2].watch.ownership.problem() is None
+
+
 def unmounted(folder: Path) -> Path:
     """What is left is the empty folder. Where the store is now."""
     away = folder.rename(folder.with_name(f"{folder.name} is not mounted"))
