@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from holdfast_protocol.codecs import Codec, DecodeError, decode
 from holdfast_protocol.states import CopyState, Proof
@@ -74,7 +74,7 @@ def _put_batch(
     for chunk in chunks:
         if chunk.id in attempts:
             needed[chunk.digest].append(chunk)
-    rows = []
+    rows, unread = [], []
     for each in sorted(batch, key=lambda found: (found.key.digest, found.key.generation)):
         if each.key.digest not in needed:
             report.orphans, report.orphan_bytes = report.orphans + 1, report.orphan_bytes + each.bytes
@@ -85,8 +85,17 @@ def _put_batch(
             continue  # deleted since it was listed
         report.bad_objects += row["state"] == CopyState.BAD
         report.copies, report.copied_bytes = report.copies + 1, report.copied_bytes + each.bytes
+        damage: dict[str, Any] = {"bad_at": None, "finding": None, "damage": None}
+        if "finding" in row:
+            unread.append(chunk.id)
+            damage |= {"bad_at": now, "damage": 1}
+            report.notes.append(
+                f"{each.key.path} {row['finding']}: it counts as bad. If nothing else has the chunk, thaw it and "
+                "rebuild the catalog again"
+            )
         rows.append(
-            row
+            damage
+            | row
             | {
                 "chunk_id": chunk.id,
                 "project_id": project_id,
@@ -100,6 +109,11 @@ def _put_batch(
             }
         )
     with database.transaction() as session:
+        if unread:
+            session.execute(
+                update(Chunk).where(Chunk.id.in_(unread)).values(damages=1),
+                execution_options={"synchronize_session": False},
+            )
         insert_absent(session, Copy, rows[: len(rows) // 2])
         insert_absent(session, Copy, rows[len(rows) // 2 :])
 
@@ -127,17 +141,19 @@ def _row(found: StoredObject, chunk_bytes: int, encoding: FoundEncoding | None, 
     if encoding is not None:
         codec, stored_digest = Codec(encoding.codec), encoding.stored_digest
         return {"state": state, "proof": _VOUCHED, "codec": codec, "stored_digest": stored_digest}
+    unread: dict[str, Any] = {}
     try:
         stored = b"".join(store.open_read(found.key))
     except ObjectMissing:
         return None
     except ObjectArchived:
-        stored = b""
+        stored, unread = b"", {"finding": "is archived, and no record says how it is encoded"}
     stored_digest = hashlib.sha256(stored).hexdigest()
     for codec in Codec:
         if codec is not Codec.RAW and _decodes(codec, chunk_bytes, stored, digest):
             return {"state": state, "proof": _VOUCHED, "codec": codec, "stored_digest": stored_digest}
-    return {"state": CopyState.BAD, "proof": Proof.UNPROVEN, "codec": Codec.RAW, "stored_digest": stored_digest}
+    bad = {"state": CopyState.BAD, "proof": Proof.UNPROVEN, "codec": Codec.RAW, "stored_digest": stored_digest}
+    return bad | unread
 
 
 def _decodes(codec: Codec, chunk_bytes: int, stored: bytes, digest: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,15 @@ from sqlalchemy import update
 from typer.testing import CliRunner
 
 from holdfast_client.cli.main import app
+from holdfast_protocol.states import CopyState
 from holdfast_service.db.tables.core import Checkpoint
+from holdfast_service.scrub import repair
 from tests.service.conftest import Clock
 from tests.support.databases import SqliteCatalogs
 from tests.support.interleave import refused
-from tests.support.rank import Job, answer
+from tests.support.rank import Job, answer, digest_of
 from tests.support.rebuilt import check_all, claim_all, rebuilt_service, record_all
+from tests.support.rot import copies_of
 from tests.support.service import RunningService
 from tests.support.tiers import DAY, HOUR, IN_A_BUCKET, Cold, weights
 
@@ -83,6 +87,32 @@ def test_a_catalog_that_is_rebuilt_from_the_bucket_knows_what_is_cold(
         claim_all(service.context)
         assert again.thawed(1)["state"] == "thawed"
         assert again.content(1, weights(1)) == weights(1)
+
+
+@IN_A_BUCKET
+def test_what_a_rebuild_cannot_look_into_is_named_and_repaired_once_its_bytes_are_sent_again(
+    cold: Cold, sqlite_catalogs: SqliteCatalogs, tmp_path: Path
+) -> None:
+    Job(cold.http).save(1)
+    record_all(cold.context)
+    assert cold.fake is not None
+    everything = cold.fake.objects._stored
+    (name,) = (name for name in everything if digest_of(weights(1)) in name)
+    everything[name] = replace(everything[name], body=b"of another length", storage_class="GLACIER")
+    folder = tmp_path / "again"
+    folder.mkdir()
+    with rebuilt_service(cold.context.settings, sqlite_catalogs.new(folder)) as (service, report):
+        (note,) = (note for note in report.notes if "no record says how it is encoded" in note)
+        assert digest_of(weights(1)) in note
+        (copy,) = copies_of(service, weights(1))
+        assert (copy.state, copy.finding is not None) == (CopyState.BAD, True)
+        check_all(service.context)
+        claim_all(service.context, accept_loss=True)
+        http = service.http()
+        saved = Job(http, after=1).save(2, content=weights(1))
+        assert repair.reconcile(service.context).repaired_copies == 1
+        first = answer(http.get("/v1/projects/demo/runs/gpt/checkpoints/1"))
+        assert (first["health"], saved["health"]) == ("ok", "ok")
 
 
 @IN_A_BUCKET
