@@ -268,6 +268,26 @@ def test_a_staged_state_that_no_rank_can_be_told_of_keeps_the_process_from_no_en
     assert checkpoints(service, run) == []
 
 
+class ToldStore:
+    """The job's store, where rank 0 has said which step is uploaded."""
+
+    def check(self, keys):
+        return True
+
+    def get(self, key):
+        return b"0"
+
+
+def test_a_staged_state_that_rank_0_uploads_is_not_dropped_for_a_newer_one_before_this_ranks_watch_looks(run, service):
+    job = Job(seed=random.randrange(2**31))
+    with holdfast.Checkpointer(run, save=holdfast.Every(steps=1000), stage_every=1) as ckpt:
+        ckpt.restore(job.state)
+        ckpt.step(0, job.state)
+        ckpt.parts.standby._store = ToldStore()
+        ckpt.step(1, job.state)
+    assert [(view.step, view.state) for view in checkpoints(service, run)] == [(0, CheckpointState.COMMITTED)]
+
+
 def test_a_log_handler_that_raises_costs_no_notice_and_no_emergency_save(run):
     raised = []
 

@@ -108,10 +108,7 @@ class StandbySnapshot:
                     return
             elif not self._is_told_to(job.step):
                 return
-            self._over = True
-            with suppress(Exception):  # of the script's log handler: the watch must go on
-                log.warning("no step has ended in time: the state staged after step %d is saved", job.step)
-            self._pipeline.start(dataclasses.replace(job, begun_at=time.monotonic()))
+            self._upload(job)
 
     def close(self) -> None:
         with self._lock:
@@ -120,9 +117,19 @@ class StandbySnapshot:
             self._over = True
         self._area.close()
 
+    def _upload(self, job: SaveJob) -> None:
+        self._over = True
+        with suppress(Exception):  # of the script's log handler: the watch must go on
+            log.warning("no step has ended in time: the state staged after step %d is saved", job.step)
+        self._pipeline.start(dataclasses.replace(job, begun_at=time.monotonic()))
+
     def _make_room(self) -> None:
-        """All ranks are here, so the last staged state is not needed any more."""
+        """All ranks are here, so the last staged state is not needed any more, unless it is uploading."""
         with self._lock:
+            job = self._staged
+            # Rank 0 may have begun just now, and this rank's watch has not looked since.
+            if not self._over and job is not None and self._is_wanted(job) and self._is_told_to(job.step):
+                self._upload(job)
             if self._over:
                 raise RuntimeError("the last staged state is uploading")
             self._drop()
