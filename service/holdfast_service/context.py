@@ -18,7 +18,7 @@ from fastapi import Depends, Request
 from holdfast_protocol.states import StoreRole
 from holdfast_service.attached_stores.attached import AttachedStore, StoreWatch
 from holdfast_service.auth.credentials import TokensUsed
-from holdfast_service.copies.uploads import TicketsInFlight
+from holdfast_service.copies.verify_uploads import TicketsInFlight
 from holdfast_service.db.commit_notifier import CommitNotifier
 from holdfast_service.db.engine import Database
 from holdfast_service.identity.identities import Identities

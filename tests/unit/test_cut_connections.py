@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast_client import Client, ClientSettings, errors
-from holdfast_service.webhooks.call import call
+from holdfast_service.webhooks.deliver import call
 from holdfast_service.webhooks.target import Target
 from tests.support.tls import self_signed
 
@@ -110,7 +110,7 @@ def test_a_webhook_that_takes_too_long(far: FarEnd, monkeypatch: pytest.MonkeyPa
 
     get_response = http.client.HTTPConnection.getresponse
     monkeypatch.setattr(http.client.HTTPConnection, "getresponse", get_no_response)
-    monkeypatch.setattr("holdfast_service.webhooks.call.threading", SimpleNamespace(Timer=timer))
+    monkeypatch.setattr("holdfast_service.webhooks.deliver.threading", SimpleNamespace(Timer=timer))
     target = Target(host="localhost", port=far.port, path="/", tls=True, addresses=("127.0.0.1",))
     with ThreadPoolExecutor(1) as threads:
         calling = threads.submit(call, target, b"first", {}, ssl.create_default_context())

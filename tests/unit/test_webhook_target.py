@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from holdfast_service.webhooks.call import MOST_TRIES, pause_seconds, shown, signature
+from holdfast_service.webhooks.deliver import MOST_TRIES, pause_seconds, shown, signature
 from holdfast_service.webhooks.target import RefusedTargetError, find_target, is_public
 
 PUBLIC = ["93.184.215.14", "8.8.8.8", "2606:2800:21f:cb07:6820:80da:af6b:8b2c", "::ffff:8.8.8.8"]

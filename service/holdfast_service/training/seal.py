@@ -22,7 +22,7 @@ from holdfast_protocol.text import counted
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import object_key, usable_by
-from holdfast_service.copies.uploads import Finding, Upload, Verdict, ask_for_all, settle
+from holdfast_service.copies.verify_uploads import Finding, Upload, Verdict, ask_for_all, settle
 from holdfast_service.db.dialect import database_now, insert_all, insert_new
 from holdfast_service.db.tables.core import Chunk, ChunkList, ChunkListEntry, Copy, Shard, ShardChunk
 from holdfast_service.errors import ProblemError

@@ -1,8 +1,8 @@
 """Webhooks: people of a project make them, what happens leaves calls (`outbox.py`), and these are made.
 
-manage.py    what people do with webhooks
+manage.py      what people do with webhooks
 controller.py  which calls are due, and what became of each
-call.py        one call, its signature, and when it is made again
+deliver.py     one call, its signature, and when it is made again
 formats.py     what a call says, as its receiver takes it
 target.py      where a call may go, and where never
 """

@@ -23,7 +23,7 @@ from holdfast_service.release import VERSION
 from holdfast_service.secrets.kept import hook_secrets
 from holdfast_service.secrets.keyring import DecryptionError
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.webhooks.call import WHOLE_SECONDS, Answer, call, pause_seconds, signature
+from holdfast_service.webhooks.deliver import WHOLE_SECONDS, Answer, call, pause_seconds, signature
 from holdfast_service.webhooks.formats import KEEPS_ALERTS, ROUTINE, TURNS, render
 from holdfast_service.webhooks.manage import delivery_id
 from holdfast_service.webhooks.target import RefusedTargetError, find_target

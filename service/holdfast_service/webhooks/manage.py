@@ -28,7 +28,7 @@ from holdfast_service.events.announce import delivery_row
 from holdfast_service.runs.views import project_named, refuse_if_deleted
 from holdfast_service.secrets.kept import HookSecrets, hook_secrets, keep_hook
 from holdfast_service.secrets.keyring import DecryptionError, Keyring
-from holdfast_service.webhooks.call import new_secret, shown
+from holdfast_service.webhooks.deliver import new_secret, shown
 from holdfast_service.webhooks.formats import with_ends
 from holdfast_service.webhooks.target import RefusedTargetError, parsed
 

@@ -26,8 +26,8 @@ from holdfast_protocol.states import Scope
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.db.tables.webhooks import Webhook, WebhookDelivery
-from holdfast_service.webhooks.call import MOST_TRIES, Answer, call
 from holdfast_service.webhooks.controller import WebhooksReport, reconcile
+from holdfast_service.webhooks.deliver import MOST_TRIES, Answer, call
 from holdfast_service.webhooks.target import RefusedTargetError, Target, find_target
 from tests.service.conftest import Clock
 from tests.support.interleave import in_background
@@ -508,7 +508,7 @@ def test_a_receiver_that_drips_is_cut_off(tmp_path: Path, monkeypatch: pytest.Mo
             while not over.wait(0.05):  # for ever, as far as the caller can tell
                 connected.sendall(b"x")
 
-    monkeypatch.setattr("holdfast_service.webhooks.call.WHOLE_SECONDS", 1.0)
+    monkeypatch.setattr("holdfast_service.webhooks.deliver.WHOLE_SECONDS", 1.0)
     trusting = ssl.create_default_context(cafile=str(certificate))
     with socket.create_server(("127.0.0.1", 0)) as listening, in_background() as threads:
         target = Target(True, "receiver.example", listening.getsockname()[1], "/", ("127.0.0.1",))
