@@ -8,7 +8,8 @@ from holdfast_client.chunks import workers as core_limit
 from holdfast_client.chunks.workers import CoreLimit
 
 
-def test_no_more_at_once_than_the_limit_and_everybody_gets_through():
+def test_no_more_at_once_than_the_limit_and_everybody_gets_through(monkeypatch):
+    monkeypatch.setattr(core_limit, "LONGEST_WAIT_SECONDS", 60.0)
     cores, lock, pause = CoreLimit(2), threading.Lock(), threading.Event()
     at_once, most, done = 0, 0, []
 
