@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -222,7 +223,7 @@ def test_a_late_rank_is_not_waited_for_and_makes_its_own_call(service):
     assert service.calls[-1] == (2, "seal", [2])
 
 
-def test_ranks_that_come_one_after_the_other_are_in_one_call(service, monkeypatch):
+def test_ranks_that_come_one_after_the_other_are_in_one_call(service, monkeypatch, patient):
     monkeypatch.setattr(host_calls, "SEAL_WINDOW_SECONDS", 0.0)
     come, late, results = HostCalls._come, iter([1, 2]), {}
 
@@ -262,6 +263,7 @@ def test_a_joint_call_is_retried_no_longer_than_a_call_of_the_leader(service):
     assert client.retry_deadlines == [client.settings.retry_seconds]
 
 
+@pytest.mark.usefixtures("patient")
 def test_an_older_service_negotiates_nothing_and_seals_each_alone(service):
     service.negotiates = service.knows_joint_seals = False
     with hosts(service, 2) as made:
@@ -289,8 +291,9 @@ def test_the_ranks_that_wait_hear_that_the_leader_is_alive(service, monkeypatch,
 
 
 def lead(secret: str, count: int, tell, keep_alive_seconds: float) -> None:
-    """A leader whose joint call is never answered."""
+    """A leader whose joint call is never answered. It makes it when `count` ranks have come, and not before."""
     host_calls.KEEP_ALIVE_SECONDS = keep_alive_seconds
+    host_calls.SEAL_WINDOW_SECONDS = LONG
     service = FakeService()
     service.go_on.clear()
     leader = HostCalls(service.client("joint"), secret=secret, count=count, leads=True)
@@ -302,15 +305,26 @@ def lead(secret: str, count: int, tell, keep_alive_seconds: float) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_ranks_go_on_without_a_leader_that_dies_or_hangs(service, monkeypatch, how):
-    monkeypatch.setattr(host_calls, "SILENCE_SECONDS", 1.0)
+def test_the_ranks_go_on_without_a_leader_that_dies_or_hangs(service, monkeypatch, patient, how):
+    frames, receive = Counter(), host_calls._Link.receive
+
+    def listen(link):
+        frame = receive(link)
+        frames[link] += 1
+        return frame
+
+    monkeypatch.setattr(host_calls._Link, "receive", listen)
     heard, said = SPAWN.Pipe(duplex=False)
-    leader = SPAWN.Process(target=lead, args=(SECRET, 3, said, 0.05), daemon=True)
+    leader = SPAWN.Process(target=lead, args=(SECRET, 2, said, 0.05), daemon=True)
     leader.start()
     try:
         assert heard.recv() == "listening"
         with hosts(service, 3, leader=False) as made, starting(service, made, seal) as results:
             assert heard.recv() == "called"
+            # Until then a slow leader is no silent one. The second frame from now is waited for by the new time.
+            monkeypatch.setattr(host_calls, "SILENCE_SECONDS", 1.0)
+            so_far = Counter(frames)
+            until(lambda: len(frames) == 2 and all(frames[link] >= so_far[link] + 2 for link in frames))
             assert leader.pid is not None
             os.kill(leader.pid, how)
             assert [result.result(LONG) for result in results.values()] == ["ck_1", "ck_1"]
