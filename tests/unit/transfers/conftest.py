@@ -36,3 +36,10 @@ def _threads_do_not_leak():
 @pytest.fixture(autouse=True)
 def _no_long_pauses(monkeypatch):
     monkeypatch.setattr(uploader_module, "MISSING_PAUSE_SECONDS", 0.01)
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """A call carries all that it can, however crowded the machine is."""
+    monkeypatch.setattr(uploader_module, "QUIET_SECONDS", 60.0)
+    monkeypatch.setattr(uploader_module, "REPORT_SECONDS", 60.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import count
 
 import pytest
 
@@ -196,13 +197,16 @@ def test_a_slow_fetch_renews_its_lease(service, monkeypatch):
     monkeypatch.setattr(fetcher_module, "_RENEW_LEASE_AT", 0.002)
     chunks = some_chunks(2)
     service.objects = dict(chunks)
-    slow = threading.Event()
+    answer, calls, renewed = service.reads, count(1), threading.Event()
 
-    def slowly(digest, view):
-        slow.wait(0.5)
+    def reads_of(body):
+        if next(calls) == 3:
+            renewed.set()
+        return answer(body)
 
+    service.reads = reads_of
     with client_of(service) as client, ShardFetcher(client, "ck_1") as fetcher:
-        fetcher.fetch(chunks, slowly)
+        fetcher.fetch(chunks, lambda *_: renewed.wait(60))
     reads = [seen.json for seen in service.of("POST", "/v1/checkpoints/ck_1/reads")]
     assert len(reads) >= 3
     assert {call["lease_id"] for call in reads[1:]} == {"lease-1"}
