@@ -157,7 +157,7 @@ class Service(ScriptedServer):
 
 
 def client_of(service, **settings) -> Client:
-    return Client(ClientSettings(url=service.url, token="hold_t_s", retry_seconds=5, **settings))
+    return Client(ClientSettings(url=service.url, token="hold_t_s", retry_seconds=60, **settings))
 
 
 def some_chunks(count=20, size=10_000) -> dict[str, bytes]:

@@ -73,7 +73,7 @@ class Run:
 
 
 def launch(run, launch_id="mine"):
-    with scripted(run) as server, Client(ClientSettings(url=server.url, token="t", retry_seconds=5)) as client:
+    with scripted(run) as server, Client(ClientSettings(url=server.url, token="t", retry_seconds=60)) as client:
         return client.attempts.open_next(RunName("demo", "gpt"), launch_id, world_size=2)
 
 

@@ -111,7 +111,7 @@ def digest_of(body: bytes) -> str:
 
 
 def upload(service: Service, chunks: list[OutgoingChunk], compress: str = "zstd"):
-    settings = ClientSettings(url=service.url, token="hold_t_s", retry_seconds=5, compress=compress)
+    settings = ClientSettings(url=service.url, token="hold_t_s", retry_seconds=60, compress=compress)
     with Client(settings) as client:
         return ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1)).upload(chunks)
 

@@ -20,7 +20,7 @@ def flipped(at: int) -> bytes:
     return BODY[:at] + bytes([BODY[at] ^ 1]) + BODY[at + 1 :]
 
 
-def get(url: str, *, kind="http", path="", into=None, body=BODY, retry_seconds=5.0) -> memoryview:
+def get(url: str, *, kind="http", path="", into=None, body=BODY, retry_seconds=60.0) -> memoryview:
     digest = hashlib.sha256(body).hexdigest()
     ticket = ReadTicket(
         digest=digest,
@@ -32,7 +32,7 @@ def get(url: str, *, kind="http", path="", into=None, body=BODY, retry_seconds=5
         path=str(path),
         expires_in_seconds=60,
     )
-    with Client(ClientSettings(url=url, token="hold_id_secret", timeout_seconds=5)) as client:
+    with Client(ClientSettings(url=url, token="hold_id_secret", timeout_seconds=60)) as client:
         return get_chunk(ticket, into, digest, len(body), client.transfers, retry_seconds=retry_seconds)
 
 

@@ -38,8 +38,8 @@ def get(url: str, codec: Codec, *, kind="http", path="", into=None, stored_bytes
         path=str(path),
         expires_in_seconds=60,
     )
-    with Client(ClientSettings(url=url, token="hold_id_secret", timeout_seconds=5)) as client:
-        return get_chunk(ticket, into, DIGEST, len(BODY), client.transfers, stop=stop, retry_seconds=5.0)
+    with Client(ClientSettings(url=url, token="hold_id_secret", timeout_seconds=60)) as client:
+        return get_chunk(ticket, into, DIGEST, len(BODY), client.transfers, stop=stop, retry_seconds=60.0)
 
 
 @pytest.mark.parametrize("codec", ENCODED)

@@ -85,7 +85,7 @@ def test_what_a_store_does_not_give_comes_from_the_other_and_it_is_not_asked_aga
 ) -> None:
     service.of_primary = answer
     found: dict[str, bytes] = {}
-    settings = ClientSettings(url=service.url, token="hold_t_s", retry_seconds=5)
+    settings = ClientSettings(url=service.url, token="hold_t_s", retry_seconds=60)
     with Client(settings) as client, ShardFetcher(client, "ck_1") as fetcher:
         fetcher.fetch(service.objects, lambda digest, view: found.__setitem__(digest, bytes(view)))
         assert fetcher.bytes_from == {StoreRole.SECOND: sum(map(len, service.objects.values()))}

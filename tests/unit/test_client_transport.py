@@ -32,7 +32,7 @@ SERVER = {
 
 
 def client_of(url: str, **settings) -> Client:
-    given = {"token": "hold_id_secret", "retry_seconds": 5, "timeout_seconds": 5, **settings}
+    given = {"token": "hold_id_secret", "retry_seconds": 60, "timeout_seconds": 60, **settings}
     return Client(ClientSettings(url=url, **given))
 
 
@@ -156,7 +156,7 @@ def test_retrying_ends_with_the_total_time():
             begun = time.monotonic()
             with pytest.raises(errors.ServiceUnavailable) as caught:
                 client.service.info()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     assert "holdfast serve" in str(caught.value)
     assert caught.value.earlier_try_ambiguous is False
 
@@ -304,8 +304,8 @@ def test_a_long_poll_may_last_longer_than_the_time_out():
 
     with scripted(answer) as server, client_of(server.url, timeout_seconds=0.3, retry_seconds=0) as client:
         with pytest.raises(errors.CheckpointNotFound):
-            client.checkpoints.get("ck_x", wait_seconds=2)
-    assert server.seen[0].query == {"wait": "2"}
+            client.checkpoints.get("ck_x", wait_seconds=60)
+    assert server.seen[0].query == {"wait": "60"}
 
 
 def test_the_message_is_title_detail_and_remedy():

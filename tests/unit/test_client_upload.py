@@ -23,8 +23,8 @@ def s3_error(status: int, code: str, **headers: str) -> Reply:
     return Reply(status, f"<Error><Code>{code}</Code><Message>m</Message></Error>".encode(), headers, protocol=None)
 
 
-def put(server, *, body=BODY, stop=None, retry_seconds=5.0, url=None, **headers):
-    with Client(ClientSettings(url=server.url, token="hold_id_secret", timeout_seconds=5)) as client:
+def put(server, *, body=BODY, stop=None, retry_seconds=60.0, url=None, **headers):
+    with Client(ClientSettings(url=server.url, token="hold_id_secret", timeout_seconds=60)) as client:
         ticket = UploadTicket(
             kind="http", url=url or "/bucket/key?X-Amz-Signature=s3cret", headers=headers, expires_in_seconds=60
         )

@@ -94,7 +94,7 @@ def fetch(url, folder, shared, wanted=tuple(CHUNKS)):
     """(what arrived, bytes taken from the folder)."""
     arrived = {}
     host = HostChunks(folder, shared)
-    with Client(ClientSettings(url=url, token="t", retry_seconds=5)) as client:
+    with Client(ClientSettings(url=url, token="t", retry_seconds=60)) as client:
         with ShardFetcher(client, "ck_1") as fetcher:
             fetcher.fetch(wanted, lambda digest, view: arrived.__setitem__(digest, bytes(view)), host=host)
     return arrived, host.taken_bytes

@@ -46,7 +46,10 @@ def application() -> FastAPI:
 
 @pytest.fixture
 def http() -> Iterator[httpx.Client]:
-    with in_process(application()) as transport, httpx.Client(base_url="http://127.0.0.1", transport=transport) as http:
+    with (
+        in_process(application()) as transport,
+        httpx.Client(base_url="http://127.0.0.1", transport=transport, timeout=60) as http,
+    ):
         yield http
 
 

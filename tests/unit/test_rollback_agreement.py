@@ -31,9 +31,9 @@ class Thread(Ranks):
 
     def gather(self, value: Any) -> list[Any]:
         self._told[self.rank] = value
-        self._barrier.wait(10)
+        self._barrier.wait(60)
         told = list(self._told)
-        self._barrier.wait(10)
+        self._barrier.wait(60)
         return told
 
 
