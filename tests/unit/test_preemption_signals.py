@@ -40,17 +40,19 @@ def test_a_signal_is_seen_while_the_main_thread_is_inside_a_call_that_does_not_c
     seen, ran = Seen(), []
     earlier = signal.signal(SIGNAL, lambda *_: ran.append(True))
     watch = SignalWatch([SIGNAL], seen)
-    in_time = []
+    enters, in_time = threading.Event(), []
 
     def send():
+        enters.wait()
         os.kill(os.getpid(), SIGNAL)
         # No Python handler has run by then: the main thread is in C.
         in_time.append(seen.event.wait(WAIT_SECONDS) and not ran)
 
-    sender = threading.Timer(0.05, send)
+    sender = threading.Thread(target=send)
     sender.start()
-    while sender.is_alive() and not in_time:
-        hashlib.pbkdf2_hmac("sha256", b"collective", b"", 1_500_000)
+    # Sent at its begin, the signal has all of the call's time to be seen in.
+    enters.set()
+    hashlib.pbkdf2_hmac("sha256", b"collective", b"", 3_000_000)
     sender.join()
     watch.close()
     signal.signal(SIGNAL, earlier)
