@@ -35,6 +35,13 @@ class Clock:
         return self.now
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The issuer answers as slowly as the machine is crowded."""
+    for name in ("CALL_SECONDS", "WHOLE_SECONDS"):
+        monkeypatch.setattr(holdfast_service.identity.keys, name, 60.0)
+
+
 @pytest.fixture
 def issuer() -> Iterator[WorkloadIssuer]:
     with workload_issuer() as running:
