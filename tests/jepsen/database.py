@@ -4,7 +4,7 @@ last commits, as an asynchronous one has not. Everybody finds it at the same add
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -58,13 +58,10 @@ class FailoverPostgres:
         with self.server.connect() as connection:
             written = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
         with self._connect(copy.port) as connection:
-            deadline = time.monotonic() + _FOLLOWS_SECONDS
-            while not self._has_received(connection, written):
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"the standby does not follow within {_FOLLOWS_SECONDS} s")
-                time.sleep(0.05)
+            _until(lambda: self._has_received(connection, written), "does not follow")
             connection.execute("ALTER SYSTEM SET primary_conninfo = ''")
             connection.execute("SELECT pg_reload_conf()")
+            _until(lambda: self._receives_nothing(connection), "goes on following")
 
     def fail_over(self, copy: Copy) -> None:
         """The server is killed, and the copy answers in its place."""
@@ -126,10 +123,22 @@ class FailoverPostgres:
         found = standby.execute("SELECT pg_last_wal_receive_lsn() >= %s::pg_lsn", written).fetchone()
         return found == (True,)
 
+    @staticmethod
+    def _receives_nothing(standby: psycopg.Connection[tuple[object, ...]]) -> bool:
+        return standby.execute("SELECT count(*) FROM pg_stat_wal_receiver").fetchone() == (0,)
+
     @contextmanager
     def _connect(self, port: int) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
         with self.server.connect(port) as connection:
             yield connection
+
+
+def _until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _FOLLOWS_SECONDS
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the standby {what} for {_FOLLOWS_SECONDS} s")
+        time.sleep(0.05)
 
 
 @contextmanager

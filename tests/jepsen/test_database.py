@@ -46,7 +46,9 @@ def test_everything_that_was_committed_until_then_is_in_the_copy(
         copy = take(server)
         _let_it_lag(copy)
         server.cut_off(copy)
-        time.sleep(0.2)
+        by_then = len(committed)
+        while len(committed) == by_then:
+            time.sleep(0.01)
     finally:
         over.set()
         writer.join()
@@ -63,8 +65,10 @@ def _let_it_lag(copy: Copy) -> None:
     """A standby that gets nothing for a while, as on a busy machine."""
     if copy.standby is None:
         return
-    children = psutil.Process(copy.standby.pid).children()
-    (receiver,) = filter(_receives, children)
+    standby = psutil.Process(copy.standby.pid)
+    while not (receivers := list(filter(_receives, standby.children()))):
+        time.sleep(0.01)  # it answers before it has begun to follow
+    (receiver,) = receivers
     receiver.suspend()
     threading.Timer(_HELD_SECONDS, receiver.resume).start()
     time.sleep(_HELD_SECONDS / 2)
