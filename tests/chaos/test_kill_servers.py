@@ -16,6 +16,8 @@ from tests.chaos.conftest import RestartableService, uploading_steps
 from tests.support.postgres import PostgresServer, postgres_server
 from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
 
+pytestmark = pytest.mark.timeout(600)
+
 ELEMENTS = 24_000_000
 """About 100 MB: long enough under way to be cut off in the middle."""
 

@@ -176,6 +176,7 @@ def assert_ended_once(cluster: Cluster, operations: list[OperationView]) -> None
     assert [ended[each.id] for each in operations] == [1] * len(operations)
 
 
+@pytest.mark.timeout(900)
 def test_the_load_is_shared_and_what_killed_workers_had_in_hand_is_finished_by_others(cluster: Cluster) -> None:
     http = cluster.https[0]
     small = Job(http, "demo/small", create=True).begin(1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.chaos_run.findings import Wrong
 from tests.chaos_run.run import Plan, run_chaos
 from tests.chaos_run.table import table
@@ -11,6 +13,7 @@ from tests.chaos_run.table import table
 _KINDS = ("network: job | service", "wrong bytes in the store", "clock jump: service")
 
 
+@pytest.mark.timeout(900)
 def test_a_job_comes_back_with_every_byte_as_it_was(tmp_path: Path) -> None:
     plan = Plan(seconds=0, seed=4, least_faults=len(_KINDS), kinds=_KINDS, jobs=1, resized=False)
     outcome = run_chaos(tmp_path, plan)

@@ -12,6 +12,7 @@ from tests.jepsen.trial import Plan, run_trial
 _KINDS = ("SIGKILL: a service", "a second launch", "lost replies: jobs | services", "terminated backends")
 
 
+@pytest.mark.timeout(1200)
 def test_no_commit_that_a_job_was_told_of_is_lost_mixed_or_wrong_and_nothing_leaks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

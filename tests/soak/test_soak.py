@@ -9,6 +9,7 @@ import pytest
 from tests.soak.soak import Plan, run_soak, table
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.rule("mark-before-delete")
 @pytest.mark.rule("late-put-window")
 def test_everything_at_once_with_kills_leaves_nothing_unreadable_and_nothing_leaked(
