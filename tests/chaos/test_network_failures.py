@@ -108,7 +108,8 @@ def test_a_restore_that_cannot_get_through_raises_and_touches_nothing(
     state = new_state(seed=77)
     before = all_bits(state)
     for_ever(net, DropReply(), call)
-    with net.checkpointer(run, retry_seconds=0.5) as ckpt:
+    # The deadline counts from the start of a call: one first try must not use it up.
+    with net.checkpointer(run, retry_seconds=3.0) as ckpt:
         with pytest.raises(errors.HoldfastError):
             ckpt.restore(state)
         if call != "resumed_from":  # which comes when every bit is there
@@ -136,7 +137,8 @@ def test_in_a_storm_every_commit_is_true_and_every_failure_clean(net: Network, s
         for proxy in {id(proxy): proxy for proxy in (net.to_service, net.to_store)}.values():
             proxy.storm(seed, 0.3, STORM)
         ends = time.monotonic() + STORM_SECONDS
-        while time.monotonic() < ends:
+        # On a busy machine few saves fit into that time, and none of them may get through.
+        while time.monotonic() < ends or not any(outcomes.values()):
             step = len(outcomes)
             state["big"]["t"].copy_(big_tensor(10_000 * seed + step))
             before = all_bits(state)
@@ -147,7 +149,6 @@ def test_in_a_storm_every_commit_is_true_and_every_failure_clean(net: Network, s
         assert net.struck()
     committed = {view.step for view in net.checkpoints(run) if view.state == "committed"}
     assert committed >= {step for step, content in outcomes.items() if content is not None}
-    assert any(content is not None for content in outcomes.values())
     newest = max(step for step, content in outcomes.items() if content is not None)
     if newest == max(committed):
         restore_in_a_storm(net, run, seed, outcomes[newest], newest)

@@ -171,7 +171,7 @@ def test_a_launch_gets_through(net: Network, job: RunningJob, fault: str, call: 
 def test_a_long_wait_that_was_swallowed_is_asked_again(net: Network, job: RunningJob) -> None:
     committed = net.checkpoints(job.run)[0]
     net.to_service.script(BlackHole(), on="wait")
-    with Client(net.settings(timeout_seconds=0.2, retry_seconds=0.5)) as client:
+    with Client(net.settings(timeout_seconds=1.0)) as client:
         assert client.checkpoints.get(committed.id, wait_seconds=1).id == committed.id
 
 

@@ -39,7 +39,7 @@ def proxy(server: ScriptedServer):
 
 @pytest.fixture
 def http():
-    with urllib3.PoolManager(retries=False, timeout=5) as pool:
+    with urllib3.PoolManager(retries=False, timeout=60) as pool:
         yield pool
 
 
