@@ -26,6 +26,7 @@ from holdfast_protocol.attempts import ResumedFrom
 from holdfast_protocol.base import Fence
 from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView
 from holdfast_protocol.runs import RunName
+from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import CheckpointState, OperationState
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.engine import Database
@@ -146,10 +147,10 @@ def test_a_storm_commits_whoever_is_killed_in_it_and_nobody_waits_longer_than_a_
 
         storm(cluster, client, alone.kill9)
 
-        scrub = client.scrubs.checkpoint(first)
-        held = select(Operation.worker_id).where(Operation.id == scrub.id, Operation.state == OperationState.RUNNING)
-        victim = cluster.until(lambda: cluster.read(lambda session: session.scalar(held)), "a worker has begun")
-        last = storm(cluster, client, lambda: os.kill(cluster.pids("worker")[victim], signal.SIGKILL))
+        scrubs = [client.scrubs.checkpoint(first)]
+        victims: list[str] = []
+        last = storm(cluster, client, lambda: victims.append(kill_who_carries_out(cluster, client, scrubs)))
+        (victim,), scrub = victims, scrubs[-1]
         now, row = cluster.read(lambda session: (database_now(session), session.get_one(Operation, scrub.id)))
         assert row.worker_id != victim or (row.leased_until - now).total_seconds() <= LEASE_SECONDS
         done = client.operations.wait(scrub.id, timeout_seconds=WAIT_SECONDS)
@@ -159,6 +160,31 @@ def test_a_storm_commits_whoever_is_killed_in_it_and_nobody_waits_longer_than_a_
 
         assert client.checkpoints.get(last).state is CheckpointState.COMMITTED
     assert "Traceback" not in of_two.log_text
+
+
+def kill_who_carries_out(cluster: Cluster, client: Client, scrubs: list[OperationView]) -> str:
+    """The worker's name. Where the last scrub is over before it is cut off, another one begins."""
+
+    def killed() -> str | None:
+        newest = client.operations.get(scrubs[-1].id)
+        if newest.state is OperationState.DONE:
+            assert newest.checkpoint_id is not None
+            scrubs.append(client.scrubs.checkpoint(newest.checkpoint_id))
+        held = select(Operation.worker_id).where(
+            Operation.id == scrubs[-1].id, Operation.state == OperationState.RUNNING
+        )
+        worker = cluster.read(lambda session: session.scalar(held))
+        if worker is None:
+            return None
+        # Held still, it cannot settle any more; if it just has, it goes on.
+        pid = cluster.pids("worker")[worker]
+        os.kill(pid, signal.SIGSTOP)
+        is_held = cluster.read(lambda session: session.scalar(held)) == worker
+        os.kill(pid, signal.SIGKILL if is_held else signal.SIGCONT)
+        return worker if is_held else None
+
+    found: str = cluster.until(killed, "a worker is in the middle of a scrub")
+    return found
 
 
 def storm(cluster: Cluster, client: Client, kill: Callable[[], None]) -> str:
