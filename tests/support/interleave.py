@@ -6,22 +6,24 @@ No sleep decides a result here. What is polled is only whether the other side wa
 from __future__ import annotations
 
 import re
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
 from types import ModuleType
 from typing import Any, TypeVar
 
 import pytest
 from sqlalchemy import event, text
 
+from holdfast_service.db.engine import Database
 from tests.support.rank import Refused
 from tests.support.service import RunningService
 
-_WAIT_SECONDS = 30
-# SQLite does not tell who waits; there one writer at a time is all that can happen anyway.
+_WAIT_SECONDS = 120
+# SQLite does not tell who waits. Whoever is held in a write for so long lets nobody else write.
 _SQLITE_MOMENT_SECONDS = 0.3
 
 First = TypeVar("First")
@@ -127,14 +129,13 @@ def just_before(service: RunningService, statement: str, act: Callable[[], objec
 
 def until_blocked_or_done(service: RunningService, future: Future[Any]) -> None:
     """Returns when somebody waits for a lock of this database, or the future is done without having waited."""
-    if not service.context.database.is_postgres:
-        try:
-            future.exception(timeout=_SQLITE_MOMENT_SECONDS)
-        except TimeoutError:
-            return
-        return
     deadline = time.monotonic() + _WAIT_SECONDS
     while not future.done():
+        if not service.context.database.is_postgres:
+            if _is_held_in_a_write(service.context.database):
+                return
+            wait([future], _SQLITE_MOMENT_SECONDS)
+            continue
         with service.context.database.read() as session:
             waiting = session.scalar(
                 text(
@@ -147,3 +148,15 @@ def until_blocked_or_done(service: RunningService, future: Future[Any]) -> None:
         if time.monotonic() > deadline:
             raise AssertionError("it neither waits for a lock nor ends")
         time.sleep(0.01)
+
+
+def _is_held_in_a_write(database: Database) -> bool:
+    """Of a SQLite catalog: its one write lock does not become free for a moment."""
+    path = str(database.url.database)
+    with closing(sqlite3.connect(path, timeout=_SQLITE_MOMENT_SECONDS, isolation_level=None)) as another:
+        try:
+            another.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+        another.execute("ROLLBACK")
+    return False
