@@ -185,7 +185,8 @@ def test_a_call_whose_client_does_not_wait_is_not_worked_on(
     with socket.create_connection(("127.0.0.1", int(service.url.rpartition(":")[2]))) as connection:
         connection.sendall(head.encode())
         until(lambda: waiting(service, "restore") == 1)
-    time.sleep(0.2)  # until the server has seen that it is closed
+    # The server sees what happened on its sockets in order: once this is answered, that the other one is closed.
+    assert httpx.get(f"{service.url}/healthz", timeout=SECONDS).status_code == 200
     begins.open.set()
     assert pending[0].result()
     route = {"method": "GET", "route": "/v1/projects/{project}/runs/{run}/restore-point", "status": "499"}
