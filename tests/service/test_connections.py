@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 import ssl
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.posix import endpoints as objects
@@ -216,10 +217,19 @@ def test_a_reply_that_nobody_reads_is_not_kept(
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # it must be said before it connects
     connection.settimeout(60)
     connection.connect(("127.0.0.1", int(hasty.url.rpartition(":")[2])))
+    here, lost = connection.getsockname(), threading.Event()
+    connection_lost = H11Protocol.connection_lost
+
+    def noted(protocol: H11Protocol, error: Exception | None) -> None:
+        connection_lost(protocol, error)
+        if protocol.client == here:
+            lost.set()
+
+    monkeypatch.setattr(H11Protocol, "connection_lost", noted)
     ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
     replies = 20  # more than the kernel keeps for the two of them
     connection.sendall(ask * replies)
-    time.sleep(1.5)
+    assert lost.wait(60)
     come = 0
     try:
         while piece := connection.recv(1 << 20):
