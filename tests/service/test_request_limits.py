@@ -65,7 +65,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
 
 @pytest.fixture(autouse=True)
 def no_failures_yet(service: RunningService) -> None:
-    service.app.state.failed_calls = FailedCalls()
+    service.app.state.failed_calls = FailedCalls(clock=lambda: 0.0)  # and none is forgotten meanwhile
 
 
 class Wire:
@@ -258,7 +258,6 @@ def test_wrong_tokens_are_slowed_down_and_good_ones_are_not(service: RunningServ
 def test_a_flood_of_wrong_tokens_costs_neither_statements_nor_turns(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service.app.state.failed_calls = FailedCalls(clock=lambda: 0.0)
     looked: list[str] = []
     look = principal.authenticate
 

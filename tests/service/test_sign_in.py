@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from holdfast_protocol.service import CSRF_HEADER, SESSION_COOKIE, SIGN_IN_COOKIE, SIGN_IN_SECONDS
+from holdfast_service.auth.principal import FailedCalls
 from holdfast_service.identity import sign_in
 from holdfast_service.settings import ServiceSettings
 from tests.support.oidc_provider import CLIENT_SECRET, CONFIDENTIAL_CLIENT, OidcProvider, oidc_provider
@@ -335,7 +336,8 @@ def test_a_provider_that_does_not_answer_keeps_nobody_with_a_token_out(tmp_path:
             assert service.http(token=service.token()).post("/v1/sessions").status_code == 201
 
 
-def test_who_guesses_is_made_to_wait(browser: PersonsBrowser) -> None:
+def test_who_guesses_is_made_to_wait(browser: PersonsBrowser, service: RunningService) -> None:
+    service.app.state.failed_calls = FailedCalls(clock=lambda: 0.0)  # no failure is forgotten meanwhile
     codes = [browser.finish({"state": "guessed", "code": "guessed"}).json()["code"] for _ in range(25)]
     assert codes[0] == "sign_in_failed"
     assert codes[-1] == "too_many_failures"
