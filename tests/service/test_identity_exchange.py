@@ -15,9 +15,10 @@ import pytest
 from sqlalchemy import select
 
 import holdfast_service.identity.identities
+import holdfast_service.identity.keys
 from holdfast_protocol.states import Scope
 from holdfast_service.audit.record import Actor
-from holdfast_service.auth.principal import BURST, new_token_text
+from holdfast_service.auth.principal import BURST, FailedCalls, new_token_text
 from holdfast_service.db.tables.identities import UsedIdentityToken
 from holdfast_service.retention.forget import forget_old
 from holdfast_service.settings import ServiceSettings
@@ -213,6 +214,7 @@ def test_what_was_used_is_remembered_until_it_has_expired(
 
 
 def test_wrong_tokens_are_slowed_down_and_good_ones_are_not(service: RunningService, issuer: WorkloadIssuer) -> None:
+    service.app.state.failed_calls = FailedCalls(clock=lambda: 0.0)  # no failure is forgotten meanwhile
     answer(exchange(service, issuer.signed(jti="good")))
     wrong = [exchange(service, issuer.forged({"alg": "none"})) for _ in range(BURST)]
     assert {code_of(reply) for reply in wrong} == {(401, "identity_token_invalid")}
@@ -249,8 +251,10 @@ def test_a_provider_that_is_away_breaks_nothing_that_is_signed_in(
 
 
 def test_a_provider_that_does_not_answer_keeps_no_call_from_its_turn(
-    service: RunningService, issuer: WorkloadIssuer
+    service: RunningService, issuer: WorkloadIssuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for limit in ("CALL_SECONDS", "WHOLE_SECONDS"):  # nobody gives it up before the test lets it answer
+        monkeypatch.setattr(holdfast_service.identity.keys, limit, 60.0)
     issuer.proceed.clear()
     asked = len(issuer.calls)
     try:
