@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,10 +73,19 @@ def test_users_behind_one_proxy_do_not_lock_each_other_out(service: RunningServi
 
 
 def test_the_log_has_the_address_that_counts(service: RunningService, caplog: pytest.LogCaptureFixture) -> None:
+    def lines_after(count: int) -> list[str]:
+        """A request's line is written when its reply is already on the way."""
+        ends_at = time.monotonic() + 60
+        while len(lines := [line for line in caplog.messages if "event='request'" in line]) < count:
+            assert time.monotonic() < ends_at, "the request has no line"
+            time.sleep(0.01)
+        return lines
+
     with caplog.at_level("INFO"), caller(service, PROXY) as proxy, caller(service, OTHER) as direct:
         fail(proxy, "evil, 198.51.100.7")
+        lines_after(1)
         fail(direct, "198.51.100.8")
-    lines = [record.getMessage() for record in caplog.records if "event='request'" in record.getMessage()]
+        lines = lines_after(2)
     assert ["client='198.51.100.7'" in line for line in lines] == [True, False]
     assert f"client='{OTHER}'" in lines[1]
 
