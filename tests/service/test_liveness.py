@@ -115,7 +115,7 @@ def test_a_run_that_makes_no_progress_is_stalled_until_it_goes_on(service: Runni
     job.heartbeat(**_trains(5))
     clock.advance(STALL_SECONDS + 1)
     assert reconcile(service.context) == LivenessReport(), "without a heartbeat it is not known to live"
-    job.heartbeat(**_trains(5, age=STALL_SECONDS - 1))
+    job.heartbeat(**_trains(5, age=STALL_SECONDS - 30))
     assert reconcile(service.context) == LivenessReport()
     job.heartbeat(**_trains(5, age=2 * STALL_SECONDS, doing="saving"))
     job.heartbeat(**_trains(5, age=2 * STALL_SECONDS, steps_per_second=0.1))

@@ -52,10 +52,10 @@ def test_what_a_dead_worker_was_copying_goes_when_its_put_can_no_longer_land(
     context, second = service.context, attached(service, StoreRole.SECOND)
     task = begun(service, b"weights")
     lease = context.settings.chunk_lease_seconds
-    clock.advance(lease + context.settings.longest_upload_seconds - 5)
+    clock.advance(lease + context.settings.longest_upload_seconds - 60)
     assert collect(context, whole=True).done == 0
     second.store.put_bytes(task.target_key, b"weights")  # it was begun in time, and lands now
-    clock.advance(10)
+    clock.advance(65)
     assert collect(context, whole=True).done == 1
     assert states_of(service, b"weights", None) == ["verified"]
     assert list(second.store.list_objects(task.target_key.project_id)) == []

@@ -109,10 +109,10 @@ def test_a_fresh_ticket_of_a_pending_copy_counts_as_well(service: RunningService
     save = Job(service.http()).begin(1)
     save.negotiate(0, [DATA])
     settings = service.context.settings
-    clock.advance(settings.ticket_seconds - 1)
+    clock.advance(settings.ticket_seconds - 60)
     save.send([DATA], save.negotiate(0, [DATA])["chunks"])
     save.negotiate(0, finished=[DATA])
-    clock.advance(settings.longest_upload_seconds + 10)  # behind the first ticket's time, within the second's
+    clock.advance(settings.longest_upload_seconds + 70)  # behind the first ticket's time, within the second's
     prove.reconcile(service.context)
     assert proofs(service) == ["read_early"]
 
