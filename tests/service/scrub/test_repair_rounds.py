@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.rule("random-generation"), pytest.mark.parametrize("da
 @pytest.fixture
 def settings(settings: ServiceSettings) -> ServiceSettings:
     """What is lost is lost: there is no other store."""
-    return settings.model_copy(update={"second_store": None})
+    return settings.model_copy(update={"second_store": None, "controller_interval_seconds": 5.0})
 
 
 def content(step: int) -> bytes:
