@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -103,7 +104,7 @@ class OwnPostgresServer(PostgresServer):
                 time.sleep(0.1)
 
     def stop(self) -> None:
-        self._process.stop()
+        self._process.stop(with_signal=signal.SIGINT)  # at SIGTERM it would wait for what is still connected
 
     def base_backup(self, name: str, *options: str) -> None:
         """A copy of all of it as it is at the end of this call, in a data folder of this name."""
@@ -126,9 +127,9 @@ class OwnPostgresServer(PostgresServer):
         with (self._folder / base / "postgresql.auto.conf").open("a") as settings:
             settings.write(f"restore_command = 'cp {self._folder / archive}/%f %p'\n")
             settings.write(f"recovery_target_time = '{moment}'\nrecovery_target_action = 'promote'\n")
-        signal = self._folder / base / "recovery.signal"
-        signal.touch()
-        self._give(signal)
+        asked = self._folder / base / "recovery.signal"
+        asked.touch()
+        self._give(asked)
 
     def _give(self, path: Path) -> None:
         if self._user:

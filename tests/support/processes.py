@@ -63,7 +63,7 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self.kill9()
 
-    def stop(self, *, with_signal: signal.Signals = signal.SIGTERM, grace_seconds: float = 20) -> None:
+    def stop(self, *, with_signal: signal.Signals = signal.SIGTERM, grace_seconds: float = 60) -> None:
         """Asks it to end, and ends it if it does not. Twice is fine."""
         if self._process.poll() is None:
             self._process.send_signal(with_signal)
