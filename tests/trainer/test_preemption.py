@@ -24,7 +24,7 @@ from holdfast_client.chunks import uploader
 from holdfast_client.transport import check_stop
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 60
 
 
 def checkpoints(service, run):
@@ -163,11 +163,11 @@ def test_a_save_that_cannot_finish_in_time_makes_room_for_the_newest_state(run, 
         store.stalls.set()
         old.append(ckpt.save(0, job.state))
         assert store.stalled.wait(WAIT_SECONDS)
-        # As if saves took 6 s: two of them do not fit into the 10 s that are left, and one does.
-        ckpt.parts.pipeline.rates.committed(ckpt.parts.pipeline.in_flight[0].total_bytes, 6.0)
+        # As if saves took 100 s: two of them do not fit into the time that is left, and one does.
+        ckpt.parts.pipeline.rates.committed(ckpt.parts.pipeline.in_flight[0].total_bytes, 100.0)
         supersede = ckpt.parts.pipeline.supersede
         monkeypatch.setattr(ckpt.parts.pipeline, "supersede", lambda why: (supersede(why), store.stalls.clear()))
-        ckpt.parts.preemption.give_notice(Notice("SIGTERM", "a signal", 10.0 + 2.0))
+        ckpt.parts.preemption.give_notice(Notice("SIGTERM", "a signal", 200.0))
         job.step(1)
         ckpt.step(1, job.state)
 
@@ -191,7 +191,8 @@ def test_a_save_in_flight_that_alone_can_finish_is_finished(run, service, monkey
         assert store.stalled.wait(WAIT_SECONDS)
         ckpt.parts.pipeline.rates.committed(ckpt.parts.pipeline.in_flight[0].total_bytes, 600.0)
         ckpt.parts.preemption.give_notice(Notice("SIGTERM", "a signal", 60.0))
-        threading.Timer(0.1, store.stalls.clear).start()
+        wait_idle = ckpt.parts.pipeline.wait_idle  # behind the choice
+        monkeypatch.setattr(ckpt.parts.pipeline, "wait_idle", lambda left: (store.stalls.clear(), wait_idle(left))[1])
         job.step(1)
         ckpt.step(1, job.state)
 
@@ -212,6 +213,11 @@ class Exit:
         self.code = code
 
 
+def let_the_deadline_come(monkeypatch):
+    now = time.monotonic
+    monkeypatch.setattr("holdfast.preemption.watch.time", SimpleNamespace(monotonic=lambda: now() + 3600))
+
+
 @pytest.mark.rule("finish-or-supersede")
 def test_where_no_step_ends_in_time_what_was_staged_last_is_saved_and_the_process_ends(run, service, monkeypatch):
     job, ended = Job(seed=random.randrange(2**31)), Exit(monkeypatch)
@@ -222,7 +228,10 @@ def test_where_no_step_ends_in_time_what_was_staged_last_is_saved_and_the_proces
             ckpt.step(step, job.state, metrics={"loss": step})
         assert checkpoints(service, run) == []
         ckpt.parts.standby.look(math.inf, lambda: True)  # as after a notice without a deadline
-        ckpt.parts.preemption.give_notice(Notice("SIGTERM", "a signal", 5.0))
+        ckpt.parts.pipeline.rates.committed(1, 600.0)  # saves take so long that none waits for a step
+        ckpt.parts.preemption.give_notice(Notice("SIGTERM", "a signal", 600.0))
+        until(lambda: ckpt.stats.committed == 1)
+        let_the_deadline_come(monkeypatch)
         until(lambda: ended.code is not None)
     assert ended.code == 75
     [view] = checkpoints(service, run)
@@ -241,10 +250,16 @@ def test_what_is_staged_disturbs_no_save_in_flight_and_older_than_it_is_never_se
         ckpt.restore(job.state)
         ckpt.step(0, job.state)
         store.stalls.set()
-        ckpt.save(1, job.state)
+        handle = ckpt.save(1, job.state)
         assert store.stalled.wait(WAIT_SECONDS)
-        ckpt.parts.preemption.give_notice(Notice("aws", "spot interruption", 3.0))
-        threading.Timer(0.2, store.stalls.clear).start()
+        ckpt.parts.preemption.give_notice(Notice("aws", "spot interruption", 600.0))
+        ckpt.parts.standby.look(0.0, lambda: True)  # the last moment comes while the save is in flight
+        assert [each.step for each in ckpt.parts.pipeline.in_flight] == [1]
+        store.stalls.clear()
+        handle.committed.result(WAIT_SECONDS)
+        ckpt.parts.standby.look(0.0, lambda: True)  # or after it
+        assert ckpt.parts.pipeline.in_flight == []
+        let_the_deadline_come(monkeypatch)
         until(lambda: ended.code is not None)
     assert [(view.step, view.state) for view in checkpoints(service, run)] == [(1, CheckpointState.COMMITTED)]
 
@@ -335,8 +350,7 @@ def test_a_process_that_got_no_turn_for_long_does_not_take_the_others_for_dead(m
     watch.agreement = SimpleNamespace(outlook=Outlook.OPEN, request=lambda *_: None, close=lambda **_: None)
     watch.standby = SimpleNamespace(look=lambda *_: looks.append(True))
     watch.give_notice(Notice("SIGTERM", "a signal", None))
-    now = time.monotonic
-    monkeypatch.setattr("holdfast.preemption.watch.time", SimpleNamespace(monotonic=lambda: now() + 3600))
+    let_the_deadline_come(monkeypatch)
     before = len(looks)
     until(lambda: ended.code is not None or len(looks) >= before + 2)
     watch.close(in_order=True)
