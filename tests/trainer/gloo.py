@@ -4,6 +4,7 @@ The function must be importable by name; it is called as function(rank, *args). 
 has imported torch and Holdfast and has done nothing else: to import them takes longer than most of what is tested here.
 """
 
+import math
 import os
 import pickle
 import time
@@ -19,9 +20,15 @@ from tests.support.ranks import rank_environment
 
 
 def run_ranks(
-    function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 120.0, backend: str = "gloo"
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout_seconds: float = 120.0,
+    peers_seconds: float = 3.0,
+    backend: str = "gloo",
 ) -> list[Any]:
-    """Results in rank order. `backend`: of torch.distributed, for ranks on GPUs.
+    """Results in rank order. `peers_seconds`: how long a failed rank's peers have to end by themselves. `backend`: of
+    torch.distributed, for ranks on GPUs.
 
     Raises AssertionError with every failed rank's traceback; no process outlives the call."""
     server = fork_server()
@@ -37,7 +44,7 @@ def run_ranks(
         theirs.close()
         ranks.append((process, ours))
     try:
-        return _collect(ranks, time.monotonic() + timeout_seconds)
+        return _collect(ranks, time.monotonic() + timeout_seconds, peers_seconds)
     finally:
         for process, connection in ranks:
             process.kill()
@@ -45,13 +52,13 @@ def run_ranks(
             connection.close()
 
 
-def _collect(ranks: list[tuple[Any, Connection]], deadline: float) -> list[Any]:
+def _collect(ranks: list[tuple[Any, Connection]], deadline: float, peers_seconds: float) -> list[Any]:
     results: dict[int, Any] = {}
     failures: dict[int, str] = {}
     open_ranks = {connection: rank for rank, (_, connection) in enumerate(ranks)}
     # A failed rank leaves its peers in a collective: give them a moment to say so too, and end.
     while open_ranks:
-        remaining = min(deadline - time.monotonic(), 3.0) if failures else deadline - time.monotonic()
+        remaining = min(deadline - time.monotonic(), peers_seconds if failures else math.inf)
         ready = wait(list(open_ranks), timeout=max(remaining, 0.0))
         if not ready:
             break

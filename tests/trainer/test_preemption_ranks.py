@@ -103,13 +103,13 @@ def lose_a_peer(rank, run):
         if rank == 1:
             os._exit(3)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(WAIT_SECONDS)
+        time.sleep(2 * WAIT_SECONDS)
 
 
 @pytest.mark.rule("sigterm-thread")
 def test_survivors_of_a_crash_that_their_launcher_ends_do_not_wait_for_the_dead(run, service):
     with pytest.raises(AssertionError, match="rank 0: died with exit code 143"):
-        run_ranks(lose_a_peer, 2, run)
+        run_ranks(lose_a_peer, 2, run, peers_seconds=WAIT_SECONDS)
     [attempt] = service.client.attempts.list(*run.split("/")).items
     assert attempt.outcome == AttemptOutcome.FAILED
     assert "one of them has ended" in attempt.outcome_detail
