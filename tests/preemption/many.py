@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from holdfast_client.client import Client
@@ -32,8 +32,10 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
 
 
-def preempt_many(folder: Path, times: int, seed: int, kinds: list[Kind] | None = None) -> Outcome:
-    """`kinds`: of the launches, in turn; else as they are drawn."""
+def preempt_many(
+    folder: Path, times: int, seed: int, kinds: list[Kind] | None = None, grace_factor: float = 1.0
+) -> Outcome:
+    """`kinds`: of the launches, in turn; else as they are drawn. `grace_factor`: lengthens every deadline."""
     outcome = Outcome()
     states: dict[int, str] = {}
     seeds = random.Random(seed)
@@ -46,6 +48,7 @@ def preempt_many(folder: Path, times: int, seed: int, kinds: list[Kind] | None =
             client.runs.create(PROJECT, RUN)
             for number in range(times):
                 plan = _drawn(seeds, kinds[number % len(kinds)] if kinds else None)
+                plan = replace(plan, grace_seconds=grace_factor * plan.grace_seconds)
                 before = _newest(client)
                 began = time.monotonic()
                 launched = launch(f"{PROJECT}/{RUN}", plan, folder / f"launch-{number}", service.environment)

@@ -13,7 +13,8 @@ from tests.preemption.plan import Kind
 @pytest.mark.rule("sigterm-thread")
 @pytest.mark.rule("finish-or-supersede")
 def test_whenever_a_job_is_told_to_leave_its_newest_state_is_there_afterwards(tmp_path: Path) -> None:
-    outcome = preempt_many(tmp_path, 3, seed=7, kinds=[Kind.FAST, Kind.SLOW, Kind.LONG])
+    # The gate's own load must not decide which launch is in time.
+    outcome = preempt_many(tmp_path, 3, seed=7, kinds=[Kind.FAST, Kind.SLOW, Kind.LONG], grace_factor=4)
     told = "\n".join(table(outcome))
     assert not outcome.faults, told
     assert outcome.resumed == 2, told
