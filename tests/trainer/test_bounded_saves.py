@@ -105,12 +105,12 @@ def test_the_setting_bounds_the_memory_as_the_keyword_does(run, monkeypatch):
 
 
 def test_a_window_without_room_for_the_largest_chunk_is_refused_before_anything_is_opened(run):
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     with pytest.raises(errors.ConfigurationError, match=r"host_memory is 16383 bytes.*Give it 16384"):
         bounded(run, 16 * KIB - 1)
     with pytest.raises(errors.ConfigurationError, match="Give it 67108864"):
         holdfast.Checkpointer(run, host_memory=10**6)
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads
 
 
 def save_and_resume(rank, run, kind):
@@ -232,13 +232,13 @@ def test_a_transfer_that_hangs_in_the_system_does_not_keep_the_job_from_ending(r
     assert hangs.wait(60)
     closing = threading.Thread(target=ckpt.close, daemon=True)
     closing.start()
-    closing.join(20)
+    closing.join(60)
     try:
         assert not closing.is_alive()
         assert isinstance(handle.committed.exception(timeout=0), errors.SaveFailed)
     finally:
         is_over.set()
-        closing.join(20)
+        closing.join(60)
 
 
 def fail_on_one(rank, run):

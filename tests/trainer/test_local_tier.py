@@ -157,7 +157,7 @@ def test_a_slow_store_holds_up_no_save_on_its_way_to_the_node(run, folder, monke
         assert sending.wait(60)
         second = ckpt.save(1, state_at(1))
         try:
-            assert second.local.result(timeout=30)
+            assert second.local.result(timeout=50)
             assert not first.committed.done()
         finally:
             store_takes_it.set()
@@ -490,13 +490,13 @@ def test_close_leaves_neither_threads_nor_files_behind(run, folder):
         return sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd))
 
     job(first=True)
-    before = (open_files(), {thread.name for thread in threading.enumerate()})
+    before = (open_files(), set(threading.enumerate()))
     for _ in range(3):
         job(first=False)
-    after = (open_files(), {thread.name for thread in threading.enumerate()})
+    after = (open_files(), set(threading.enumerate()))
     assert [name for name in after[0] if str(folder) in name] == []
     assert len(after[0]) <= len(before[0])
-    assert after[1] == before[1]
+    assert after[1] <= before[1], "a thread of an earlier test may have ended meanwhile"
 
 
 def _is_open(descriptor):

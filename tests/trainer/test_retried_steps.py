@@ -176,7 +176,7 @@ def one_rank_cannot_begin(rank, run):
         with pytest.MonkeyPatch.context() as cut_off:
             if rank == 1:
                 cut_off.setattr(ShardWriter, "_begin", unavailable)
-            failed = ckpt.save(7, job.state).committed.exception(timeout=30)
+            failed = ckpt.save(7, job.state).committed.exception(timeout=60)
         return type(failed).__name__, ckpt.save(8, job.state).committed.result(timeout=60).step
 
 

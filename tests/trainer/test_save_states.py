@@ -102,10 +102,10 @@ def test_a_log_handler_that_raises_costs_no_save_its_outcome(run, tmp_path, monk
                     broken.setattr(ckpt.parts.pipeline, "_write", None)
                 if local:
                     broken.setattr(ckpt.parts.pipeline, "_kept", None)
-                first = ckpt.save(0, {}).committed.exception(timeout=20)
+                first = ckpt.save(0, {}).committed.exception(timeout=60)
             assert raised
             assert isinstance(first, errors.SaveFailed) == (said == "not committed")
-            assert ckpt.save(1, {}).committed.result(timeout=20).step == 1, "the thread lives on"
+            assert ckpt.save(1, {}).committed.result(timeout=60).step == 1, "the thread lives on"
     finally:
         logger.removeFilter(raise_once)
 
@@ -116,8 +116,8 @@ def test_a_callback_that_ends_its_thread_ends_no_later_save(run):
         ckpt.restore({})
         handle = ckpt.save(0, {})
         handle.committed.add_done_callback(lambda _: sys.exit())
-        handle.committed.result(timeout=20)
-        assert ckpt.save(1, {}).committed.result(timeout=20).step == 1
+        handle.committed.result(timeout=60)
+        assert ckpt.save(1, {}).committed.result(timeout=60).step == 1
 
 
 def test_a_stop_while_the_seal_is_answered_does_not_undo_the_commit(run, monkeypatch):
