@@ -332,6 +332,12 @@ def test_a_model_that_was_cast_after_a_save_is_saved_as_it_is_now(run):
     assert run_ranks(cast_between_saves, 2, run) == [(2, "torch.bfloat16")] * 2
 
 
+def wait_until_sealed(ckpt, ranks):
+    """A rank that seals last hears of the commit at once, and waits for nothing."""
+    while not any(view.sealed_ranks == ranks for view in ckpt.parts.client.checkpoints.all(*ckpt.run.split("/"))):
+        time.sleep(0.05)
+
+
 def waiters(rank, run):
     """Which ranks asked the service what became of the checkpoint."""
     job = Job(rank, "ddp")
@@ -343,7 +349,7 @@ def waiters(rank, run):
         ckpt.parts.pipeline._retrying_client.checkpoints.get = lambda *a, **k: (asked.append(1), ask(*a, **k))[1]
         if rank == 2:
             write = ckpt.parts.pipeline._write
-            ckpt.parts.pipeline._write = lambda writer, job: (time.sleep(0.5), write(writer, job))[1]
+            ckpt.parts.pipeline._write = lambda writer, job: (wait_until_sealed(ckpt, 2), write(writer, job))[1]
         ckpt.save(0, job.state).committed.result(timeout=60)
         return bool(asked)
 
