@@ -51,6 +51,7 @@ def service(served: tuple[ServedHoldfast, Path], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HOLDFAST_COLLECTIVE_TIMEOUT_SECONDS", "60")
     # Threads of a crowded machine answer late, and no timing decides a result.
     monkeypatch.setenv("HOLDFAST_PREEMPTION_AGREE_SECONDS", "60")
+    monkeypatch.setenv("HOLDFAST_PREEMPTION_GRACE_SECONDS", "180")
     with Client() as client:
         yield Service(running, data, client, client.projects.edit(f"p{uuid.uuid4().hex}", EditProject()))
 

@@ -68,8 +68,10 @@ def until_told_to_leave(ckpt, job, in_step):
 @pytest.mark.rule("sigterm-thread")
 @pytest.mark.parametrize(("number", "deadline_seconds"), [(signal.SIGTERM, 27.0), (signal.SIGUSR1, None)])
 def test_a_signal_in_a_step_saves_that_step_and_the_next_launch_goes_on_after_it(
-    run, service, number, deadline_seconds
+    run, service, monkeypatch, number, deadline_seconds
 ):
+    monkeypatch.delenv("HOLDFAST_PREEMPTION_GRACE_SECONDS")  # the default
+
     def train(ckpt, job):
         def in_step_5(step):
             if step == 5:
