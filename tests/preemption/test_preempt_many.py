@@ -10,6 +10,7 @@ from tests.preemption.many import preempt_many, table
 from tests.preemption.plan import Kind
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.rule("sigterm-thread")
 @pytest.mark.rule("finish-or-supersede")
 def test_whenever_a_job_is_told_to_leave_its_newest_state_is_there_afterwards(tmp_path: Path) -> None:
