@@ -16,6 +16,8 @@ from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
 from tests.support.debian import unpacked
 
+BUSY_SECONDS = 90
+"""What a test waits for comes at once. A busy machine takes its time."""
 _BINARY = "usr/lib/chromium/chromium"
 _FLAGS = (
     "--disable-gpu",
@@ -55,6 +57,7 @@ def chromium() -> Iterator[Browser]:
             args=_FLAGS,
             chromium_sandbox=False,
             env=environment,
+            timeout=1000 * BUSY_SECONDS,
         )
         try:
             yield browser
@@ -65,4 +68,6 @@ def chromium() -> Iterator[Browser]:
 def new_context(browser: Browser, **more: Any) -> BrowserContext:
     """One that looks the same on each machine; a page of it may read the clipboard."""
     usual: dict[str, Any] = {"locale": "en-GB", "timezone_id": "UTC", "reduced_motion": "reduce"}
-    return browser.new_context(**{**usual, "permissions": ["clipboard-read", "clipboard-write"], **more})
+    made = browser.new_context(**{**usual, "permissions": ["clipboard-read", "clipboard-write"], **more})
+    made.set_default_timeout(1000 * BUSY_SECONDS)
+    return made

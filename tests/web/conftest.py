@@ -24,11 +24,11 @@ from holdfast_service.settings import ServiceSettings
 from holdfast_service.ui.endpoints import BUILT_INTO
 from tests.support.prepare import NotHereError, prepare
 from tests.support.service import RunningService, running_service
-from tests.web.chromium import chromium, new_context
+from tests.web.chromium import BUSY_SECONDS, chromium, new_context
 from tests.web.screens import let_in, settled, watch
 from tests.web.seeded_catalog import SeededCatalog
 
-expect.set_options(timeout=15_000)  # a busy machine
+expect.set_options(timeout=1000 * BUSY_SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -155,4 +155,6 @@ def screen(
             return page
 
         yield open_screen
+        told = refused.copy()
+    refused[:] = told  # what was under way when the test had ended is no call of the test
     assert not faults
