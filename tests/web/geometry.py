@@ -9,7 +9,11 @@ the page is wider than the screen, and (by axe) that text does not stand out fro
 
 from __future__ import annotations
 
+import time
+
 from playwright.sync_api import Page
+
+from tests.web.chromium import BUSY_SECONDS
 
 _BOXES = """() => {
   const shown = it => it.checkVisibility({ visibilityProperty: true, opacityProperty: true });
@@ -109,6 +113,10 @@ _LAYOUT = """() => {
 
 
 def faults_of_layout(page: Page) -> list[str]:
-    """A page that is wider than the screen, controls out of reach, and text that is cut off or lies upon other text."""
-    found: list[str] = page.evaluate(_LAYOUT)
+    """A page that is wider than the screen, controls out of reach, and text that is cut off or lies upon other text. Of
+    the page at rest: what the page measures itself, it draws anew some frames after the screen has another size."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    found: list[str]
+    while (found := page.evaluate(_LAYOUT)) and time.monotonic() < deadline:
+        page.wait_for_timeout(200)
     return found
