@@ -14,13 +14,14 @@ from holdfast_service.background.registry import OPERATION_KINDS
 from holdfast_service.operations.controller import reconcile
 from tests.support.rank import Job, answer
 from tests.support.service import RunningService
+from tests.web.screens import settled
 from tests.web.seeded_catalog import SeededCatalog, trains
 
 MOST_CLICKS = 4
 
 
 class Walk:
-    """Clicks, and counts the clicks."""
+    """Clicks, and counts the clicks. The page is settled then: a click may miss what still moves."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -29,6 +30,8 @@ class Walk:
     def click(self, target: Locator) -> None:
         self.clicks += 1
         assert self.clicks <= MOST_CLICKS
+        expect(target).to_be_visible()
+        settled(self.page)
         target.click()
 
     def screen(self, name: str) -> None:
@@ -60,6 +63,7 @@ def seed(catalog: SeededCatalog) -> Callable[[RunningService], None]:
 
 @pytest.fixture
 def walk(signed_in: Page) -> Walk:
+    settled(signed_in)
     return Walk(signed_in)
 
 
