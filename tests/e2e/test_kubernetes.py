@@ -293,13 +293,13 @@ class PodAsProcess:
         return [str(Path(sysconfig.get_path("scripts")) / program), *arguments]
 
     def probe(self, kind: str, port: int, authority: Path) -> bool:
-        """As the kubelet asks, which checks no certificate; here one is checked."""
+        """As the kubelet asks, which checks no certificate; here one is checked. A busy machine may take its time."""
         get = self._container[f"{kind}Probe"]["httpGet"]
         assert get["port"] == self._container["ports"][0]["name"]
         try:
             context = ssl.create_default_context(cafile=authority)
             return httpx.get(
-                f"{get['scheme'].lower()}://127.0.0.1:{port}{get['path']}", verify=context, timeout=5
+                f"{get['scheme'].lower()}://127.0.0.1:{port}{get['path']}", verify=context, timeout=60
             ).is_success
         except httpx.HTTPError:
             return False
