@@ -1,10 +1,6 @@
-import { configure, screen, waitFor, within } from "@testing-library/react";
+import { screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { openPage, problem, SESSION, serve } from "@/testing/page";
-
-// What is waited for comes at once; how long a busy machine takes says nothing about the page.
-configure({ asyncUtilTimeout: 10_000 });
-vi.setConfig({ testTimeout: 60_000 });
 
 const page = (...items: unknown[]) => ({ items, next_cursor: null });
 const RUN = {
