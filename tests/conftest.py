@@ -299,8 +299,7 @@ def _logging_as_it_was() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the developer's shell has set must not decide a test."""
-    import os
-
     for name in list(os.environ):
         if name.startswith("HOLDFAST_"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("HOLDFAST_PREEMPTION_CLOUD", "none")
