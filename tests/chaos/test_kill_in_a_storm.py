@@ -26,7 +26,6 @@ from holdfast_protocol.attempts import ResumedFrom
 from holdfast_protocol.base import Fence
 from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView
 from holdfast_protocol.runs import RunName
-from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import CheckpointState, OperationState
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.engine import Database
@@ -43,7 +42,7 @@ RANKS = 32
 LEASE_SECONDS = 20
 WAIT_SECONDS = 120
 # A worker that reads a storm's checkpoint so slowly is in the middle of it when it is killed.
-READ_BYTES_PER_SECOND = 8_000
+READ_BYTES_PER_SECOND = 4_000
 TOKEN = f"hold_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
 
 
@@ -147,44 +146,27 @@ def test_a_storm_commits_whoever_is_killed_in_it_and_nobody_waits_longer_than_a_
 
         storm(cluster, client, alone.kill9)
 
-        scrubs = [client.scrubs.checkpoint(first)]
-        victims: list[str] = []
-        last = storm(cluster, client, lambda: victims.append(kill_who_carries_out(cluster, client, scrubs)))
-        (victim,), scrub = victims, scrubs[-1]
-        now, row = cluster.read(lambda session: (database_now(session), session.get_one(Operation, scrub.id)))
+        killed_in: list[tuple[str, str]] = []
+        last = storm(cluster, client, lambda: killed_in.append(kill_who_scrubs(cluster, client, first)))
+        ((victim, scrub_id),) = killed_in
+        now, row = cluster.read(lambda session: (database_now(session), session.get_one(Operation, scrub_id)))
         assert row.worker_id != victim or (row.leased_until - now).total_seconds() <= LEASE_SECONDS
-        done = client.operations.wait(scrub.id, timeout_seconds=WAIT_SECONDS)
+        done = client.operations.wait(scrub_id, timeout_seconds=WAIT_SECONDS)
         assert (done.state, done.result["lost"]) == (OperationState.DONE, 0)
-        row = cluster.read(lambda session: session.get_one(Operation, scrub.id))
+        row = cluster.read(lambda session: session.get_one(Operation, scrub_id))
         assert (row.tries, row.worker_id != victim) == (2, True), "the other worker has finished it"
 
         assert client.checkpoints.get(last).state is CheckpointState.COMMITTED
     assert "Traceback" not in of_two.log_text
 
 
-def kill_who_carries_out(cluster: Cluster, client: Client, scrubs: list[OperationView]) -> str:
-    """The worker's name. Where the last scrub is over before it is cut off, another one begins."""
-
-    def killed() -> str | None:
-        newest = client.operations.get(scrubs[-1].id)
-        if newest.state is OperationState.DONE:
-            assert newest.checkpoint_id is not None
-            scrubs.append(client.scrubs.checkpoint(newest.checkpoint_id))
-        held = select(Operation.worker_id).where(
-            Operation.id == scrubs[-1].id, Operation.state == OperationState.RUNNING
-        )
-        worker = cluster.read(lambda session: session.scalar(held))
-        if worker is None:
-            return None
-        # Held still, it cannot settle any more; if it just has, it goes on.
-        pid = cluster.pids("worker")[worker]
-        os.kill(pid, signal.SIGSTOP)
-        is_held = cluster.read(lambda session: session.scalar(held)) == worker
-        os.kill(pid, signal.SIGKILL if is_held else signal.SIGCONT)
-        return worker if is_held else None
-
-    found: str = cluster.until(killed, "a worker is in the middle of a scrub")
-    return found
+def kill_who_scrubs(cluster: Cluster, client: Client, checkpoint_id: str) -> tuple[str, str]:
+    """The worker's name, and the scrub that it has just begun and has seconds to go."""
+    pids, scrub = cluster.pids("worker"), client.scrubs.checkpoint(checkpoint_id)
+    held = select(Operation.worker_id).where(Operation.id == scrub.id, Operation.state == OperationState.RUNNING)
+    victim: str = cluster.until(lambda: cluster.read(lambda session: session.scalar(held)), "a worker has begun")
+    os.kill(pids[victim], signal.SIGKILL)
+    return victim, scrub.id
 
 
 def storm(cluster: Cluster, client: Client, kill: Callable[[], None]) -> str:
