@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Any
 
 import certifi
 import pytest
@@ -259,17 +260,26 @@ def _statements_compiled_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _plain_log() -> None:
+def _plain_log() -> Iterator[None]:
     """What structlog does by itself is made for a terminal, and takes seconds for one traceback."""
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.format_exc_info,
-            structlog.processors.KeyValueRenderer(key_order=["level", "event"]),
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-    )
+    configure = structlog.configure
+
+    def without_memory(**settings: Any) -> None:
+        """A logger that was used under one test's configuration would keep it for every later test."""
+        configure(**settings | {"cache_logger_on_first_use": False})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(structlog, "configure", without_memory)
+        structlog.configure(
+            processors=[
+                structlog.contextvars.merge_contextvars,
+                structlog.processors.add_log_level,
+                structlog.processors.format_exc_info,
+                structlog.processors.KeyValueRenderer(key_order=["level", "event"]),
+            ],
+            logger_factory=structlog.stdlib.LoggerFactory(),
+        )
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
