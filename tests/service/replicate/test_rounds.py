@@ -243,8 +243,8 @@ def test_the_runs_that_miss_their_objective_are_listed_apart(
     assert [each["run"] for each in json.loads(told.output)] == ["a", "c", "d"]
     assert "demo/b misses no objective" in CliRunner().invoke(app, ["copies", "list", "demo/b", "--late"]).output
     put_policy(service)
-    replicate(service)
-    assert listed(late=True) == []
+    report = replicate(service)
+    assert listed(late=True) == [], report
 
 
 def test_a_copy_of_what_has_diverged_hides_no_lag(
