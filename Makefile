@@ -53,7 +53,7 @@ demo: venv
 
 test: SELECTED = -m 'not slow'
 test-slow: SELECTED = -m slow
-test-all: SELECTED =
+test-all: SELECTED = --databases in-turn
 
 # The exit code is kept for .ci/run: make itself turns every failure into 2. Hundreds of servers and jobs are started,
 # so what was compiled is kept whatever the environment says; files are taken in the order of tests/conftest.py.

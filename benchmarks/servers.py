@@ -44,7 +44,7 @@ def servers(place: Place, cores: set[int] | None = None) -> Iterator[Servers]:
                 with seaweedfs_server() as s3:
                     yield Servers(folder, s3.endpoint, s3.bucket, _pids(s3), s3.environment)
             case _:
-                with holdfast_serve(folder, store="s3" if place == "holdfast-s3" else "posix") as service:
+                with holdfast_serve(folder, store="s3" if place == "holdfast-s3" else "posix", forked=False) as service:
                     pids = {"service": service.process.pid} | _pids(service.store)
                     yield Servers(folder, pids=pids, environment=service.environment)
 

@@ -7,7 +7,8 @@ import gc
 import logging
 import os
 import ssl
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rule", help="run only the tests marked with this rule, for example commit-before-reply")
+    parser.addoption(
+        "--databases",
+        choices=["each", "in-turn"],
+        default="each",
+        help="in-turn: a test that is not about the database runs on one of the two, the next test on the other",
+    )
 
 
 # Their tests start processes and wait for them; those of all other folders work in the test's own process.
@@ -93,7 +100,7 @@ _SLOW = (
 
 # Each test of the service runs on SQLite and on Postgres. In the fast gate Postgres runs what is about locks, races,
 # leases or the dialect: these files, the tests elsewhere that are marked `races`, and those that have no other
-# database. The slow gate has the rest.
+# database. The slow gate has the rest. Both gates in one run take the rest in turn: see _left_to_the_other_database.
 _ABOUT_THE_DATABASE = (
     "_races",
     "beside_",
@@ -119,20 +126,26 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.option.markexpr == "not slow" and _all_of_it_is_slow(collection_path) else None
 
 
+@functools.cache
 def _all_of_it_is_slow(path: Path) -> bool:
     return any(path.is_relative_to(_TESTS / each) for each in _SLOW)
 
 
 def _is_slow(item: pytest.Item) -> bool:
-    if _all_of_it_is_slow(item.path):
-        return True
-    path = item.path.relative_to(_TESTS)
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    if path.parts[0] != "service" or parameters.get("database_url") != "postgres":
-        return False
+    return _all_of_it_is_slow(item.path) or (_database(item) == "postgres" and not _is_about_the_database(item))
+
+
+def _database(item: pytest.Item) -> str | None:
+    """Of a test of the service."""
+    if item.path.relative_to(_TESTS).parts[0] != "service":
+        return None
+    return getattr(getattr(item, "callspec", None), "params", {}).get("database_url")
+
+
+def _is_about_the_database(item: pytest.Item) -> bool:
     if item.get_closest_marker("races") is not None or _has_no_other_database(item):
-        return False
-    return not any(each in path.stem for each in _ABOUT_THE_DATABASE)
+        return True
+    return any(each in item.path.stem for each in _ABOUT_THE_DATABASE)
 
 
 def _has_no_other_database(item: pytest.Item) -> bool:
@@ -148,11 +161,26 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = _mixed(items)
     rule = config.getoption("--rule")
-    if rule is None:
-        return
-    named = [item for item in items if any(rule in mark.args for mark in item.iter_markers("rule"))]
-    config.hook.pytest_deselected(items=[item for item in items if item not in named])
-    items[:] = named
+    if rule is not None:
+        _leave_out(config, items, lambda item: all(rule not in mark.args for mark in item.iter_markers("rule")))
+    if config.getoption("--databases") == "in-turn":
+        _leave_out(config, items, _left_to_the_other_database)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], is_out: Callable[[pytest.Item], bool]) -> None:
+    out = [item for item in items if is_out(item)]
+    config.hook.pytest_deselected(items=out)
+    items[:] = [item for item in items if item not in set(out)]
+
+
+def _left_to_the_other_database(item: pytest.Item) -> bool:
+    """By the digest of its name, so that it is the same one each time. A statement of the product is part of many
+    tests: both databases see it."""
+    database = _database(item)
+    if database not in ("sqlite", "postgres") or _is_about_the_database(item):
+        return False
+    turn = zlib.crc32(item.nodeid.replace(database, "").encode()) % 2
+    return database == ("sqlite", "postgres")[turn]
 
 
 def pytest_collection_finish() -> None:

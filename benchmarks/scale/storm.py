@@ -107,7 +107,7 @@ def cluster(*, workers: int = 1, pooled_connections: int = 0, checkpoints: int =
             "HOLDFAST_SERVE_WORKERS": str(workers),
             "HOLDFAST_MOST_CONNECTIONS": str(_MOST_CONNECTIONS),
         }
-        service = stack.enter_context(holdfast_serve(folder, other_settings=settings))
+        service = stack.enter_context(holdfast_serve(folder, other_settings=settings, forked=False))
         environment = service.environment | {"HOLDFAST_TOKEN": token}
         yield Cluster(environment, service.process.pid, postgres)
 

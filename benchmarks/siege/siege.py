@@ -156,7 +156,7 @@ class Attackers:
 def besieged(
     folder: Path, greedy_per_second: float | None = GREEDY_PER_SECOND, savers: int = SAVERS
 ) -> Iterator[Besieged]:
-    with holdfast_serve(folder, database="postgres", other_settings=SETTINGS) as service:
+    with holdfast_serve(folder, database="postgres", other_settings=SETTINGS, forked=False) as service:
         place = Besieged(service, greedy_per_second, savers)
         try:
             yield place

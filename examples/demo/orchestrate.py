@@ -240,7 +240,9 @@ def demo(screen: Screen, scale: Scale, folder: Path, *, store: str, database: st
         "HOLDFAST_SECOND_STORE": f"posix://{folder / 'second'}",
         "HOLDFAST_LOST_AFTER_SECONDS": str(_LOST_AFTER_SECONDS),
     }
-    with holdfast_serve(folder, store=store, database=database, other_settings=service_settings) as service:
+    with holdfast_serve(
+        folder, store=store, database=database, other_settings=service_settings, forked=False
+    ) as service:
         screen.happened(f"the service runs: {store} store, {database} catalog, {service.url}")
         settings = {name.removeprefix("HOLDFAST_").lower(): value for name, value in service.environment.items()}
         with Client(ClientSettings(**settings)) as client:

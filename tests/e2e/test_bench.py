@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from functools import partial
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from benchmarks.schedule import Schedule
 from benchmarks.spec import Spec
 
 from tests.support.forked import ForkedProgram
-from tests.support.serve import holdfast_serve
+from tests.support.serve import ServedHoldfast, holdfast_serve
 
 
 @pytest.mark.timeout(1000)
@@ -26,7 +27,7 @@ def test_a_small_benchmark_runs_and_has_a_row_for_every_bar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Nine services and a hundred cases are started, and a start is not what is measured.
-    monkeypatch.setattr(servers, "holdfast_serve", partial(holdfast_serve, forked=True))
+    monkeypatch.setattr(servers, "holdfast_serve", _served)
     monkeypatch.setattr(processes, "start", _forked)
     monkeypatch.setattr(
         sys, "argv", ["run", "--size=1MiB", "--repeats=1", "--without-peers", "--only-posix", f"--results={tmp_path}"]
@@ -44,7 +45,7 @@ def test_a_small_benchmark_runs_and_has_a_row_for_every_bar(
 @pytest.mark.timeout(1000)
 def test_the_benchmark_of_a_gpu_has_all_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """In host memory, where the same is measured."""
-    monkeypatch.setattr(servers, "holdfast_serve", partial(holdfast_serve, forked=True))
+    monkeypatch.setattr(servers, "holdfast_serve", _served)
     monkeypatch.setattr(processes, "start", _forked)
     said: list[str] = []
     schedule = Schedule(2**20, 1, Path(sys.executable), with_s3=False, say=said.append)
@@ -59,6 +60,10 @@ def test_without_a_gpu_nothing_is_written(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(SystemExit, match="no GPU"):
         run.main()
     assert not list(tmp_path.iterdir())
+
+
+def _served(folder: Path, **wanted: Any) -> AbstractContextManager[ServedHoldfast]:
+    return holdfast_serve(folder, **wanted | {"forked": True})
 
 
 def _forked(_python: Path, spec: Spec, environment: Mapping[str, str], log: Path) -> ForkedProgram:

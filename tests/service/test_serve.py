@@ -15,7 +15,7 @@ from tests.support.serve import holdfast_serve, request_without_its_body, run_ho
 
 
 def test_without_settings_it_serves_its_data_folder_and_ends_on_sigterm(tmp_path: Path) -> None:
-    with holdfast_serve(tmp_path) as served:
+    with holdfast_serve(tmp_path, forked=False) as served:
         token = (tmp_path / "data" / "token").read_text().strip()
         info = httpx.get(f"{served.url}/v1/service", timeout=60, headers={"Authorization": f"Bearer {token}"}).json()
         assert info["store_kind"] == "posix"
@@ -33,7 +33,7 @@ def test_without_settings_it_serves_its_data_folder_and_ends_on_sigterm(tmp_path
 
 
 def test_a_request_in_flight_is_answered_before_it_ends(tmp_path: Path) -> None:
-    with holdfast_serve(tmp_path) as served:
+    with holdfast_serve(tmp_path, forked=False) as served:
         token = (tmp_path / "data" / "token").read_text().strip()
         with request_without_its_body(served.url, token) as (connection, body):
             os.kill(served.process.pid, signal.SIGTERM)
@@ -69,7 +69,7 @@ def test_the_first_token_for_others_is_made_on_the_database(tmp_path: Path) -> N
     data = {"HOLDFAST_DATA_DIR": str(tmp_path / "data")}
     made = run_holdfast("admin", "create-token", "--name", "ops", "--scope", "read", "--project", "demo", **data)
     assert made.returncode == 0, made.stderr
-    with holdfast_serve(tmp_path) as served:
+    with holdfast_serve(tmp_path, forked=False) as served:
         info = httpx.get(
             f"{served.url}/v1/service", timeout=60, headers={"Authorization": f"Bearer {made.stdout.strip()}"}
         ).json()

@@ -37,7 +37,7 @@ def tls(tmp_path: Path, authority: Authority) -> dict[str, str]:
 
 @pytest.fixture
 def served(tmp_path: Path, authority: Authority, tls: dict[str, str]) -> Iterator[ServedHoldfast]:
-    with holdfast_serve(tmp_path, other_settings=tls, authority=authority.file) as started:
+    with holdfast_serve(tmp_path, other_settings=tls, authority=authority.file, forked=False) as started:
         yield started
 
 
@@ -153,7 +153,7 @@ def test_a_caller_without_a_certificate_is_refused_and_told_why(
     stranger, strangers_key = tmp_path / "stranger.pem", tmp_path / "stranger.key"
     Authority(tmp_path / "another.pem").sign(stranger, strangers_key)
     settings = tls | {"HOLDFAST_TLS_CLIENT_CA": str(authority.file)}
-    with holdfast_serve(tmp_path, other_settings=settings, authority=authority.file) as served:
+    with holdfast_serve(tmp_path, other_settings=settings, authority=authority.file, forked=False) as served:
         with http_of(served) as http:
             assert http.get("/readyz").status_code == 200, "a kubelet has no certificate"
             for path in ("/v1/service", "/metrics", "/ui/", "/openapi.json", "/v1/objects/x", "/healthz/../v1/service"):
@@ -184,7 +184,7 @@ def test_a_certificate_is_optional_where_the_operator_says_so(
     tmp_path: Path, authority: Authority, tls: dict[str, str]
 ) -> None:
     settings = tls | {"HOLDFAST_TLS_CLIENT_CA": str(authority.file), "HOLDFAST_TLS_CLIENTS": "optional"}
-    with holdfast_serve(tmp_path, other_settings=settings, authority=authority.file) as served:
+    with holdfast_serve(tmp_path, other_settings=settings, authority=authority.file, forked=False) as served:
         with http_of(served) as http:
             assert http.get("/v1/service").status_code == 200
 

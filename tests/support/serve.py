@@ -1,4 +1,4 @@
-"""`holdfast serve` as a process of its own, as a user starts it, with the store and the catalog of one's choice.
+"""`holdfast serve` as a process of its own, with the store and the catalog of one's choice.
 
 For the end-to-end tests and the demo. Every server listens on loopback, keeps its data in a temporary folder and is
 gone when its block ends.
@@ -49,13 +49,14 @@ def holdfast_serve(
     database: Literal["sqlite", "postgres"] = "sqlite",
     other_settings: Mapping[str, str] = MappingProxyType({}),
     authority: Path | None = None,
-    forked: bool = False,
+    forked: bool = True,
 ) -> Iterator[ServedHoldfast]:
     """A service that is ready, and the servers that it needs; `folder` must exist, `store` is one of STORES.
 
     `authority`: whose certificate it shows, if `other_settings` name one.
 
-    `forked`: its process starts in a moment (tests/support/forked.py), and not as a user starts it.
+    `forked`: its process starts in a moment (tests/support/forked.py). Without it a user's command starts it: for tests
+    of its start, and for measurements.
     """
     data, port = folder / "data", free_ports()
     settings = {**other_settings, "HOLDFAST_DATA_DIR": str(data), "HOLDFAST_PORT": str(port)}

@@ -76,7 +76,7 @@ def served_by_several(
     }
     database = Database(database_url)
     try:
-        with holdfast_serve(folder, other_settings=settings, authority=authority) as service:
+        with holdfast_serve(folder, other_settings=settings, authority=authority, forked=False) as service:
             started = ServedBySeveral(service, database, token, authority)
             started.until_complete()
             yield started

@@ -32,7 +32,7 @@ class Service:
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServedHoldfast, Path]]:
     folder = tmp_path_factory.mktemp("service")
-    with holdfast_serve(folder, forked=True) as running:
+    with holdfast_serve(folder) as running:
         yield running, folder / "data"
 
 
@@ -66,7 +66,7 @@ def run(service: Service) -> str:
 @pytest.fixture
 def own_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     """A service for this test alone, which it may stop, kill or starve."""
-    with holdfast_serve(tmp_path, forked=True) as running:
+    with holdfast_serve(tmp_path) as running:
         for name, value in running.environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("HOLDFAST_RETRY_SECONDS", "3")
