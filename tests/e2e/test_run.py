@@ -141,6 +141,45 @@ def test_a_child_that_will_not_end_is_killed_with_its_group_once_the_grace_is_ov
     assert alive == []
 
 
+def test_ranks_in_sessions_of_their_own_are_killed_too_with_what_they_have_left_in_these(tmp_path):
+    """As torchrun's ranks: one has a loader, and a process whose parent has gone already."""
+    child = (
+        "import os, pathlib, signal\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "told = lambda: (folder / str(os.getpid())).touch()\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    told()\n"
+        "    if os.fork() == 0:\n"
+        "        told()\n"
+        "    else:\n"
+        "        between = os.fork()\n"
+        "        if between == 0:\n"
+        "            if os.fork() != 0: os._exit(0)\n"
+        "            told()\n"
+        "        else:\n"
+        "            os.waitpid(between, 0)\n"
+        "            (folder / 'orphaned').touch()\n"
+        "while True: signal.pause()"
+    )
+    log = tmp_path / "log"
+    with launched(sys.executable, "-c", child, grace=1, log=log) as process:
+        wait_for(tmp_path / "orphaned", process)
+        deadline = time.monotonic() + 60
+        while len(names := [each.name for each in tmp_path.glob("[0-9]*")]) < 3:
+            assert time.monotonic() < deadline, names
+            time.sleep(0.02)
+        ranks = [psutil.Process(int(name)) for name in names]
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+    _, alive = psutil.wait_procs(ranks, timeout=60)
+    for each in alive:
+        each.kill()
+    assert process.returncode == 75, log.read_text()
+    assert alive == []
+
+
 @pytest.mark.rule("told-outcome")
 def test_torchrun_does_not_start_preempted_ranks_again_and_never_gets_what_kills_it(tmp_path):
     """A stand-in of torchrun's name: its ranks have told that they were preempted, and it goes on, as with

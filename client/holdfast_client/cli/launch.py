@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -133,13 +134,14 @@ class Child:
             os.kill(self._pid, number)
 
     def kill(self) -> None:
-        """Kills the child and its group. A terminal's group is ours too: there it kills the child alone."""
+        """Kills the child, its group (a terminal's group is ours too, and stays), and all that descends from it:
+        torchrun starts each rank in a session of its own."""
         if self.code is not None:
             return
-        if self._shares_terminal:
-            os.kill(self._pid, signal.SIGKILL)
-        else:
-            os.killpg(self._pid, signal.SIGKILL)
+        family = _family_of(self._pid)  # found first: who loses its parent is not to be found by it any more
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
         # All of them: as the first process of a container we are the parent of orphans too.
@@ -152,6 +154,25 @@ class Child:
                 return
             if pid == self._pid:
                 self.code = os.waitstatus_to_exitcode(status)
+
+
+def _family_of(child: int) -> list[int]:
+    """A child of ours, its descendants, and what else is in its group or in their sessions. Parents come before their
+    children, so that none starts anew what is killed."""
+    parents: dict[int, list[int]] = {}
+    groups: dict[int, list[int]] = {}
+    sessions: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            for members, leader in zip((parents, groups, sessions), fields[1:4], strict=True):
+                members.setdefault(int(leader), []).append(int(folder.name))
+    family = [child]
+    for pid in family:  # it grows
+        family += parents.get(pid, [])
+    # Only a session's or a group's leader has its number: ours, which the child may be in, is not among these.
+    beside = [pid for led in family for pid in [*groups.get(led, []), *sessions.get(led, [])]]
+    return list(dict.fromkeys([*family, *beside]))
 
 
 Asked = tuple[AttemptOutcome | None, str]
