@@ -10,6 +10,7 @@ from concurrent.futures import wait as wait_for
 import pytest
 import torch
 from gloo import run_ranks
+from tests.support.scripted_http import problem
 from tests.support.training import Job, values
 
 import holdfast
@@ -22,10 +23,12 @@ from holdfast.save.job import SaveState
 from holdfast.save.pipeline import SaveReports
 from holdfast_client.chunks import uploader
 from holdfast_client.client import Client
+from holdfast_client.errors import from_problem
 from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.tier import LocalTier
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.checkpoints import AbortCheckpoint
+from holdfast_protocol.problems import Problem
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState
 
 FRESH = 300_000
@@ -137,6 +140,27 @@ def test_a_disk_that_gives_a_save_back_no_more_keeps_no_later_save_from_the_stor
         assert "The saves after it go on" in caplog.text
         assert ckpt.stats.committed_late == 0, "the second was tried once"
     assert spooled(folder)[0] == [0], "for the next launch, or a person"
+
+
+@pytest.mark.rule("late-save-adoption")
+def test_a_save_that_is_refused_for_a_reason_that_only_a_newer_client_knows_stays_in_the_spool_and_is_told(
+    run, folder, monkeypatch, caplog
+):
+    push = holdfast.save.pipeline.push_shard
+
+    def refuses_the_first(writer, chunks, record):
+        if record.step == 0:
+            raise from_problem(Problem.model_validate_json(problem("not_yet_invented", status=422).body))
+        return push(writer, chunks, record)
+
+    monkeypatch.setattr(holdfast.save.pipeline, "push_shard", refuses_the_first)
+    with holdfast.Checkpointer(run, local=folder) as ckpt:
+        ckpt.restore(state_at(0))
+        first, second = (ckpt.save(step, state_at(step)) for step in (0, 1))
+        assert second.committed.result(timeout=60).step == 1
+        assert isinstance(first.committed.exception(timeout=60), errors.SaveSpooled)
+        assert "The saves after it go on" in caplog.text
+    assert spooled(folder)[0] == [0]
 
 
 def test_a_slow_store_holds_up_no_save_on_its_way_to_the_node(run, folder, monkeypatch):

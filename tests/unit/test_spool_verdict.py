@@ -8,14 +8,18 @@ from holdfast import errors
 from holdfast.local.adoption import Verdict, verdict_of
 from holdfast_client.errors import (
     CheckpointConflict,
+    InvalidRequest,
     LocalReadFailed,
     ManifestConflict,
     QuotaExceeded,
     StoreUnavailable,
     TransferStopped,
     UnexpectedReply,
+    from_problem,
 )
+from holdfast_protocol.problems import Problem
 from holdfast_protocol.states import AbortCause, Health
+from tests.support.scripted_http import problem
 
 
 @pytest.mark.rule("late-save-adoption")
@@ -43,6 +47,7 @@ def test_whatever_time_or_an_operator_may_mend_is_tried_again(error):
     [
         ManifestConflict("other content"),
         CheckpointConflict("other world"),
+        InvalidRequest("a step of the run's future"),
         errors.ChunkCorrupt("0" * 64, "missing", "rotten here"),
         errors.CheckpointAborted("rank 1 failed", context={"cause": AbortCause.RANK_FAILED}),
         errors.CheckpointAborted("by a person", context={"cause": AbortCause.JOB}),
@@ -51,6 +56,13 @@ def test_whatever_time_or_an_operator_may_mend_is_tried_again(error):
 )
 def test_what_can_never_be_committed_makes_room(error):
     assert verdict_of(error) is Verdict.DROP
+
+
+@pytest.mark.rule("late-save-adoption")
+@pytest.mark.parametrize("status", [400, 404, 409, 410, 412, 413, 422, 451, 500])
+def test_a_refusal_that_only_a_newer_client_knows_drops_no_save(status):
+    refused = from_problem(Problem.model_validate_json(problem("not_yet_invented", status=status).body))
+    assert verdict_of(refused) is not Verdict.DROP
 
 
 @pytest.mark.rule("late-save-adoption")

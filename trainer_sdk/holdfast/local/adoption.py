@@ -61,6 +61,8 @@ def verdict_of(error: BaseException) -> Verdict:
         return Verdict.DROP if error.context.get("cause") in NOBODY_WANTS_IT else Verdict.LEAVE
     if isinstance(error, CheckpointConflict) and error.context.get("health") == Health.CORRUPT:
         return Verdict.LEAVE  # what was committed is lost, and these bytes may be the only good ones
+    if isinstance(error, InvalidRequest) and error.code != type(error).code:
+        return Verdict.LEAVE  # a refusal of a newer service, whose meaning a newer client knows
     if isinstance(error, CheckpointConflict | ManifestConflict | InvalidRequest | ChunkCorrupt):
         return Verdict.DROP
     if isinstance(error, HoldfastError) and not isinstance(error, (TransferStopped, *ENDS_THE_JOB)):

@@ -39,7 +39,13 @@ from holdfast.session.session import Session
 from holdfast.staging import StagedShard
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
-from holdfast_client.errors import CheckpointConflict, LocalReadFailed, ServiceUnavailable, TransferStopped
+from holdfast_client.errors import (
+    CheckpointConflict,
+    InvalidRequest,
+    LocalReadFailed,
+    ServiceUnavailable,
+    TransferStopped,
+)
 from holdfast_client.host_calls import HostCalls
 from holdfast_client.local.push import push_shard
 from holdfast_client.local.tier import LocalTier, NoRoom
@@ -530,7 +536,7 @@ class SaveReports:
         self._session.note(failure)
         left = SaveSpooled(f"The checkpoint of step {job.step} is on this node's disk and not committed. {failure}")
         left.__cause__ = failure
-        if isinstance(failure, LocalReadFailed):
+        if isinstance(failure, LocalReadFailed | InvalidRequest):
             log.warning("%s The saves after it go on.", left)
         return left
 
