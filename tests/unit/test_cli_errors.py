@@ -99,6 +99,7 @@ def test_a_wrong_setting_is_named(monkeypatch):
         ("tokens", "rotate", "0123456789abcdef", "--overlap", "never"),
         ("tokens", "rotate", "0123456789abcdef", "--overlap", "0m"),
         ("tokens", "rotate", "0123456789abcdef", "--overlap", "91d"),
+        ("checkpoints", "prune", "demo/gpt", "--before-step", "5", "--older-than", "never"),
         ("nonsense",),
     ],
 )

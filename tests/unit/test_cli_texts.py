@@ -11,7 +11,7 @@ import typer.core
 from typer.main import get_command
 
 from holdfast_client.cli import output as show
-from holdfast_client.cli.arguments import first, read_duration, say_if_cut
+from holdfast_client.cli.arguments import first, read_duration, read_lifetime, say_if_cut
 from holdfast_client.cli.checkpoints import lateness
 from holdfast_client.cli.main import ENTRIES, SUBJECTS, app
 from holdfast_client.cli.output import as_bytes, as_metric, as_time, show_facts, show_table
@@ -46,14 +46,16 @@ def test_what_is_not_a_size_is_refused(text):
         read_size(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("30m", 1800), ("12h", 43200), ("90d", 7776000), ("4W", 2419200), ("never", None)]
-)
+@pytest.mark.parametrize(("text", "seconds"), [("30m", 1800), ("12h", 43200), ("90d", 7776000), ("4W", 2419200)])
 def test_times_are_read(text, seconds):
-    assert read_duration(text) == seconds
+    assert read_duration(text) == read_lifetime(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "90", "d", "-1d", "1y"])
+def test_never_is_read_of_what_need_not_end():
+    assert read_lifetime("Never") is None
+
+
+@pytest.mark.parametrize("text", ["", "90", "d", "-1d", "1y", "never"])
 def test_what_is_not_a_time_is_refused(text):
     with pytest.raises(typer.BadParameter):
         read_duration(text)

@@ -132,14 +132,17 @@ def select(client: Client, text: str) -> CheckpointView:
 _UNIT_SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-def read_duration(text: str) -> int | None:
-    """`12h`, `90d` -> seconds; `never` -> None."""
-    if text.strip().lower() == "never":
-        return None
+def read_duration(text: str) -> int:
+    """`12h`, `90d` -> seconds."""
     match = re.fullmatch(r"(\d{1,6})([mhdw])", text.strip().lower())
     if match is None:
-        raise typer.BadParameter(f"{text!r} is not a time; write for example 30m, 12h, 90d, 4w or never.")
+        raise typer.BadParameter(f"{text!r} is not a time; write for example 30m, 12h, 90d or 4w.")
     return int(match[1]) * _UNIT_SECONDS[match[2]]
+
+
+def read_lifetime(text: str) -> int | None:
+    """Likewise, of what need not end: `never` -> None."""
+    return None if text.strip().lower() == "never" else read_duration(text)
 
 
 def read_moment(text: str, *, ago: bool = False) -> datetime:
@@ -148,8 +151,6 @@ def read_moment(text: str, *, ago: bool = False) -> datetime:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
         seconds = read_duration(text)
-        if seconds is None:
-            raise typer.BadParameter(f"{text!r} is no time; leave the option out for no end.") from None
         return datetime.now(UTC) + timedelta(seconds=-seconds if ago else seconds)
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 

@@ -17,7 +17,7 @@ from holdfast_client.cli.arguments import (
     SinceOption,
     connect,
     first,
-    read_duration,
+    read_lifetime,
     read_past,
     read_target,
     select,
@@ -342,7 +342,7 @@ def pin(
     """Keep a checkpoint from every policy and from prune."""
     with connect() as client:
         found = select(client, selector)
-        view = client.checkpoints.pin(found.id, reason, expires_in_seconds=read_duration(until), etag=found.etag)
+        view = client.checkpoints.pin(found.id, reason, expires_in_seconds=read_lifetime(until), etag=found.etag)
     if json:
         show_json(view)
         return

@@ -23,6 +23,7 @@ from holdfast_client.cli.arguments import (
     connect,
     first,
     read_duration,
+    read_lifetime,
     read_past,
     say_if_cut,
 )
@@ -310,7 +311,7 @@ def create_token(
         name=name,
         project=project,
         scopes=scope,
-        expires_in_seconds=read_duration(expires),
+        expires_in_seconds=read_lifetime(expires),
         requests_per_second=requests_per_second,
         concurrent_requests=concurrent_requests,
     )
@@ -340,9 +341,9 @@ def rotate(
     Meanwhile give the new one to the job or person that has the old one.
     """
     overlap_seconds = read_duration(overlap)
-    if overlap_seconds is None or not 60 <= overlap_seconds <= LONGEST_OVERLAP_SECONDS:
+    if not 60 <= overlap_seconds <= LONGEST_OVERLAP_SECONDS:
         raise typer.BadParameter("The token before ends: give a time from a minute to 90 days, such as 24h.")
-    request = RotateToken(overlap_seconds=overlap_seconds, expires_in_seconds=read_duration(expires))
+    request = RotateToken(overlap_seconds=overlap_seconds, expires_in_seconds=read_lifetime(expires))
     with connect() as client:
         made = client.tokens.rotate(token_id, request)
     if json:
