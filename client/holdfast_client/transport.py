@@ -127,6 +127,16 @@ def keep_queries_out_of_logs() -> None:
         logging.getLogger(name).addFilter(_FILTER)
 
 
+_TRANSIENT_STATUSES = frozenset({408, 425, 429})
+_FINAL_SERVER_STATUSES = frozenset({501, 505, 511})
+
+
+def may_pass(status: int) -> bool:
+    """Whether a proxy's or a store's status is worth another try. Not the server's final failures; but any other status
+    of its range, even a gateway's own (520 to 530)."""
+    return status in _TRANSIENT_STATUSES or (status >= 500 and status not in _FINAL_SERVER_STATUSES)
+
+
 def check_stop(stop: threading.Event | None) -> None:
     """Raises TransferStopped if `stop` is set. A transfer calls it between two blocks and while it waits."""
     if stop is not None and stop.is_set():
@@ -137,8 +147,6 @@ log = logging.getLogger("holdfast.client")
 
 REQUEST_ID_HEADER = "X-Request-Id"
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
-_GATEWAY_STATUSES = frozenset({429, 500, 502, 503, 504})
-"""Without a problem document they come from a proxy, not the service, and pass."""
 _FAULT_TRIES = 3
 """A bug's reply of the service may be momentary; a lasting bug must be reported soon."""
 
@@ -546,7 +554,7 @@ class Transport:
     def _not_a_problem(self, response: httpx.Response, call: _Call, request_id: str) -> HoldfastError:
         """A proxy, a load balancer or another program has answered instead of the service."""
         status, name = response.status_code, self._name(call)
-        if status in _GATEWAY_STATUSES:
+        if may_pass(status):
             return ServiceUnavailable(f"{name} was answered with {status} by a proxy before the service")
         if status == 404:
             return RouteNotFound(f"{name} is not known there", request_id=request_id)

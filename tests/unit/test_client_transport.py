@@ -234,6 +234,7 @@ def test_a_newer_minor_version_is_understood():
         Reply(200, b"not json"),
         Reply(302, b"", {"Location": "http://127.0.0.1/login"}, protocol=None),
         Reply(418, b"teapot", protocol=None),
+        Reply(501, b"no such method", protocol=None),
     ],
 )
 def test_what_is_not_holdfast_is_named_and_never_taken_for_an_answer(reply):
@@ -242,8 +243,9 @@ def test_what_is_not_holdfast_is_named_and_never_taken_for_an_answer(reply):
             client.service.info()
 
 
-def test_a_gateway_without_its_service_is_tried_again():
-    replies = in_turn(Reply(502, b"<html>", protocol=None), as_json(SERVER))
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 520, 524, 530])
+def test_a_gateway_without_its_service_is_tried_again(status):
+    replies = in_turn(Reply(status, b"<html>", protocol=None), as_json(SERVER))
     with scripted(replies) as server, client_of(server.url) as client:
         client.service.info()
 

@@ -36,7 +36,7 @@ from holdfast_client.errors import (
     from_problem,
 )
 from holdfast_client.settings import ClientSettings
-from holdfast_client.transport import Backoff, keep_queries_out_of_logs, retry_after_seconds
+from holdfast_client.transport import Backoff, keep_queries_out_of_logs, may_pass, retry_after_seconds
 from holdfast_protocol.checkpoints import StoreAnswer
 from holdfast_protocol.problems import Problem
 from holdfast_protocol.states import StoreRole
@@ -138,9 +138,6 @@ _TRANSIENT_CODES = {
 _ARCHIVED_CODES = {"InvalidObjectState"}
 """Not to be read before a thaw. The client reports it, and the service says that the checkpoint is cold."""
 _FULL_CODES = {"XMinioStorageFull", "QuotaExceeded", "InsufficientStorage"}
-_TRANSIENT_STATUSES = {408, 409, 425, 429}
-_FINAL_SERVER_STATUSES = {501, 505, 511}
-"""The server's own failures; any other status of its range may pass, even a gateway's own (520 to 530)."""
 
 
 def error_code(body: bytes) -> str:
@@ -173,15 +170,11 @@ def refusal(status: int, body: bytes, answers: Mapping[str, StoreAnswer]) -> Hol
         return TicketExpired(f"The store does not accept this ticket ({said})", context={"said": said})
     if answer is StoreAnswer.MISSING:
         return ChunkNotFound("The store does not have this chunk")
-    if code in _TRANSIENT_CODES or status in _TRANSIENT_STATUSES or _may_pass(status):
+    if code in _TRANSIENT_CODES or status == 409 or may_pass(status):
         return StoreUnavailable(f"The store asks to try later ({said})", context={"said": said})
     if status == 404 and code in ("", "NoSuchKey", "NoSuchVersion", "NotFound"):
         return ChunkNotFound("The store does not have this chunk")
     return StoreRefused(f"The store refuses the transfer ({said})", context={"said": said})
-
-
-def _may_pass(status: int) -> bool:
-    return status >= 500 and status not in _FINAL_SERVER_STATUSES
 
 
 def _of_the_service(error: HoldfastError) -> HoldfastError:
