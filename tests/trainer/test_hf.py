@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from accelerate.scheduler import AcceleratedScheduler
 from tests.support.damage import chunks_of, files_of, flip
 from tests.support.serve import HOLDFAST
 from tests.trainer.conftest import Service
+from tests.trainer.gloo import run_ranks
 from tests.trainer.roundtrip import load, save
 from transformers import (
     EarlyStoppingCallback,
@@ -199,6 +201,50 @@ def test_the_best_model_and_the_limit_survive_a_preemption(run: str, service: Se
         assert torch.equal(one, other)
     kept = {each.step for each in service.client.checkpoints.all(project, name, state=CheckpointState.COMMITTED)}
     assert kept == {best, 12, 10, emergency.step}, "the limit; the two newest; what an attempt resumed from"
+
+
+class Seen(torch.nn.Module):
+    """Remembers the numbers of the samples that it was trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.seen: list[list[int]] = []
+
+    def forward(self, number: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.seen.append(number.tolist())
+        return {"loss": (self.weight * number).mean()}
+
+
+def samples_seen(rank: int, run: str, folder: str, batch_size: int, last: int | None) -> list[list[int]]:
+    """Of 64 samples, by a job that is killed before step `last`. Four a step are 16 steps an epoch."""
+    arguments = TrainingArguments(
+        output_dir=folder,
+        max_steps=16,
+        per_device_train_batch_size=batch_size,
+        save_strategy="steps",
+        save_steps=4,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    model = Seen()
+    with holdfast.Checkpointer(run, save=holdfast.OnPreemption()) as checkpointer:
+        trainer = HoldfastTrainer(
+            model, arguments, train_dataset=[{"number": at} for at in range(64)], checkpointer=checkpointer
+        )
+        trainer.add_callback(RateLimit(checkpointer, last))
+        with nullcontext() if last is None else pytest.raises(Killed):
+            trainer.train(resume_from_checkpoint=True)
+    return model.seen
+
+
+def test_ranks_of_another_number_see_each_sample_of_the_epoch_once(run: str, tmp_path: Path) -> None:
+    seen: list[int] = []
+    for world_size, last, steps in [(1, 6, range(4)), (2, 9, range(4, 8)), (2, None, range(8, 16))]:
+        for batches in run_ranks(samples_seen, world_size, run, str(tmp_path), 4 // world_size, last):
+            seen += [number for _, batch in zip(steps, batches, strict=False) for number in batch]
+    assert sorted(seen) == [*range(64)]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
+import torch
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_utils import HubStrategy, get_last_checkpoint
@@ -88,6 +89,16 @@ class HoldfastTrainerMixin:
                 except _PointMoved as moved:
                     log.warning("%s: its progress is read again", moved)
                     at = None
+
+    def get_train_dataloader(self) -> Any:
+        """Trainer's own. Its sampler takes torch's seed, so this sets the seed that the run began with: after a restore
+        on another number of ranks each rank has another one, and would shuffle by it."""
+        if self._resume is None or self._progress.data_seed is None:  # a beginning, or saved before seeds were
+            self._progress.data_seed = torch.initial_seed()
+            return super().get_train_dataloader()  # type: ignore[misc]
+        with torch.random.fork_rng(devices=()):
+            torch.default_generator.manual_seed(self._progress.data_seed)
+            return super().get_train_dataloader()  # type: ignore[misc]
 
     @property
     def _trainer(self) -> Any:
@@ -307,6 +318,7 @@ class _Progress:
         self._trainer = trainer
         self.saving: int | None = None
         self.saved: list[int] = []
+        self.data_seed: int | None = None
         self.loaded: Mapping[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -318,11 +330,12 @@ class _Progress:
         state = dataclasses.asdict(trainer.state)
         state["stateful_callbacks"] = TrainerState(stateful_callbacks=exported).stateful_callbacks
         saved = self.saved if self.saving is None else [*self.saved, self.saving]
-        return {"state": state, "saved": saved}
+        return {"state": state, "saved": saved, "data_seed": self.data_seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.loaded = state["state"]
         self.saved = list(state["saved"])
+        self.data_seed = state.get("data_seed")
 
     def load_resharded_state_dict(self, states: list[Any], *, rank: int, world_size: int) -> None:
         """Ranks differ only in how fast they saw an evaluation run, which training does not depend on."""
