@@ -216,7 +216,9 @@ class Seen(torch.nn.Module):
         return {"loss": (self.weight * number).mean()}
 
 
-def samples_seen(rank: int, run: str, folder: str, batch_size: int, last: int | None) -> list[list[int]]:
+def samples_seen(
+    rank: int, run: str, folder: str, batch_size: int, last: int | None, **options: Any
+) -> list[list[int]]:
     """Of 64 samples, by a job that is killed before step `last`. Four a step are 16 steps an epoch."""
     arguments = TrainingArguments(
         output_dir=folder,
@@ -227,6 +229,7 @@ def samples_seen(rank: int, run: str, folder: str, batch_size: int, last: int | 
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
+        **options,
     )
     model = Seen()
     with holdfast.Checkpointer(run, save=holdfast.OnPreemption()) as checkpointer:
@@ -245,6 +248,19 @@ def test_ranks_of_another_number_see_each_sample_of_the_epoch_once(run: str, tmp
         for batches in run_ranks(samples_seen, world_size, run, str(tmp_path), 4 // world_size, last):
             seen += [number for _, batch in zip(steps, batches, strict=False) for number in batch]
     assert sorted(seen) == [*range(64)]
+
+
+def test_a_step_of_another_number_of_samples_is_said_because_trainer_skips_other_samples_then(
+    run: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Twice the ranks are twice the samples, as twice the batch is."""
+    samples_seen(0, run, str(tmp_path), 4, 5)
+    samples_seen(0, run, str(tmp_path), 2, 9, gradient_accumulation_steps=2)
+    samples_seen(0, run, str(tmp_path), 8, 9, ignore_data_skip=True)
+    assert "samples a step" not in caplog.text
+    samples_seen(0, run, str(tmp_path), 8, 9)
+    assert "took 4 samples a step, and this one takes 8" in caplog.text
+    assert "leaves out samples that were not trained" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,7 @@ class HoldfastTrainerMixin:
         step = self.checkpointer.restore(self._training_state()) - 1
         if step != self._resume.step:
             raise _PointMoved(f"step {self._resume.step} could not be read whole, and step {step} was restored")
+        self._explain_skipping(step)
         # Trainer draws numbers for its loaders before it asks for these.
         self._resume.rng = capture_rng()
         self._trainer.state.best_model_checkpoint = self._progress.loaded["best_model_checkpoint"]
@@ -247,6 +248,25 @@ class HoldfastTrainerMixin:
                 self._limit,
             )
 
+    def _explain_skipping(self, step: int) -> None:
+        trainer, saved, now = self._trainer, self._progress.samples_per_step, self._samples_per_step
+        skips = not trainer.args.ignore_data_skip and saved is not None and saved != now
+        if skips and trainer.is_world_process_zero():
+            log.warning(
+                "step %d was saved by a job that took %d samples a step, and this one takes %d: Trainer skips as many "
+                "steps of this job as were trained, so it %s. Choose per_device_train_batch_size and "
+                "gradient_accumulation_steps so that a step takes as many samples as before",
+                step,
+                saved,
+                now,
+                "leaves out samples that were not trained" if now > saved else "takes samples that were trained again",
+            )
+
+    @property
+    def _samples_per_step(self) -> int:
+        samples: int = self._trainer.get_total_train_batch_size(self._trainer.args)
+        return samples
+
     def _training_state(self, saving: int | None = None) -> dict[str, Any]:
         """The present state, because Trainer replaces some of these objects. `saving`: the step of the save."""
         trainer = self._trainer
@@ -319,6 +339,7 @@ class _Progress:
         self.saving: int | None = None
         self.saved: list[int] = []
         self.data_seed: int | None = None
+        self.samples_per_step: int | None = None
         self.loaded: Mapping[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -330,12 +351,18 @@ class _Progress:
         state = dataclasses.asdict(trainer.state)
         state["stateful_callbacks"] = TrainerState(stateful_callbacks=exported).stateful_callbacks
         saved = self.saved if self.saving is None else [*self.saved, self.saving]
-        return {"state": state, "saved": saved, "data_seed": self.data_seed}
+        return {
+            "state": state,
+            "saved": saved,
+            "data_seed": self.data_seed,
+            "samples_per_step": trainer._samples_per_step,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.loaded = state["state"]
         self.saved = list(state["saved"])
         self.data_seed = state.get("data_seed")
+        self.samples_per_step = state.get("samples_per_step")
 
     def load_resharded_state_dict(self, states: list[Any], *, rank: int, world_size: int) -> None:
         """Ranks differ only in how fast they saw an evaluation run, which training does not depend on."""
