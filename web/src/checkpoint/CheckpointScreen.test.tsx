@@ -196,6 +196,27 @@ it("deletes after the dry run, by typing the count", async () => {
   expect(asked.map((each) => each.dry_run)).toEqual([true, false]);
 });
 
+it("offers no deletion of a checkpoint after the dry run of another", async () => {
+  serve({
+    ...ANSWERS,
+    [`GET ${RUN}/checkpoints/${OTHER}`]: () => ({ stored_bytes: 1536, unproven: true }),
+    [`GET ${RUN}/attempts/1`]: () => ({ ...ATTEMPT, number: 1, resumed_from: null }),
+    [`GET /v1/checkpoints/${OTHER}/holds`]: () => page(),
+    [`POST ${RUN}/retention/prune`]: () => ({
+      ...PRUNED,
+      trashed: [{ checkpoint_id: ID, step: 1200, attempt: 2, health: "ok", logical_bytes: 2048 }],
+    }),
+  });
+  openPage(`/ui/checkpoints/${ID}`);
+  await userEvent.click(await screen.findByRole("button", { name: "See what would go" }));
+  expect(await screen.findByRole("button", { name: "Move to the trash" })).toBeVisible();
+  const lineage = within(await screen.findByRole("region", { name: "Lineage" }));
+  await userEvent.click(await lineage.findByRole("link", { name: "step 900, attempt 1" }));
+  expect(await screen.findByRole("heading", { name: "demo/gpt@900#1" })).toBeVisible();
+  expect(screen.getByRole("button", { name: "See what would go" })).toBeVisible();
+  expect(screen.queryByRole("button", { name: "Move to the trash" })).toBeNull();
+});
+
 it("says why a token cannot change it", async () => {
   serve({ ...ANSWERS, "GET /v1/sessions/current": () => ({ ...SESSION, scopes: ["read"] }) });
   openPage(`/ui/checkpoints/${ID}`);

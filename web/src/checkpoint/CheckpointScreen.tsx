@@ -21,7 +21,8 @@ export function CheckpointScreen() {
   const { id } = useParams({ from: "/checkpoints/$id" });
   const found = useQuery("get", "/v1/checkpoints/{checkpoint_id}", { params: { path: { checkpoint_id: id } } });
   const whole = useWhole(found.data);
-  if (whole !== undefined) return <Loaded checkpoint={whole} />;
+  // Of another checkpoint nothing stays: a dry run that was shown proves nothing for this one.
+  if (whole !== undefined) return <Loaded checkpoint={whole} key={whole.id} />;
   return (
     <Screen
       title="Checkpoint"
