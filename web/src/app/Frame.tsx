@@ -17,7 +17,7 @@ import { useTheme } from "./theme";
 /** The sign-in screen, or the frame around the screens. */
 export function Frame() {
   const session = useSessionQuery(sessionQuery);
-  if (session.error) {
+  if (session.error && session.data === undefined) {
     return (
       <main className={styles.alone}>
         <ErrorState error={session.error} onRetry={() => void session.refetch()} />
@@ -30,13 +30,20 @@ export function Frame() {
     // Of another session nothing stays: what is on the screen was read with the one before.
     <SessionContext value={session.data} key={session.data.csrf_token}>
       <Hints>
-        <SignedIn session={session.data} />
+        <SignedIn session={session.data} failed={session.error} onRetry={() => void session.refetch()} />
       </Hints>
     </SessionContext>
   );
 }
 
-function SignedIn({ session }: { session: Session }) {
+interface SignedInProps {
+  session: Session;
+  /** Why the last check of the session failed. The session may well be there: what is on the screen stays. */
+  failed: unknown;
+  onRetry: () => void;
+}
+
+function SignedIn({ session, failed, onRetry }: SignedInProps) {
   const project = useProject();
   const { isPending } = useProjects();
   const live = useLive(project, project !== undefined || !isPending);
@@ -64,6 +71,7 @@ function SignedIn({ session }: { session: Session }) {
         </div>
       </header>
       <main id="content" className={styles.content} tabIndex={-1}>
+        {failed !== null && <ErrorState error={failed} onRetry={onRetry} />}
         <Suspense fallback={<Loading what="the screen" />}>
           <Outlet />
         </Suspense>

@@ -1,6 +1,7 @@
 import { fireEvent, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
-import type { Session } from "@/api/session";
+import { queryClient } from "@/api/client";
+import { type Session, sessionQuery } from "@/api/session";
 import { openPage, problem, SESSION, serve } from "@/testing/page";
 
 const AT = "2026-01-02T03:04:05Z";
@@ -285,6 +286,31 @@ describe("tokens", () => {
     });
     await userEvent.click(screen.getByRole("button", { name: "I have copied it" }));
     expect(screen.queryByText("hold_once")).not.toBeInTheDocument();
+  });
+
+  it("keeps a secret on the screen when a check of the session fails, and checks again on demand", async () => {
+    let isReached = true;
+    open("/ui/operations/tokens", {
+      ...answers,
+      "GET /v1/sessions/current": () =>
+        isReached
+          ? { ...SESSION, scopes: ["read", "admin"] }
+          : problem(500, "internal", "The service failed. Try again."),
+    });
+    await userEvent.click(await screen.findByRole("button", { name: "New token" }));
+    await userEvent.type(screen.getByLabelText(/^Name/), "trainers");
+    await userEvent.click(screen.getByRole("checkbox", { name: /^read:/ }));
+    await userEvent.click(screen.getByRole("button", { name: "Make the token" }));
+    expect(await screen.findByText("hold_once")).toBeVisible();
+    isReached = false;
+    await queryClient.invalidateQueries({ queryKey: sessionQuery.queryKey });
+    const alert = await screen.findByRole("alert");
+    expect(alert).toHaveTextContent("The service failed. Try again.");
+    expect(screen.getByText("hold_once")).toBeVisible();
+    isReached = true;
+    await userEvent.click(within(alert).getByRole("button", { name: "Retry" }));
+    await waitFor(() => expect(screen.queryByRole("alert")).not.toBeInTheDocument());
+    expect(screen.getByText("hold_once")).toBeVisible();
   });
 
   it("revokes one when its name is typed", async () => {
