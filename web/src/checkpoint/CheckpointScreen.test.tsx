@@ -109,6 +109,31 @@ it("writes a metric onto the version that was there when it was opened, and says
   expect(bodies[1]).toEqual({ metrics: { accuracy: { value: 0.81 } } });
 });
 
+it("keeps a label that another person added while the labels were edited here", async () => {
+  const now = { ...CHECKPOINT, labels: ["paper", "draft"] };
+  const bodies: unknown[] = [];
+  serve({
+    ...ANSWERS,
+    [`GET /v1/checkpoints/${ID}`]: () => ({ ...now }),
+    [`PATCH /v1/checkpoints/${ID}`]: async (request: Request) => {
+      bodies.push(await request.json());
+      const isNewest = request.headers.get("if-match") === now.etag;
+      return isNewest ? now : problem(412, "edit_conflict", "Somebody was faster. Look again.");
+    },
+  });
+  openPage(`/ui/checkpoints/${ID}`);
+  await userEvent.click(await screen.findByRole("button", { name: "Edit the labels" }));
+  const dialog = within(screen.getByRole("dialog"));
+  await userEvent.clear(dialog.getByLabelText(/^Labels/));
+  await userEvent.type(dialog.getByLabelText(/^Labels/), "paper mine");
+  Object.assign(now, { etag: '"8"', labels: ["paper", "draft", "release"] });
+  await userEvent.click(dialog.getByRole("button", { name: "Save" }));
+  await userEvent.click(await dialog.findByRole("button", { name: "Reload, and go on from there" }));
+  await userEvent.click(dialog.getByRole("button", { name: "Save" }));
+  await vi.waitFor(() => expect(screen.queryByRole("dialog")).toBeNull());
+  expect(bodies).toEqual([{ labels: ["paper", "mine"] }, { labels: ["paper", "release", "mine"] }]);
+});
+
 const DRILL = {
   id: "op_1",
   kind: "drill",

@@ -35,6 +35,19 @@ function isMap(value: unknown): value is Record<string, unknown> {
   return typeof value === "object" && value !== null && !Array.isArray(value) && !("nonfinite" in value);
 }
 
+/** The words of a field that is typed, with spaces or commas between them: each once. */
+function wordsOf(text: string): string[] {
+  return [...new Set(text.split(/[\s,]+/).filter(Boolean))];
+}
+
+/** The words that are there now, with what a person added to those that were there when the field was opened, and without
+ * what that person took away: what another person has changed meanwhile stays. */
+export function editedWords(opened: readonly string[], typed: string, now: readonly string[]): string[] {
+  const wanted = wordsOf(typed);
+  const kept = now.filter((word) => wanted.includes(word) || !opened.includes(word));
+  return [...new Set([...kept, ...wanted.filter((word) => !opened.includes(word))])];
+}
+
 /** As it stands in a configuration: a text without quotes, anything else as JSON. */
 export function asText(value: unknown): string {
   return typeof value === "string" ? value : JSON.stringify(value);

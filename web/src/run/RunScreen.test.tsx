@@ -50,17 +50,16 @@ it("shows tags and note, and edits the version that was seen", async () => {
   const dialog = within(screen.getByRole("dialog", { name: "Tags and note of llama" }));
   expect(dialog.getByLabelText("Note")).toHaveValue("Twice the data.");
   await userEvent.type(dialog.getByLabelText(/^Tags/), " baseline");
-  Object.assign(now, { etag: '"2"', note: "Half the data." });
+  Object.assign(now, { etag: '"2"', tags: ["paper", "frozen"], note: "Half the data." });
   await userEvent.click(dialog.getByRole("button", { name: "Save" }));
   expect(await dialog.findByText(/^note/)).toHaveTextContent("note: Twice the data. → became Half the data.");
   await userEvent.click(dialog.getByRole("button", { name: "Reload, and go on from there" }));
   await userEvent.click(dialog.getByRole("button", { name: "Save" }));
   await vi.waitFor(() => expect(screen.queryByRole("dialog")).toBeNull());
-  // The note is the other person's: it was left alone here.
-  const edit = { tags: ["paper", "baseline"] };
+  // The note is the other person's: it was left alone here. So is the tag that this person never saw.
   expect(sent).toEqual([
-    ['"1"', edit],
-    ['"2"', edit],
+    ['"1"', { tags: ["paper", "baseline"] }],
+    ['"2"', { tags: ["paper", "frozen", "baseline"] }],
   ]);
   expect(await screen.findByText("Half the data.")).toBeVisible();
 });

@@ -3,7 +3,7 @@ import { api, type Schemas } from "@/api/client";
 import { useChanged } from "@/checkpoint/edit/changes";
 import { Can } from "@/components/Can";
 import { ConfirmDialog } from "@/components/ConfirmDialog";
-import { changesOf } from "@/format/changes";
+import { changesOf, editedWords } from "@/format/changes";
 import { Tags } from "@/runs/Tags";
 import styles from "./RunScreen.module.css";
 
@@ -44,7 +44,7 @@ function EditTagsAndNote({ run, onClose }: { run: RunView; onClose: () => void }
       params: { path, header: { "if-match": seen.etag } },
       // What this person left alone stays as another one may have made it.
       body: {
-        ...(tags !== textOf(opened) && { tags: [...new Set(tags.split(/[\s,]+/).filter(Boolean))] }),
+        ...(tags !== textOf(opened) && { tags: editedWords(opened.tags ?? [], tags, seen.tags ?? []) }),
         ...(note !== opened.note && { note: note.trim() }),
       },
     });

@@ -4,6 +4,7 @@ import { Can } from "@/components/Can";
 import { Section } from "@/components/facts/Facts";
 import { EmptyState } from "@/components/states";
 import { Nothing } from "@/components/values";
+import { editedWords } from "@/format/changes";
 import styles from "../checkpoint.module.css";
 import { formatMetric, readMetric } from "../metric";
 import { editCheckpoint, whyNotEditable } from "./changes";
@@ -147,10 +148,11 @@ export function Labels({ checkpoint }: { checkpoint: CheckpointView }) {
 }
 
 function EditLabels({ checkpoint, onClose }: { checkpoint: CheckpointView; onClose: () => void }) {
-  const [text, setText] = useState(checkpoint.labels.join(" "));
+  const [opened] = useState(checkpoint.labels);
+  const [text, setText] = useState(opened.join(" "));
 
   async function save(seen: CheckpointView) {
-    await editCheckpoint(seen, { labels: [...new Set(text.split(/[\s,]+/).filter(Boolean))] });
+    await editCheckpoint(seen, { labels: editedWords(opened, text, seen.labels) });
   }
 
   return (
