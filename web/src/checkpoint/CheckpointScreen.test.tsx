@@ -1,4 +1,4 @@
-import { screen, within } from "@testing-library/react";
+import { act, screen, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { queryClient } from "@/api/client";
 import { openPage, problem, SESSION, serve } from "@/testing/page";
@@ -178,6 +178,34 @@ it("drills this very checkpoint, makes one drill however often it is tried, and 
   expect(started[1]?.key).toBe(started[0]?.key);
   const listed = asked.find((each) => each.url.includes("/v1/operations"));
   expect(new URL(listed?.url ?? "").searchParams.get("checkpoint_id")).toBe(ID);
+});
+
+it("asks for the copies again while one is under way, and shows what has come", async () => {
+  vi.useFakeTimers({ toFake: ["setInterval", "clearInterval"] });
+  onTestFinished(() => void vi.useRealTimers());
+  let state = "copying";
+  const copy = { store: "second", storage_class: null, proof: "store_sha256", codec: "raw", stored_bytes: 2048 };
+  serve({
+    ...ANSWERS,
+    [`GET /v1/checkpoints/${ID}/manifest`]: () => MANIFEST,
+    [`GET /v1/checkpoints/${ID}/shards/0`]: () => ({ rank: 0, digest: SHARD.digest, chunks: [{ digest: "f00d" }] }),
+    "GET /v1/chunks/f00d/impact": () => ({
+      chunks: [{ project: "demo", digest: "f00d", copies: [{ ...copy, state, verified_at: null }] }],
+    }),
+    [`GET /v1/checkpoints/${ID}/impact`]: () => ({ chunks: [], checkpoints: [], runs: [], left_off: 0, lost: false }),
+    [`GET ${RUN}/copies`]: () => ({
+      ...{ store: "second", policy: true, error: null },
+      ...(state === "copying" ? { copied_step: null, waiting: 1 } : { copied_step: 1200, waiting: 0 }),
+    }),
+    "GET /v1/operations": () => page(),
+  });
+  openPage(`/ui/checkpoints/${ID}?part=copies`);
+  expect(await screen.findByText("copying")).toBeVisible();
+  expect(await screen.findByText(/1 waiting/)).toBeVisible();
+  state = "verified";
+  await act(async () => void vi.advanceTimersByTime(15_000));
+  expect(await screen.findByText("verified")).toBeVisible();
+  expect(await screen.findByText(/whole there is step 1,200/)).toBeVisible();
 });
 
 it("starts a drill from the head of its screen, and shows it among the others", async () => {

@@ -3,6 +3,7 @@ import { type Schemas, useQuery } from "@/api/client";
 import { Screen } from "@/app/Screen";
 import { StateBadge } from "@/components/StateBadge";
 import { Reply } from "@/components/states";
+import { askedAgain } from "@/live/refresh";
 import { RunName } from "@/runs/RunName";
 import styles from "./checkpoint.module.css";
 import { CopiesPart } from "./copies/CopiesPart";
@@ -46,7 +47,11 @@ function useWhole(checkpoint: CheckpointView | undefined): CheckpointView | unde
     "get",
     "/v1/projects/{project}/runs/{run}/checkpoints/{selector}",
     { params: { path: { project, run, selector: id } } },
-    { enabled: checkpoint !== undefined },
+    // No event tells that its chunks are proven by now.
+    {
+      enabled: checkpoint !== undefined,
+      refetchInterval: ({ state: { data } }) => askedAgain(data?.unproven ?? false),
+    },
   );
   if (checkpoint === undefined) return undefined;
   const { stored_bytes = null, unproven = null } = selected.data ?? {};

@@ -6,6 +6,11 @@ export const OTHERWISE_MS = 15_000;
 /** For `usePages` and `useWhole` of what mostly an event tells of, and not always: a new attempt and a repair make none. */
 export const ASKED_AGAIN = { askedAgainAfter: () => 60_000 };
 
+/** For what no event tells of, by whether work on it is under way: what was at rest may have begun. */
+export function askedAgain(isUnderWay: boolean): number {
+  return isUnderWay ? OTHERWISE_MS : ASKED_AGAIN.askedAgainAfter();
+}
+
 /** Asks again for all replies of these paths. */
 export function refresh(...paths: string[]): Promise<unknown> {
   return Promise.all(paths.map((path) => queryClient.invalidateQueries({ queryKey: ["get", path] })));

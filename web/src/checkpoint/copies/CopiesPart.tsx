@@ -11,9 +11,10 @@ import { Bytes, Nothing, Time } from "@/components/values";
 import { newKey } from "@/format/keys";
 import { formatSeconds } from "@/format/moments";
 import { formatCount } from "@/format/numbers";
+import { askedAgain } from "@/live/refresh";
 import styles from "../checkpoint.module.css";
 import { useChanged } from "../edit/changes";
-import { type CopyGroup, readCopies } from "./copies";
+import { type CopyGroup, isUnderWay, readCopies } from "./copies";
 import { Drills } from "./Drills";
 
 type CheckpointView = Schemas["CheckpointView"];
@@ -42,7 +43,12 @@ export function CopiesPart({ checkpoint }: { checkpoint: CheckpointView }) {
 
 function Where({ checkpoint }: { checkpoint: CheckpointView }) {
   const { project, run } = checkpoint;
-  const second = useQuery("get", "/v1/projects/{project}/runs/{run}/copies", { params: { path: { project, run } } });
+  const second = useQuery(
+    "get",
+    "/v1/projects/{project}/runs/{run}/copies",
+    { params: { path: { project, run } } },
+    { refetchInterval: ({ state: { data } }) => askedAgain(data !== undefined && data.waiting > 0) },
+  );
   return (
     <Section id="where" title="Where it is">
       <Facts>
@@ -89,6 +95,8 @@ function SecondStore({ found }: { found: Schemas["RunCopies"] }) {
 }
 
 const FIRST_CHUNKS = 20;
+/** Each chunk is a call of its own: of many chunks the copies are asked for again less often. */
+const APART_PER_CHUNK_MS = 100;
 
 const PROOFS: Record<Schemas["Proof"], string> = {
   store_sha256: "the store hashed it",
@@ -109,10 +117,12 @@ function ByStore({ checkpoint }: { checkpoint: CheckpointView }) {
   });
   const shards = manifest.data?.shards;
   const copies = useFound({
-    queryKey: ["copies of a checkpoint", id, most],
+    queryKey: ["get", "copies of a checkpoint", id, most],
     queryFn: ({ signal }) => readCopies({ id, project }, shards ?? [], most, signal),
     enabled: shards !== undefined,
     placeholderData: (before) => before,
+    refetchInterval: ({ state: { data } }) =>
+      Math.max(askedAgain(data?.groups.some(isUnderWay) ?? false), (data?.chunks ?? 0) * APART_PER_CHUNK_MS),
   });
 
   async function scrub(key: string) {
@@ -220,9 +230,12 @@ function GroupTable({ groups }: { groups: CopyGroup[] }) {
 }
 
 function BadCopies({ checkpoint }: { checkpoint: CheckpointView }) {
-  const impact = useQuery("get", "/v1/checkpoints/{checkpoint_id}/impact", {
-    params: { path: { checkpoint_id: checkpoint.id } },
-  });
+  const impact = useQuery(
+    "get",
+    "/v1/checkpoints/{checkpoint_id}/impact",
+    { params: { path: { checkpoint_id: checkpoint.id } } },
+    { refetchInterval: ({ state: { data } }) => askedAgain(data !== undefined && data.chunks.length > 0) },
+  );
   return (
     <Section id="bad" title="Bad copies, and whom they concern">
       <Reply of={impact} what="the bad copies">
@@ -296,7 +309,10 @@ function Thaw({ checkpoint }: { checkpoint: CheckpointView }) {
     "get",
     "/v1/checkpoints/{checkpoint_id}/thaw",
     { params: { path: { checkpoint_id: checkpoint.id } } },
-    { enabled: checkpoint.tier !== "hot" },
+    {
+      enabled: checkpoint.tier !== "hot",
+      refetchInterval: ({ state: { data } }) => askedAgain(data?.state === "thawing"),
+    },
   );
   if (checkpoint.tier === "hot") return null;
   return (

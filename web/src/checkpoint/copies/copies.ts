@@ -94,6 +94,13 @@ export function groupCopies(copies: readonly CopyView[]): CopyGroup[] {
   );
 }
 
+const UNDER_WAY: readonly CopyView["state"][] = ["pending", "copying", "thawing", "suspect", "bad", "deleting"];
+
+/** Whether the service works on these copies: a repair replaces a bad one. */
+export function isUnderWay({ state }: CopyGroup): boolean {
+  return UNDER_WAY.includes(state);
+}
+
 const STORES = ["primary", "second", "cold", "detached"];
 const WORST = ["bad", "suspect", "pending", "copying"];
 
