@@ -11,7 +11,7 @@ import { useLive } from "@/live/useLive";
 import { SignIn } from "@/sign-in/SignIn";
 import styles from "./Frame.module.css";
 import { NAVIGATION } from "./navigation";
-import { useProject, useProjects } from "./project";
+import { useProject, useProjectInAddress, useProjects } from "./project";
 import { useTheme } from "./theme";
 
 /** The sign-in screen, or the frame around the screens. */
@@ -44,6 +44,7 @@ interface SignedInProps {
 }
 
 function SignedIn({ session, failed, onRetry }: SignedInProps) {
+  useProjectInAddress();
   const project = useProject();
   const { isPending } = useProjects();
   const live = useLive(project, project !== undefined || !isPending);

@@ -83,6 +83,19 @@ it("keeps the project and the filter in the address, and gives the focus to the 
   expect(router.state.location.search).toEqual({ project: "demo", status: "failed" });
 });
 
+it("keeps the project of an address that named none when another one becomes the first", async () => {
+  const projects = [PROJECT];
+  serve({ ...ANSWERS, "GET /v1/projects": () => page(...projects) });
+  const router = open("/ui/runs?status=failed");
+  expect(await screen.findByText("llama")).toBeVisible();
+  projects.unshift({ ...PROJECT, id: "2", name: "audio" });
+  await queryClient.invalidateQueries();
+  expect(await screen.findByRole("option", { name: "audio" })).toBeInTheDocument();
+  expect(screen.getByLabelText("Project")).toHaveValue("demo");
+  expect(screen.getByText("llama")).toBeVisible();
+  expect(router.state.location.search).toEqual({ project: "demo", status: "failed" });
+});
+
 it("narrows the runs to a tag, which stands in the address", async () => {
   const tagged = { ...RUN, tags: ["paper", "7"] };
   const tag = (request: Request) => new URL(request.url).searchParams.get("tag");

@@ -1,4 +1,5 @@
-import { useSearch } from "@tanstack/react-router";
+import { useNavigate, useSearch } from "@tanstack/react-router";
+import { useEffect } from "react";
 import { useQuery } from "@/api/client";
 import { useSession } from "@/api/session";
 
@@ -15,4 +16,18 @@ export function useProject(): string | undefined {
   const wanted = project ?? own ?? undefined;
   const { data } = useProjects();
   return wanted ?? data?.items[0]?.name;
+}
+
+/** Puts the project into an address that names none: which one is the first changes with the list. A token's own does
+ * not. */
+export function useProjectInAddress(): void {
+  const { project: named } = useSearch({ from: "__root__" });
+  const { project: own } = useSession();
+  const project = useProject();
+  const navigate = useNavigate();
+  const isMissing = named === undefined && own === null && project !== undefined;
+
+  useEffect(() => {
+    if (isMissing) void navigate({ to: ".", search: (old) => ({ ...old, project }), hash: true, replace: true });
+  }, [isMissing, navigate, project]);
 }

@@ -484,7 +484,7 @@ it("prunes the run that is chosen in the list of costs by no filter of another o
   serve(answers({ "GET /v1/usage": () => page(USAGE) }));
   const router = open(`?view=usage&${FILTERED}`);
   await userEvent.click(await screen.findByRole("link", { name: "Prune llama" }));
-  await waitFor(() => expect(router.state.location.search).toEqual({ view: "prune", run: "llama" }));
+  await waitFor(() => expect(router.state.location.search).toEqual({ project: "demo", view: "prune", run: "llama" }));
 });
 
 it("takes no filter along to the run that is chosen above", async () => {
@@ -492,5 +492,5 @@ it("takes no filter along to the run that is chosen above", async () => {
   const router = open(`?view=prune&${FILTERED}`);
   await screen.findByRole("option", { name: "llama" });
   await userEvent.selectOptions(screen.getByLabelText("Run"), "llama");
-  expect(router.state.location.search).toEqual({ view: "prune", run: "llama" });
+  expect(router.state.location.search).toEqual({ project: "demo", view: "prune", run: "llama" });
 });

@@ -233,7 +233,7 @@ it("deletes a run's own policy by its version, and takes no edit along to anothe
   await screen.findByText("Edited, and not saved.");
   await userEvent.click(screen.getByRole("link", { name: "Copies" }));
   expect(await screen.findByText("Neither this run nor its project has a policy of copies.")).toBeVisible();
-  expect(router.state.location.search).toEqual({ run: "llama", kind: "copies" });
+  expect(router.state.location.search).toEqual({ project: "demo", run: "llama", kind: "copies" });
 });
 
 it("lets a reader look, and says which scope is missing", async () => {

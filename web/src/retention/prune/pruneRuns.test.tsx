@@ -71,6 +71,7 @@ it("has one dry run over the runs that match, and loses nothing when one of them
   await userEvent.click(screen.getByRole("button", { name: "Show what matches" }));
   await screen.findByRole("region", { name: "What would expire" });
   expect(router.state.location.search).toEqual({
+    project: "demo",
     view: "prune",
     filter: { before_step: 50 },
     runs: { tag: "paper" },
@@ -166,7 +167,7 @@ it("takes a run out of what is chosen, and opens one to choose among its checkpo
   expect(screen.getByRole("button", { name: "Move 2 to the trash" })).toBeVisible();
   await userEvent.click(screen.getByRole("link", { name: "Choose among the checkpoints of vit" }));
   expect(await screen.findByText("2 of 2")).toBeVisible();
-  expect(router.state.location.search).toEqual({ view: "prune", filter: {}, run: "vit" });
+  expect(router.state.location.search).toEqual({ project: "demo", view: "prune", filter: {}, run: "vit" });
 });
 
 it("has in its fields what is shown, also when the address goes back", async () => {
