@@ -299,12 +299,14 @@ def _operations(session: Session, settings: ServiceSettings) -> int:
 
 
 def _old_operation(before: datetime) -> ColumnElement[bool]:
-    """Over `operations`. The last one of its kind for a run stays: it tells when a drill last went well."""
+    """Over `operations`. The last one of its kind for a run and a store stays: it tells when a drill last went well,
+    and a drill of the first store tells nothing of the second."""
     newer = aliased(Operation)
     is_newer = exists().where(
         newer.kind == Operation.kind,
         newer.project_id.is_not_distinct_from(Operation.project_id),
         newer.run_id.is_not_distinct_from(Operation.run_id),
+        newer.arguments["store"].as_string().is_not_distinct_from(Operation.arguments["store"].as_string()),
         newer.state.in_((OperationState.DONE, OperationState.FAILED)),
         newer.ended_at > Operation.ended_at,
     )

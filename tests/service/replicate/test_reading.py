@@ -3,6 +3,7 @@ store-outage-degrades)."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.service.conftest import Clock
 from tests.support.little_checkpoints import save_little_checkpoint
 from tests.support.rank import Job, Refused, answer, digest_of, redeem
 from tests.support.replicated import CONTENT, SECOND, file_of, put_policy, replicate
+from tests.support.retention import HOUR, purge
 from tests.support.rot import attached, copies_of, flip, overwrite, states_of
 from tests.support.service import RunningService
 
@@ -246,9 +248,29 @@ def test_a_drill_from_the_first_store_hides_no_failed_one_from_the_second(servic
         save_little_checkpoint(client, "demo")
     assert _drill(service, run="doctor")["state"] == "failed", "nothing was copied"
     assert _drill(service, run="doctor", store="primary")["state"] == "done"
-    metrics = service.http().get("/metrics").text
-    for store, succeeded in (("primary", 1.0), ("second", 0.0)):
-        assert f'holdfast_drill_succeeded{{project="demo",run="doctor",store="{store}"}} {succeeded}' in metrics
+    assert _drills_told(service) == {"primary": 1.0, "second": 0.0}
+
+
+def test_a_drill_from_the_first_store_lets_none_from_the_second_be_forgotten(
+    service: RunningService, clock: Clock
+) -> None:
+    with Client(ClientSettings(url=service.url, token=service.token())) as client:
+        save_little_checkpoint(client, "demo")
+    for store in ("second", "second", "primary"):
+        _drill(service, run="doctor", store=store)
+        clock.advance(HOUR)
+    clock.advance(91 * 24 * HOUR)
+    assert purge(service).forgotten_rows == 1
+    assert _drills_told(service) == {"primary": 1.0, "second": 0.0}
+
+
+def _drills_told(service: RunningService) -> dict[str, float]:
+    """Of the run `doctor`: by store, whether the last one went well."""
+    told = re.findall(
+        r'holdfast_drill_succeeded\{project="demo",run="doctor",store="(\w+)"\} ([\d.]+)',
+        service.http().get("/metrics").text,
+    )
+    return {store: float(succeeded) for store, succeeded in told}
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
