@@ -12,9 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_protocol.policies.policy import PolicyError, PolicyKind, read_policy
-from holdfast_protocol.policies.retention import PRESETS, RetentionPolicy, parse_span
+from holdfast_protocol.policies.retention import PRESETS, Reason, RetentionPolicy, parse_span
 from holdfast_protocol.states import CheckpointState, Health
-from holdfast_service.retention.plan import Decision, Fact, RunFacts, make_plan, only_for_want_of_a_metric
+from holdfast_service.retention import plan as plan_module
+from holdfast_service.retention.plan import (
+    Decision,
+    Fact,
+    RunFacts,
+    make_plan,
+    only_for_want_of_a_metric,
+    protected,
+)
 
 # A Sunday, so that a week ends between two of the hours below.
 START = datetime(2026, 3, 1, 21, 30, tzinfo=UTC)
@@ -151,6 +159,58 @@ def test_by_a_mark_that_can_be_taken_back_nothing_expires() -> None:
     # While all are marked nobody knows anything, and nothing goes.
     everything = plan(RetentionPolicy(keep_last=1), [replace(fact, health=Health.CORRUPT) for fact in facts])
     assert all(one.keep for one in everything)
+
+
+@given(
+    health=st.lists(st.sampled_from([Health.OK, Health.CORRUPT, Health.DIVERGED]), min_size=1, max_size=20),
+    loss=st.lists(st.integers(0, 3), min_size=20, max_size=20),
+    beside=st.sets(st.integers(0, 19)),
+    copied=st.sets(st.integers(0, 19)),
+    rules=st.sampled_from(
+        [
+            {"keep_last": 2},
+            {"keep_daily": 2},
+            {"keep_within": "3h"},
+            {"keep_within_hourly": "4h"},
+            {"keep_best": {"metric": "loss", "n": 2}},
+            {"keep_every_steps": 7},
+        ]
+    ),
+)
+def test_what_is_corrupt_stays_as_it_would_were_it_alone_of_them_whole(
+    health: list[Health], loss: list[int], beside: set[int], copied: set[int], rules: dict[str, Any]
+) -> None:
+    facts = [
+        replace(
+            fact,
+            health=health[fact.step],
+            metrics={"loss": {"value": loss[fact.step]}},
+            on_line=fact.step not in beside,
+            copied_to=[2] if fact.step in copied else [],
+        )
+        for fact in hours(len(health))
+    ]
+    policy = RetentionPolicy(**rules)
+    for one in plan(policy, facts):
+        if one.fact.health is Health.CORRUPT:
+            left = [fact for fact in facts if fact.health is Health.OK]
+            alone = plan(policy, [*left, replace(one.fact, health=Health.OK)])
+            stays = next(each.keep for each in alone if each.fact.id == one.fact.id)
+            supposed = any("turn up whole" in reason.detail for reason in one.reasons)
+            assert one.keep if stays else not supposed
+
+
+def test_a_plan_judges_however_many_corrupt_ones_twice_and_not_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = []
+
+    def counted(run: RunFacts) -> dict[str, list[Reason]]:
+        judged.append(len(run.facts))
+        return protected(run)
+
+    monkeypatch.setattr(plan_module, "protected", counted)
+    facts = [replace(fact, health=Health.OK if fact.step < 3 else Health.CORRUPT) for fact in hours(300)]
+    assert all(one.keep for one in plan(RetentionPolicy(keep_last=3), facts))
+    assert judged == [300, 297]
 
 
 @pytest.mark.rule("trash-first")

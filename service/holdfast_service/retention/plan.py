@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -25,7 +25,7 @@ class Fact:
     is the row's: a later action sees by it whether the fact still holds. `held`, `pin`, `read_until` and
     `resumed_by` are what is in force now. `copied_to`: the stores beside the primary that have all of it.
     `proven`: every byte was hashed by a store or the service; it is looked up for the newest healthy points, until two
-    are found.
+    are found. `supposed`: it is corrupt, and is judged as if it were whole; it takes no place of another's.
     """
 
     id: str
@@ -45,6 +45,7 @@ class Fact:
     resumed_by: Sequence[int] = ()
     copied_to: Sequence[int] = ()
     proven: bool = True
+    supposed: bool = False
 
     @property
     def committed(self) -> bool:
@@ -108,8 +109,23 @@ def _is_to_come(fact: Fact, read_at: datetime | None) -> bool:
 def _counted_from(judged: Sequence[Fact], read_at: datetime | None) -> datetime:
     """The moment that spans count back from: the last commit's by attempt and step, for the clock may have been ahead
     at an earlier one. A wrong answer is too early, and keeps more."""
+
+    def order(fact: Fact) -> tuple[int, int, datetime]:
+        return fact.attempt, fact.step, fact.at
+
     dated = [fact for fact in judged if not _is_to_come(fact, read_at)] or judged[-1:]
-    return max(dated, key=lambda fact: (fact.attempt, fact.step, fact.at)).at
+    last = max((fact for fact in dated if not fact.supposed), key=order, default=None)
+    return min(fact.at for fact in dated if last is None or order(fact) >= order(last))
+
+
+def _placed(ranked: Iterable[Fact], most: int | None) -> Iterator[tuple[int, Fact]]:
+    """The first `most` (None: all), each with its place. Each supposed one stands as it would alone."""
+    place = 1
+    for fact in ranked:
+        if most is not None and place > most:
+            return
+        yield place, fact
+        place += not fact.supposed
 
 
 def _selected(policy: RetentionPolicy, judged: Sequence[Fact], read_at: datetime | None) -> Kept:
@@ -141,11 +157,8 @@ def _selected(policy: RetentionPolicy, judged: Sequence[Fact], read_at: datetime
 def _last(policy: RetentionPolicy, judged: Sequence[Fact]) -> Kept:
     if policy.keep_last is None:
         return
-    most = _number(policy.keep_last)
-    for position, fact in enumerate(judged, 1):
-        if most is not None and position > most:
-            break
-        yield fact, Reason(ReasonKind.KEEP_LAST, f"number {position} of the newest {policy.keep_last}")
+    for place, fact in _placed(judged, _number(policy.keep_last)):
+        yield fact, Reason(ReasonKind.KEEP_LAST, f"number {place} of the newest {policy.keep_last}")
 
 
 def _one_of_each(
@@ -163,14 +176,15 @@ def _one_of_each(
             break
         name = period(fact.at.astimezone(UTC))
         if name != last:
-            last, seen = name, seen + 1
+            if not fact.supposed:
+                last, seen = name, seen + 1
             yield fact, Reason(kind, f"the newest of {name}")
 
 
 def _best(best: KeepBest, judged: Sequence[Fact]) -> Kept:
-    for position, fact in enumerate(best_of(judged, best, best.n), 1):
+    for place, fact in _placed(best_of(judged, best, len(judged)), best.n):
         value = finite_value(fact.metrics, best.metric)
-        text = f"number {position} of the best {best.n} by {best.metric} ({best.mode}): {value:.6g}"
+        text = f"number {place} of the best {best.n} by {best.metric} ({best.mode}): {value:.6g}"
         yield fact, Reason(ReasonKind.KEEP_BEST, text)
 
 
@@ -226,15 +240,15 @@ def protected(run: RunFacts) -> dict[str, list[Reason]]:
     """
     reasons: dict[str, list[Reason]] = {}
     healthy = healthy_first(run.facts)
-    newest = {fact.id for fact in healthy[:HEALTHY_POINTS]}
-    proven = [fact.id for fact in healthy if fact.proven][:PROVEN_POINTS]
+    newest = {fact.id for _, fact in _placed(healthy, HEALTHY_POINTS)}
+    proven = {fact.id: place for place, fact in _placed((fact for fact in healthy if fact.proven), PROVEN_POINTS)}
     copied = newest_copied(run)
     for fact in run.facts:
         found = list(_protecting_reasons(fact, run))
         if fact.id in newest:
             found.append(Reason(ReasonKind.NEWEST_HEALTHY, "one of the two newest healthy points"))
         elif fact.id in proven:
-            which = "the newest proven point" if fact.id == proven[0] else "one of the two newest proven points"
+            which = "the newest proven point" if proven[fact.id] == 1 else "one of the two newest proven points"
             found.append(Reason(ReasonKind.NEWEST_PROVEN, which))
         elif fact.healthy and len(proven) < PROVEN_POINTS:
             found.append(
@@ -263,12 +277,11 @@ def healthy_first(facts: Sequence[Fact]) -> list[Fact]:
 def newest_copied(run: RunFacts) -> set[str]:
     """What a launch would resume from in each store beside the primary while the primary is unavailable: copies lag
     behind, and the newest points may all be missing there."""
-    newest: dict[int, Fact] = {}
-    for fact in run.facts:
+    copied: dict[int, list[Fact]] = {}
+    for fact in sorted(run.facts, key=lambda fact: (fact.step, fact.attempt), reverse=True):
         for store_id in fact.copied_to if fact.healthy and fact.on_line else ():
-            if store_id not in newest or (fact.step, fact.attempt) > (newest[store_id].step, newest[store_id].attempt):
-                newest[store_id] = fact
-    return {fact.id for fact in newest.values()}
+            copied.setdefault(store_id, []).append(fact)
+    return {fact.id for facts in copied.values() for _, fact in _placed(facts, 1)}
 
 
 def _protecting_reasons(fact: Fact, run: RunFacts) -> list[Reason]:
@@ -328,29 +341,17 @@ def _reasons(policy: RetentionPolicy | None, run: RunFacts) -> dict[str, list[Re
 
 
 def _were_they_whole(policy: RetentionPolicy | None, run: RunFacts, stays: Collection[str]) -> dict[str, list[Reason]]:
-    """By id, of the corrupt ones that do not stay as it is: why they would, were they whole.
-
-    Of several any one may be whole again and the others lost, so those that were found to stay are taken out, and the
-    rest is judged anew, until none is found.
-    """
+    """By id, of the corrupt ones that do not stay as it is: why it would, were it alone of them whole."""
     marked = [fact for fact in run.facts if fact.health is Health.CORRUPT and fact.id not in stays]
     if policy is None or not marked:
         return {}
-    others = [fact for fact in run.facts if fact.healthy]
-    kept: dict[str, list[Reason]] = {}
-    while marked:
-        as_if = [*others, *(replace(fact, health=Health.OK, proven=True) for fact in marked)]
-        found = _reasons(policy, replace(run, facts=as_if))
-        again = [fact for fact in marked if fact.id not in found]
-        if len(again) == len(marked):
-            break
-        for fact in marked:
-            if fact.id in found:
-                kept[fact.id] = [
-                    Reason(reason.kind, f"{reason.detail}, if its bytes turn up whole") for reason in found[fact.id]
-                ]
-        marked = again
-    return kept
+    supposed = [replace(fact, health=Health.OK, proven=True, supposed=True) for fact in marked]
+    found = _reasons(policy, replace(run, facts=[*(fact for fact in run.facts if fact.healthy), *supposed]))
+    return {
+        fact.id: [Reason(reason.kind, f"{reason.detail}, if its bytes turn up whole") for reason in found[fact.id]]
+        for fact in supposed
+        if fact.id in found
+    }
 
 
 def only_for_want_of_a_metric(decisions: Sequence[Decision]) -> int:
