@@ -86,6 +86,16 @@ def test_a_policy_that_changed_refuses_the_whole_plan(service: RunningService, h
     assert set(states(service).values()) == {"committed"}
 
 
+def test_a_policy_that_was_deleted_and_put_anew_is_not_the_one_that_was_seen(service: RunningService) -> None:
+    Job(service.http()).save(1)
+    seen = put_policy(service, keep_last=3)
+    answer(service.http().delete(f"{RUN}/policies/retention", headers={"If-Match": seen["etag"]}))
+    anew = put_policy(service, keep_last=5)
+    with refused("edit_conflict"):
+        put_policy(service, seen["etag"], keep_last=1)
+    assert put_policy(service, anew["etag"], keep_last=1)["document"] == {"keep_last": 1}
+
+
 @pytest.mark.rule("apply-what-was-shown")
 def test_what_came_in_between_stays_and_says_why(service: RunningService) -> None:
     job = Job(service.http())

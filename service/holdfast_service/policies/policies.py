@@ -48,7 +48,8 @@ class StoredPolicy:
 
     @property
     def etag(self) -> str:
-        return f'"{self.version}"'
+        """With the moment in it: one that is put after a deletion has version 1 again."""
+        return f'"{self.version}-{self.updated_at:%Y%m%dT%H%M%S.%f}"'
 
     @classmethod
     def of(cls, row: Policy) -> StoredPolicy:

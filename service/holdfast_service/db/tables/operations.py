@@ -76,7 +76,7 @@ class Policy(Table):
     run_id: Mapped[str] = mapped_column(Text, default="", server_default="")
     kind: Mapped[str] = mapped_column(Text)
     document: Mapped[dict[str, Any]] = mapped_column(Document)
-    version: Mapped[int] = mapped_column(Integer, default=1)  # the ETag
+    version: Mapped[int] = mapped_column(Integer, default=1)  # with `updated_at` the ETag
     updated_at: Mapped[datetime] = mapped_column(Moment)
     updated_by: Mapped[str] = mapped_column(Text)
     __table_args__ = (UniqueConstraint("project_id", "run_id", "kind"),)
