@@ -152,6 +152,16 @@ def test_a_large_call_that_was_refused_long_before_silences_nothing(service: Run
     assert told(service) == [("reached", "bytes"), ("near", "bytes"), ("reached", "bytes")]
 
 
+def test_a_quota_that_refused_while_nothing_was_used_is_relieved_by_a_call_that_fits(service: RunningService) -> None:
+    limit(service, quota_bytes=100)
+    save = Job(service.http()).begin(1)
+    with refused("quota_exceeded"):
+        save.negotiate(0, [b"x" * 101])
+    assert told(service) == told(service) == [("reached", "bytes")]
+    save.upload(0, [b"x" * 60])
+    assert told(service) == told(service) == [("reached", "bytes"), ("relieved", "bytes")]
+
+
 def test_a_changed_quota_is_told_of_at_once(service: RunningService) -> None:
     http = service.http()
     limit(service)

@@ -3,7 +3,7 @@ row, with the quota that it was told of.
 
 A hard quota is reached when all of it is used, and also when it has refused a call: what is left may be less than any
 save needs. It is relieved well below where it was near, so that one checkpoint more or less does not tell it again, and
-after a refusal not before less is used than then.
+after a refusal not before less is used than then. Where nothing was used then, it is relieved when a call has fitted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def level_of(used: int, quota: int, before: Level, refused_at: int | None = None
         return Level.REACHED
     if used >= NEAR_SHARE * quota:
         return max(before, Level.NEAR)
-    relieved_below = RELIEVED_SHARE * quota if refused_at is None else min(RELIEVED_SHARE * quota, refused_at)
+    relieved_below = RELIEVED_SHARE * quota
+    if refused_at is not None and not refused_at == 0 < used:
+        relieved_below = min(relieved_below, refused_at)
     return before if used >= relieved_below else Level.CALM
 
 
