@@ -80,6 +80,32 @@ def test_what_saves_cost_and_what_ended_the_attempts_make_the_interval(service: 
     assert advice(service)["steps"] == round(2.0 * found["interval_seconds"])
 
 
+def test_after_a_rollback_the_newest_saves_count_and_not_those_with_the_largest_steps(
+    service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save_advice, "_SAVES", 2)
+    job = Job(service.http())
+    for step in (100, 200, 300):
+        save(job, clock, step, blocked=(9.0,), durable=5)
+    job.end("failed")
+    back = Job(service.http(), after=1)
+    for step in (50, 60):
+        save(back, clock, step, blocked=(1.0,), durable=5)
+    assert advice(service)["blocked_seconds"] == 1.0
+
+
+def test_one_long_standstill_does_not_raise_the_interval(service: RunningService, clock: Clock) -> None:
+    job = Job(service.http())
+    for step in range(5):
+        save(job, clock, step, blocked=(2.0,), durable=5)
+    before = advice(service)
+    save(job, clock, 5, blocked=(3600.0,), durable=5)
+    assert advice(service)["blocked_seconds"] == before["blocked_seconds"] == 2.0
+    for step in (6, 7):
+        save(job, clock, step, blocked=(60.0,), durable=5)
+    assert advice(service)["blocked_seconds"] == (5 * 2.0 + 3 * 60.0) / 8, "what comes again is a cost"
+
+
 def test_an_attempt_that_saved_when_it_was_told_to_go_has_lost_nothing(service: RunningService, clock: Clock) -> None:
     job = Job(service.http())
     train(job, clock, HOUR, 100)

@@ -26,6 +26,8 @@ SPREAD = 0.4
 and would be learned as if it were not."""
 EXPONENTIAL_UPTIMES = 10
 """So many uptimes are taken as seen with the mean at hand, exponential: the distribution while little was seen."""
+EXCEPTIONS = 0.1
+"""The share of the saves whose blocked time is taken for an exception: one long standstill is no cost of each save."""
 _TRIES = 20
 """Intervals that are compared, evenly by their ratio; then as many again around the best of them."""
 
@@ -339,10 +341,17 @@ def _save_cost(session: Session, run_ids: Sequence[str]) -> tuple[SaveCost | Non
     saves = [save for run_id in run_ids for save in _saves(session, run_id, _SAVES // len(run_ids))]
     if not saves:
         return None, 0
-    # What blocks is paid each time, so its mean. One save that waited for an outage is an exception.
-    blocked = fmean(save.blocked_seconds for save in saves)
+    # What blocks is paid each time, so its mean. One save that waited for an outage is an exception, on both ways.
+    blocked = _usual_mean([save.blocked_seconds for save in saves])
     durable = median((save.committed_at - save.created_at).total_seconds() for save in saves)
     return SaveCost(blocked, max(0.0, durable)), len(saves)
+
+
+def _usual_mean(values: Sequence[float]) -> float:
+    """The mean, with the largest tenth, at least one, counted as the largest of the others."""
+    exceptions = math.ceil(len(values) * EXCEPTIONS)
+    most = sorted(values)[max(0, len(values) - exceptions - 1)]
+    return fmean(min(value, most) for value in values)
 
 
 def _saves(session: Session, run_id: str, most: int) -> Sequence[Row[*tuple[Any, ...]]]:
@@ -354,7 +363,8 @@ def _saves(session: Session, run_id: str, most: int) -> Sequence[Row[*tuple[Any,
             Checkpoint.pushed_by.is_(None),  # a late save waited in a spool
             Checkpoint.blocked_seconds.is_not(None),
         )
-        .order_by(Checkpoint.step.desc())
+        # Not by the step alone: after a rollback the branch that was left has the largest ones.
+        .order_by(Checkpoint.attempt_number.desc(), Checkpoint.step.desc())
         .limit(most)
     ).all()
 
