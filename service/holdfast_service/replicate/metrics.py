@@ -131,7 +131,8 @@ class _Drill:
 
 def _last_drills(session: Session) -> dict[tuple[str, str], _Drill]:
     """By run id and store, the one that ended last, of the MOST_RUNS_TOLD newest; those that were cancelled say
-    nothing. What is started alike has one fingerprint, with the store in it: of each the last is read."""
+    nothing, and of a deleted run there is nothing to tell. What is started alike has one fingerprint, with the store in
+    it: of each the last is read."""
     place = func.row_number().over(partition_by=Operation.fingerprint, order_by=Operation.ended_at.desc())
     ranked = (
         select(Operation.id, place.label("place"))
@@ -141,12 +142,13 @@ def _last_drills(session: Session) -> dict[tuple[str, str], _Drill]:
     newest = (
         select(Operation.run_id, Operation.arguments, Operation.state, Operation.ended_at)
         .join(ranked, ranked.c.id == Operation.id)
-        .where(ranked.c.place == 1)
+        .join(Run, Run.id == Operation.run_id)
+        .where(ranked.c.place == 1, Run.deleted_at.is_(None))
         .order_by(Operation.ended_at.desc(), Operation.id)
     )
     found: dict[tuple[str, str], _Drill] = {}
     for run_id, arguments, state, ended_at in session.execute(newest).all():
-        if len(found) < MOST_RUNS_TOLD and run_id is not None and ended_at is not None:
+        if len(found) < MOST_RUNS_TOLD and ended_at is not None:
             store = arguments.get("store", StoreRole.SECOND.value)
             found.setdefault((run_id, store), _Drill(state, ended_at))
     return found

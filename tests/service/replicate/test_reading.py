@@ -264,6 +264,15 @@ def test_a_drill_from_the_first_store_lets_none_from_the_second_be_forgotten(
     assert _drills_told(service) == {"primary": 1.0, "second": 0.0}
 
 
+def test_the_failed_drill_of_a_deleted_run_is_told_no_more(service: RunningService) -> None:
+    with Client(ClientSettings(url=service.url, token=service.token())) as client:
+        save_little_checkpoint(client, "demo")
+    assert _drill(service, run="doctor")["state"] == "failed", "nothing was copied"
+    path = "/v1/projects/demo/runs/doctor"
+    answer(service.http().request("DELETE", path, json={}, headers={"If-Match": "*"}))
+    assert _drills_told(service) == {}
+
+
 def _drills_told(service: RunningService) -> dict[str, float]:
     """Of the run `doctor`: by store, whether the last one went well."""
     told = re.findall(
