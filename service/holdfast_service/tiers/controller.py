@@ -43,7 +43,6 @@ class TiersReport(ReconcileReport):
 
 def reconcile(context: ServiceContext) -> TiersReport:
     """Works for about one interval, or until nothing is due."""
-    ends_at = time.monotonic() + context.settings.controller_interval_seconds * EVERY_ROUNDS
     limit = ReadRateLimit(context.settings.copy_bytes_per_second)
 
     def go_on() -> bool:
@@ -61,6 +60,8 @@ def reconcile(context: ServiceContext) -> TiersReport:
     error = thawed.error
     cold: set[str] = set()
     refusal = _refusal(context) if due else None
+    # From here on: thaws, and what it took to find the work, take nothing from doing it.
+    ends_at = time.monotonic() + context.settings.controller_interval_seconds * EVERY_ROUNDS
     for checkpoint_id, target in due if refusal is None else ():
         if not go_on():
             break

@@ -3,6 +3,8 @@ and in a bucket with archive classes."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from sqlalchemy import update
 
@@ -12,7 +14,7 @@ from holdfast_service.db.tables.core import Checkpoint, Copy
 from holdfast_service.db.tables.operations import CheckpointCopy
 from holdfast_service.tiers.rules import decide
 from tests.support.rank import Job, answer
-from tests.support.tiers import DAY, HOUR, Cold, weights
+from tests.support.tiers import DAY, HOUR, IN_A_FOLDER, Cold, weights
 
 
 def test_labels_kinds_pins_and_the_newest_stay_hot(cold: Cold) -> None:
@@ -83,6 +85,23 @@ def test_what_an_attempt_was_told_to_resume_from_after_the_decision_stays_until_
     cold.advance(HOUR)
     cold.round()
     assert cold.tier(1) == "cold"
+
+
+@IN_A_FOLDER
+def test_a_pass_whose_time_went_into_decisions_cools_something_nevertheless(
+    cold: Cold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold.aged()
+    seconds = [0.0]
+
+    def decide_slowly(context: ServiceContext) -> int:
+        seconds[0] += DAY
+        return decide(context)
+
+    monkeypatch.setattr(holdfast_service.tiers.controller, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    monkeypatch.setattr(holdfast_service.tiers.controller, "decide", decide_slowly)
+    cold.round()
+    assert cold.tier(1) == "cold", "the time was over before the first chunk"
 
 
 @pytest.mark.rule("present-is-referenced")
