@@ -38,7 +38,7 @@ class ReplicateReport(ReconcileReport):
 
 
 def reconcile(context: ServiceContext) -> ReplicateReport:
-    """Copies for about one interval, or until nothing is due."""
+    """Copies for about one interval, or until nothing is due; at least the first chunk that is due."""
     second = context.attached(StoreRole.SECOND)
     if second is None:
         return ReplicateReport()
@@ -46,10 +46,9 @@ def reconcile(context: ServiceContext) -> ReplicateReport:
         attached.watch.refresh()
     judged = judge(context, second.store_id)
     reopened = reopen_damaged(context, second.store_id)
-    ends_at = time.monotonic() + max(context.settings.controller_interval_seconds, _SHORTEST_ROUND_SECONDS)
     limit = ReadRateLimit(context.settings.copy_bytes_per_second)
     done = failed = copied_bytes = 0
-    error = f"The second store is unavailable: {second.watch.reason}" if second.watch.unavailable else None
+    error: str | None = None
     whole: list[str] = []
 
     def go_on() -> bool:
@@ -58,16 +57,18 @@ def reconcile(context: ServiceContext) -> ReplicateReport:
     with context.database.read() as session:
         statement = due(second.store_id, database_now(session)).limit(_CHECKPOINTS_AT_ONCE)
         checkpoint_ids = [row.CheckpointCopy.checkpoint_id for row in session.execute(statement)]
-    for checkpoint_id in checkpoint_ids:
-        if not go_on():
-            break
+    # From here on: what it took to find the work takes nothing from doing it.
+    ends_at = time.monotonic() + max(context.settings.controller_interval_seconds, _SHORTEST_ROUND_SECONDS)
+    for checkpoint_id in () if second.watch.unavailable else checkpoint_ids:
         copied = copy_checkpoint(context, second, checkpoint_id, on_bytes=limit.acquire, go_on=go_on)
         done, failed, copied_bytes = done + copied.chunks, failed + copied.failed, copied_bytes + copied.bytes
         error = copied.error or error
         if copied.whole:
             whole.append(checkpoint_id)
-        if copied.target_failed:
+        if copied.target_failed or not go_on():
             break
+    if second.watch.unavailable:
+        error = error or f"The second store is unavailable: {second.watch.reason}"
     return ReplicateReport(
         done=done,
         failed=failed,

@@ -127,15 +127,21 @@ def copy_checkpoint(
     on_bytes: Callable[[int], None],
     go_on: Callable[[], bool],
 ) -> Copied:
-    """Until nothing is left that this process can take, or `go_on` says no. Settles the checkpoint's row."""
+    """Until nothing is left that this process can take, or `go_on` says no. Settles the checkpoint's row.
+
+    The first chunk is tried before `go_on` is asked: a pass whose time is over when it has found its work would never
+    do any, and would look like one that had nothing to do."""
     copied = Copied()
     passed: set[int] = set()
+    first: int | None = None
 
     def take(chunk_id: int) -> Copied:
-        return _copy_chunk(context, target, chunk_id, on_bytes) if go_on() and not copied.target_failed else Copied()
+        if copied.target_failed or not (chunk_id == first or go_on()):
+            return Copied()
+        return _copy_chunk(context, target, chunk_id, on_bytes)
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="holdfast-copy") as threads:
-        while go_on() and not copied.target_failed:
+        while first is None or (go_on() and not copied.target_failed):
             with context.database.read() as session:
                 now = database_now(session)
                 chunk_ids = chunks_to_take(
@@ -143,11 +149,15 @@ def copy_checkpoint(
                 )
             if not chunk_ids:
                 break
+            first = first or chunk_ids[0]
             passed.update(chunk_ids)
             for each in threads.map(take, chunk_ids):
                 copied.add(each)
-    if any(attached.watch.unavailable for attached in context.stores):
-        copied.store_unavailable = True
+    for attached in context.stores:
+        if attached.watch.unavailable:
+            copied.store_unavailable = True
+            if copied.refused:
+                copied.error = copied.error or f"The {attached.role} store is unavailable: {attached.watch.reason}"
     context.database.run(lambda session: _settle(session, target, checkpoint_id, copied))
     return copied
 
@@ -170,7 +180,10 @@ def _copy_chunk(
         [failed] = [attached for attached in context.stores if attached.store_id == failure.store_id]
         failed.watch.doubt()
         return Copied(failed=1, error=f"The {failed.role} store: {failure}", target_failed=failed is target)
-    return Copied(chunks=1, bytes=task.stored_bytes) if settled else Copied()
+    if not settled:
+        _log.warning("copy_too_slow", digest=task.digest, store=target.role.value)
+        return Copied(error=f"the chunk {task.digest} took longer to copy than its lease")
+    return Copied(chunks=1, bytes=task.stored_bytes)
 
 
 def _settle(session: Session, target: AttachedStore, checkpoint_id: str, copied: Copied) -> None:

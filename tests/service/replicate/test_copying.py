@@ -12,6 +12,7 @@ import holdfast_service.collect.controller
 import holdfast_service.copies.copy_chunk as copying
 from holdfast_protocol.states import CopyState, StoreRole
 from holdfast_service.copies.predicates import object_key
+from holdfast_service.db import lease
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.db.tables.operations import CheckpointCopy
 from tests.service.conftest import Clock
@@ -95,6 +96,27 @@ def test_a_worker_whose_lease_is_over_writes_no_more(service: RunningService, sa
     with pytest.raises(copying.LeaseOverError):
         copying.move_bytes(service.context, late)
     assert not objects_in(service, SECOND)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_copy_whose_lease_ended_while_it_was_written_is_told(
+    service: RunningService, saved: dict[str, Any], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = copying.settle_copy
+
+    def late(context: Any, task: Any, moved: Any) -> bool:
+        clock.advance(context.settings.chunk_lease_seconds + 60)
+        with context.database.transaction() as session:
+            taken = lease.claim(session, Copy, Copy.id == task.copy_id, seconds=60)
+        assert taken is not None
+        return real(context, task, moved)
+
+    monkeypatch.setattr(copying, "settle_copy", late)
+    report = replicate(service)
+    assert report.done == 0
+    assert report.error is not None
+    assert "took longer to copy than its lease" in report.error
+    assert not report.whole
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -3,9 +3,11 @@ nothing of what is purged meanwhile (rules row-before-copy and record-outbox).""
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,6 +73,36 @@ def test_a_second_store_that_is_unavailable_is_told_and_tried_again_and_blocks_n
     assert attached is not None
     attached.watch.reconcile()
     assert set(replicate(service).whole) == {saved["id"], later["id"]}
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_first_store_that_is_unavailable_is_told_by_the_pass_that_could_read_nothing(
+    service: RunningService, saved: dict[str, Any], tmp_path: Path
+) -> None:
+    first = service.context.stores[0].watch
+    (tmp_path / "store").rename(tmp_path / "not mounted")
+    first.reconcile()
+    report = replicate(service)
+    assert report.error is not None
+    assert "primary store is unavailable" in report.error
+    assert row_of(service, saved["id"]).error == report.error
+    (tmp_path / "not mounted").rename(tmp_path / "store")
+    first.reconcile()
+    report = replicate(service)
+    assert (report.whole, report.error) == ((saved["id"],), None)
+    assert row_of(service, saved["id"]).error is None
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_pass_whose_time_went_into_finding_its_work_does_some_of_it_nevertheless(
+    service: RunningService, saved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A catalog, or a machine, that answers slowly: each look at the clock is later than a whole pass."""
+    slow = SimpleNamespace(monotonic=itertools.count(step=3600.0).__next__)
+    monkeypatch.setattr(holdfast_service.replicate.controller, "time", slow)
+    passes = [replicate(service) for _ in range(2)]
+    assert [each.done for each in passes] == [1, 1], "the time was over before the first chunk, in each pass"
+    assert passes[-1].whole == (saved["id"],)
 
 
 def test_what_is_in_the_second_store_does_not_count_against_the_jobs_quota(
