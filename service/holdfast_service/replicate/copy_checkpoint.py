@@ -20,6 +20,7 @@ from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.copy_chunk import (
+    CopyTask,
     LeaseOverError,
     SourceBadError,
     StoreFailedError,
@@ -28,6 +29,7 @@ from holdfast_service.copies.copy_chunk import (
     copy_now,
 )
 from holdfast_service.copies.predicates import is_in
+from holdfast_service.copies.read_back import pause_before_look
 from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Run, Shard
@@ -165,9 +167,12 @@ def copy_checkpoint(
 def _copy_chunk(
     context: ServiceContext, target: AttachedStore, chunk_id: int, on_bytes: Callable[[int], None]
 ) -> Copied:
-    task = context.database.run(lambda session: begin_copy(session, context, chunk_id, target.store_id))
-    if task is None:
-        return Copied(refused=1)
+    def begin(session: Session) -> CopyTask | str | None:
+        return _spoiled_lately(session, chunk_id, target) or begin_copy(session, context, chunk_id, target.store_id)
+
+    task = context.database.run(begin)
+    if task is None or isinstance(task, str):
+        return Copied(refused=1, error=task)
     try:
         settled = copy_now(context, task, on_bytes)
     except LeaseOverError as failure:
@@ -184,6 +189,26 @@ def _copy_chunk(
         _log.warning("copy_too_slow", digest=task.digest, store=target.role.value)
         return Copied(error=f"the chunk {task.digest} took longer to copy than its lease")
     return Copied(chunks=1, bytes=task.stored_bytes)
+
+
+def _spoiled_lately(session: Session, chunk_id: int, target: AttachedStore) -> str | None:
+    """Why the chunk is not to be written there now: what was written before is not what the store has. Each try leaves
+    an object for the collector, whatever checkpoint it was for. One may be an accident; after more the pause grows."""
+    spoiled, newest = session.execute(
+        select(func.count(), func.max(Copy.created_at)).where(
+            Copy.chunk_id == chunk_id,
+            Copy.store_id == target.store_id,
+            Copy.state == CopyState.BAD,
+            Copy.bad_at.is_(None),  # what was good once and then rotted is a repair
+        )
+    ).one()
+    # What is dated later than now a clock has written that was ahead.
+    if spoiled < 2 or not newest <= (now := database_now(session)) < newest + (pause := pause_before_look(spoiled - 1)):
+        return None
+    return (
+        f"The {target.role} store has spoiled a chunk {spoiled} times: what it has is not what was written. The next "
+        f"try is in {round((newest + pause - now).total_seconds())} s."
+    )
 
 
 def _settle(session: Session, target: AttachedStore, checkpoint_id: str, copied: Copied) -> None:

@@ -15,10 +15,12 @@ from holdfast_service.copies.predicates import object_key
 from holdfast_service.db import lease
 from holdfast_service.db.tables.core import Copy
 from holdfast_service.db.tables.operations import CheckpointCopy
+from holdfast_service.replicate.copy_checkpoint import RETRY_SECONDS
+from holdfast_service.stores.base import ObjectMismatch
 from tests.service.conftest import Clock
 from tests.support.death import Killed, kill
 from tests.support.interleave import hold_after, overlap
-from tests.support.rank import digest_of
+from tests.support.rank import Job, digest_of
 from tests.support.replicated import CONTENT, SECOND, begin, file_of, objects_in, put_policy, replicate
 from tests.support.rot import attached, copies_of, flip, overwrite, states_of
 from tests.support.service import RunningService
@@ -150,6 +152,27 @@ def test_other_bytes_under_the_copys_key_are_not_believed(service: RunningServic
     bad, good = copies_of(service, CONTENT, SECOND)
     assert (bad.state, good.state) == (CopyState.BAD, CopyState.VERIFIED)
     assert file_of(service, SECOND, good).read_bytes() == CONTENT
+
+
+def test_a_store_that_spoils_what_is_written_is_tried_more_and_more_seldom(
+    service: RunningService, saved: dict[str, Any], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try leaves an object there."""
+
+    def spoil(*_: Any) -> Any:
+        raise ObjectMismatch("it has other bytes")
+
+    Job(service.http(), "demo/other").save(1, content=CONTENT)  # asks for the same chunks
+    told = []
+    with monkeypatch.context() as patch:
+        patch.setattr(copying, "_write", spoil)
+        for _ in range(60):
+            told.append(replicate(service).error or "")
+            clock.advance(RETRY_SECONDS + 1)
+    assert 3 <= len(copies_of(service, CONTENT, SECOND)) <= 6, "each minute of this hour has left an object"
+    assert any("second store has spoiled a chunk 3 times" in each for each in told)
+    clock.advance(86400)
+    assert saved["id"] in replicate(service).whole
 
 
 @pytest.mark.rule("row-before-copy")
