@@ -488,12 +488,15 @@ def note_change(session: Session, what: str) -> None:
 
 
 def forget_long_gone(session: Session) -> None:
-    """Takes away the marks of processes that moved none for a month."""
-    newest = func.max(HistoryMark.moved_at)
+    """Takes away the marks of processes that moved none for a month before the newest mark of all. Not before now: by a
+    clock that was just put forward every process that lives is as old."""
+    newest = _newest_mark(session)
+    if newest is None:
+        return
     gone = (
         select(HistoryMark.memory_id)
         .group_by(HistoryMark.memory_id)
-        .having(newest < database_now(session) - _FORGOTTEN_AFTER)
+        .having(func.max(HistoryMark.moved_at) < newest - _FORGOTTEN_AFTER)
     )
     session.execute(
         delete(HistoryMark).where(HistoryMark.memory_id.in_(gone)),
@@ -504,10 +507,15 @@ def forget_long_gone(session: Session) -> None:
 def _has_forgotten(session: Session, newest_at: datetime) -> bool:
     """Whether it may be so with the marks of a process whose newest was moved then. The process that takes marks away
     moves one of its own in the same transaction, about a month later at the earliest; a database that went back to a
-    moment before it has none so late. What is dated later than now a clock has written that was ahead."""
-    dated = HistoryMark.moved_at <= database_now(session)
-    newest = session.scalar(select(func.max(HistoryMark.moved_at)).where(dated))
+    moment before it has none so late."""
+    newest = _newest_mark(session)
     return newest is not None and newest >= newest_at + _FORGOTTEN_AFTER - _KEPT_WITHIN
+
+
+def _newest_mark(session: Session) -> datetime | None:
+    """When it was moved. What is dated later than now a clock has written that was ahead."""
+    dated = HistoryMark.moved_at <= database_now(session)
+    return session.scalar(select(func.max(HistoryMark.moved_at)).where(dated))
 
 
 def _move(session: Session, memory_id: str, slot: int, number: int, acknowledged: int, *, moved_at: datetime) -> bool:
