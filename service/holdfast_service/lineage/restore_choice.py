@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, exists, select, true
+from sqlalchemy import Select, bindparam, exists, select, true
 from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.problems import ProblemCode
@@ -418,30 +418,52 @@ def newest_restore_points(session: Session, run_ids: Collection[str]) -> dict[st
 _TRIED_FIRST = 4
 
 
+_FIELDS = (
+    Checkpoint.id,
+    Checkpoint.attempt_number,
+    Checkpoint.step,
+    Checkpoint.world_size,
+    Checkpoint.state,
+    Checkpoint.health,
+    Checkpoint.tier,
+    Checkpoint.readable_until,
+    Checkpoint.digest,
+    Checkpoint.logical_bytes,
+    Checkpoint.committed_at,
+    Checkpoint.detached,
+)
+_ORDER = (Checkpoint.step.desc(), Checkpoint.attempt_number.desc(), Checkpoint.detached, Checkpoint.id)
+_NEWEST = select(*_FIELDS).order_by(*_ORDER).limit(_TRIED_FIRST)
+_NEWEST_OF_RUN = _NEWEST.where(Checkpoint.run_id == Run.id).correlate(Run).lateral("newest")
+_NEWEST_OF_RUNS = (
+    select(Run.id.label("run_id"), _NEWEST_OF_RUN)
+    .join(_NEWEST_OF_RUN, true())
+    .where(Run.id.in_(bindparam("run_ids", expanding=True)))
+)
+_RESUMED_FROM = aliased(Checkpoint)
+_ATTEMPTS_OF_RUNS = (
+    select(
+        Attempt.run_id,
+        Attempt.number,
+        Attempt.cut_at,
+        Attempt.last_step,
+        _RESUMED_FROM.attempt_number,
+        _RESUMED_FROM.step,
+        _RESUMED_FROM.id,
+    )
+    .outerjoin(_RESUMED_FROM, _RESUMED_FROM.id == Attempt.resumed_from_id)
+    .where(Attempt.run_id.in_(bindparam("run_ids", expanding=True)))
+)
+"""Made once: to make these takes as long as to run them."""
+
+
 def _newest_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, list[Any]]:
     """By run id, its newest checkpoints in the order of `_candidates`, those fields that a choice without a reason
     needs."""
-    fields = (
-        Checkpoint.id,
-        Checkpoint.attempt_number,
-        Checkpoint.step,
-        Checkpoint.world_size,
-        Checkpoint.state,
-        Checkpoint.health,
-        Checkpoint.tier,
-        Checkpoint.readable_until,
-        Checkpoint.digest,
-        Checkpoint.logical_bytes,
-        Checkpoint.committed_at,
-        Checkpoint.detached,
-    )
-    order = (Checkpoint.step.desc(), Checkpoint.attempt_number.desc(), Checkpoint.detached, Checkpoint.id)
-    newest = select(*fields).order_by(*order).limit(_TRIED_FIRST)
     if dialect_of(session) == "sqlite":  # which has no LATERAL, and no way to it either
-        return {run_id: list(session.execute(newest.where(Checkpoint.run_id == run_id))) for run_id in run_ids}
-    of_run = newest.where(Checkpoint.run_id == Run.id).correlate(Run).lateral("newest")
+        return {run_id: list(session.execute(_NEWEST.where(Checkpoint.run_id == run_id))) for run_id in run_ids}
     found: dict[str, list[Any]] = {run_id: [] for run_id in run_ids}
-    for row in session.execute(select(Run.id.label("run_id"), of_run).join(of_run, true()).where(Run.id.in_(run_ids))):
+    for row in session.execute(_NEWEST_OF_RUNS, {"run_ids": list(run_ids)}):
         found[row.run_id].append(row)
     for rows in found.values():
         rows.sort(key=lambda row: (-row.step, -row.attempt_number, row.detached, row.id))
@@ -471,20 +493,7 @@ def line_of_run(session: Session, run_id: str, *, also_uncommitted: bool = False
 
 
 def _lines_of_runs(session: Session, run_ids: Collection[str], *, also_uncommitted: bool = False) -> dict[str, Line]:
-    parent = aliased(Checkpoint)
-    rows = session.execute(
-        select(
-            Attempt.run_id,
-            Attempt.number,
-            Attempt.cut_at,
-            Attempt.last_step,
-            parent.attempt_number,
-            parent.step,
-            parent.id,
-        )
-        .outerjoin(parent, parent.id == Attempt.resumed_from_id)
-        .where(Attempt.run_id.in_(run_ids))
-    )
+    rows = session.execute(_ATTEMPTS_OF_RUNS, {"run_ids": list(run_ids)})
     nodes: dict[str, list[AttemptNode]] = {run_id: [] for run_id in run_ids}
     for run_id, number, cut_at, last_step, parent_attempt, step, parent_id in rows:
         resumed_from = None if step is None else (parent_attempt, step)
@@ -497,11 +506,7 @@ def _candidates(
     session: Session, run_id: str, before_step: int | None, available: AvailableStores | None = None
 ) -> Iterator[Candidate]:
     """Newest step first; fetched in portions, for the choice mostly needs the first few of many thousands."""
-    statement: Select[Any] = (
-        select(Checkpoint)
-        .where(Checkpoint.run_id == run_id)
-        .order_by(Checkpoint.step.desc(), Checkpoint.attempt_number.desc(), Checkpoint.detached, Checkpoint.id)
-    )
+    statement: Select[Any] = select(Checkpoint).where(Checkpoint.run_id == run_id).order_by(*_ORDER)
     if before_step is not None:
         statement = statement.where(Checkpoint.step < before_step)
     rows = session.scalars(statement, execution_options={"yield_per": _ROWS_PER_FETCH})

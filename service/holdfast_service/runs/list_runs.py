@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, select, tuple_
+from sqlalchemy import ColumnElement, bindparam, select, tuple_
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page, RunName
@@ -139,25 +139,32 @@ def _newest() -> ColumnElement[bool]:
     return (Attempt.run_id == Run.id) & (Attempt.number == Run.latest_attempt)
 
 
+_NEWEST_STEP = (
+    select(Checkpoint.step)
+    .where(Checkpoint.run_id == Run.id, Checkpoint.state == CheckpointState.COMMITTED)
+    .order_by(Checkpoint.step.desc())
+    .limit(1)
+    .correlate(Run)
+    .scalar_subquery()
+)
+_NEWEST_OF_RUNS = (
+    select(Run.id, run_status(), _NEWEST_STEP, Attempt)
+    .outerjoin(Attempt, _newest())
+    .where(Run.id.in_(bindparam("run_ids", expanding=True)))
+)
+
+
 def _run_views(session: Session, runs: Sequence[Run]) -> list[RunView]:
     """The same few statements for however many runs, and whatever they have."""
+    if not runs:
+        return []
     ids = [run.id for run in runs]
     owners = {run.project_id for run in runs}
     names = dict(session.execute(select(Project.id, Project.name).where(Project.id.in_(owners))).all())
     sums = sums_of_runs(session, owners, ids)
-    newest_step = (
-        select(Checkpoint.step)
-        .where(Checkpoint.run_id == Run.id, Checkpoint.state == CheckpointState.COMMITTED)
-        .order_by(Checkpoint.step.desc())
-        .limit(1)
-        .correlate(Run)
-        .scalar_subquery()
-    )
     newest = {
         run_id: (status, step, attempt)
-        for run_id, status, step, attempt in session.execute(
-            select(Run.id, run_status(), newest_step, Attempt).outerjoin(Attempt, _newest()).where(Run.id.in_(ids))
-        )
+        for run_id, status, step, attempt in session.execute(_NEWEST_OF_RUNS, {"run_ids": ids})
     }
     points = newest_restore_points(session, [run.id for run in runs if newest[run.id][1] is not None])
     views = []
