@@ -19,6 +19,9 @@ belongs to no project and no run, and has no row. Its id is a secret of its make
 `POST   /v1/store-samples`              MakeSample -> SampleOffer
 `POST   /v1/store-samples/{id}/check`             -> SampleChecked
 `DELETE /v1/store-samples/{id}`
+
+The proxy on the way to a store is chosen here too, by HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY (also in lower
+case). The libraries differ in what they read, and service and clients must reach a store in the same way.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 from pydantic import Field, StringConstraints
 
@@ -276,3 +281,32 @@ class StoreSweep(Reply):
 class SweepReport(Reply):
     stores: list[StoreSweep]
     problems: list[str] = Field(default_factory=list, description="Stores that could not be swept, and why.")
+
+
+_NEVER_BY_PROXY = ("localhost", "metadata.google.internal", "169.254.169.254", "::1")
+"""This machine, and what a cloud tells it of itself."""
+
+
+def proxy_for(url: str) -> str | None:
+    """The proxy that requests to `url` go by; None: they go directly. Raises ValueError if it is no URL."""
+    parts = urlsplit(url)
+    proxies = getproxies_environment()
+    host = parts.hostname or ""
+    if host in _NEVER_BY_PROXY or host.startswith("127."):
+        return None
+    if proxy_bypass_environment(parts.netloc.rpartition("@")[2], proxies):
+        return None
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy:
+        return None
+    found = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    if found.scheme not in {"http", "https"} or not found.hostname:
+        raise ValueError("HTTPS_PROXY, HTTP_PROXY or ALL_PROXY is no http:// or https:// URL; correct it")
+    return found.geturl()
+
+
+def split_login(proxy: str) -> tuple[str, str | None]:
+    """The proxy's URL without its login, and the login, `user:password`."""
+    parts = urlsplit(proxy)
+    login = None if parts.username is None else f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", login

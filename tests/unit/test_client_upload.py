@@ -52,6 +52,36 @@ def test_an_absolute_url_goes_where_it_says():
     assert not service.seen
 
 
+def test_a_chunk_goes_by_the_proxy_that_the_environment_names_and_not_to_what_it_leaves_out(monkeypatch):
+    for name in ("HTTP_PROXY", "ALL_PROXY", "NO_PROXY", "REQUEST_METHOD"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    with scripted(in_turn(Reply(200))) as proxy, scripted(in_turn(Reply(200))) as here:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url.replace("http://", "http://user:p%40ss@"))
+        put(here, url="http://store.invalid/bucket/key?sig=1")
+        put(here)
+        (seen,) = proxy.seen
+        assert (seen.headers["host"], seen.headers["proxy-authorization"]) == ("store.invalid", "Basic dXNlcjpwQHNz")
+        assert seen.body == BODY
+        assert len(here.seen) == 1, "this machine is reached directly"
+        monkeypatch.setenv("NO_PROXY", ".invalid")
+        with pytest.raises(errors.StoreUnavailable):
+            put(here, url="http://store.invalid/bucket/key?sig=1", retry_seconds=0)
+        assert len(proxy.seen) == 1
+
+
+def test_a_proxy_that_lets_nobody_through_is_named(monkeypatch):
+    for name in ("NO_PROXY", "no_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with scripted(in_turn(Reply(403))) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        with pytest.raises(errors.StoreUnavailable, match="The proxy on the way"):
+            put(proxy, url="https://store.invalid/bucket/key?sig=1", retry_seconds=0)
+        monkeypatch.setenv("HTTPS_PROXY", "socks5://127.0.0.1:9")
+        with pytest.raises(errors.ConfigurationError, match="HTTPS_PROXY"):
+            put(proxy, url="https://store.invalid/bucket/key?sig=1", retry_seconds=0)
+
+
 def test_an_empty_chunk_is_a_chunk():
     with scripted(in_turn(Reply(200))) as server:
         put(server, body=b"")

@@ -11,8 +11,8 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import cast
-from urllib.parse import urljoin
+from typing import Any, cast
+from urllib.parse import urljoin, urlsplit
 
 import urllib3
 from pydantic import ValidationError
@@ -25,6 +25,7 @@ from holdfast_client.chunks.workers import CoreLimit, usable_cores
 from holdfast_client.errors import (
     ChecksumMismatch,
     ChunkNotFound,
+    ConfigurationError,
     HoldfastError,
     ServiceUnavailable,
     StoreFull,
@@ -40,15 +41,16 @@ from holdfast_client.transport import Backoff, keep_queries_out_of_logs, may_pas
 from holdfast_protocol.checkpoints import StoreAnswer
 from holdfast_protocol.problems import Problem
 from holdfast_protocol.states import StoreRole
+from holdfast_protocol.stores import proxy_for, split_login
 
 
 class LiveConnections:
-    """The open connections of one PoolManager, which are made through this from here on, so that they can be cut.
+    """The open connections of PoolManagers, which are made through this from here on, so that they can be cut.
 
     A thread that sends to a stalled store sees no stop event before the time-out, and closing a pool closes only its
     idle connections."""
 
-    def __init__(self, manager: urllib3.PoolManager) -> None:
+    def __init__(self) -> None:
         live: weakref.WeakSet[HTTPConnection] = weakref.WeakSet()
         lock = threading.Lock()
         self._live, self._lock = live, lock
@@ -71,7 +73,10 @@ class LiveConnections:
         class SecurePool(HTTPSConnectionPool):
             ConnectionCls = Secure
 
-        manager.pool_classes_by_scheme = {"http": PlainPool, "https": SecurePool}
+        self._pools = {"http": PlainPool, "https": SecurePool}
+
+    def watch(self, manager: urllib3.PoolManager) -> None:
+        manager.pool_classes_by_scheme = self._pools
 
     def cut(self) -> None:
         """Threads that wait in a connection get an error at once. Idle connections are found dead on their next use,
@@ -80,8 +85,9 @@ class LiveConnections:
             open_sockets = [connection.sock for connection in self._live if connection.sock is not None]
         for each in open_sockets:
             # Not a TLS socket's own shutdown: it drops its keys first, and later sends would leave unencrypted.
+            # In a tunnel through a proxy with TLS, it is the socket to the proxy.
             with contextlib.suppress(OSError):
-                socket.socket.shutdown(each, socket.SHUT_RDWR)
+                socket.socket.shutdown(getattr(each, "socket", each), socket.SHUT_RDWR)
 
 
 USED_PART = 0.9
@@ -195,15 +201,41 @@ class SharedConnections:
         self.cores = CoreLimit(usable_cores())
         self.rate_limits = {StoreRole.PRIMARY: RateLimit(settings.max_bytes_per_second)}
         self.service_url = settings.url + "/"
-        self.http = urllib3.PoolManager(
-            num_pools=8,
-            maxsize=KEPT_CONNECTIONS,
-            retries=False,
-            ssl_context=tls,
-            # urllib3 also applies the connect time-out to each send. Bodies are sent in slices, so it bounds one slice.
-            timeout=urllib3.Timeout(connect=settings.timeout_seconds, read=settings.timeout_seconds),
-        )
-        self.live = LiveConnections(self.http)
+        self.live = LiveConnections()
+        self._tls = tls
+        # urllib3 also applies the connect time-out to each send. Bodies are sent in slices, so it bounds one slice.
+        self._timeout = urllib3.Timeout(connect=settings.timeout_seconds, read=settings.timeout_seconds)
+        self._by_origin: dict[str, urllib3.PoolManager] = {}
+
+    def to(self, url: str) -> urllib3.PoolManager:
+        """The connections to the server of `url`, through the proxy that the environment names for it. Raises
+        ConfigurationError if that is no URL."""
+        parts = urlsplit(url)
+        origin = f"{parts.scheme}://{parts.netloc}"
+        if (known := self._by_origin.get(origin)) is not None:
+            return known
+        try:
+            proxy = proxy_for(origin)
+        except ValueError as error:
+            raise ConfigurationError(f"{error}.") from None
+        options: dict[str, Any] = {
+            "maxsize": KEPT_CONNECTIONS,
+            "retries": False,
+            "ssl_context": self._tls,
+            "timeout": self._timeout,
+        }
+        if proxy is None:
+            made = urllib3.PoolManager(**options)
+        else:
+            address, login = split_login(proxy)
+            headers = urllib3.make_headers(proxy_basic_auth=login)
+            made = urllib3.ProxyManager(address, proxy_headers=headers, proxy_ssl_context=self._tls, **options)
+        self.live.watch(made)
+        return self._by_origin.setdefault(origin, made)  # two threads that come together get the same
+
+    def close(self) -> None:
+        for each in self._by_origin.values():
+            each.clear()
 
 
 class TransferPool:
@@ -262,9 +294,10 @@ class TransferPool:
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         response: urllib3.BaseHTTPResponse | None = None
         try:
-            response = self._shared.http.request(
+            target = urljoin(self._shared.service_url, url)
+            response = self._shared.to(target).request(
                 method,
-                urljoin(self._shared.service_url, url),
+                target,
                 headers=dict(headers),
                 body=cast("Iterable[bytes] | None", body),  # the stubs lack that a socket takes any buffer
                 preload_content=False,
@@ -279,6 +312,11 @@ class TransferPool:
                 raise StoreRefused(
                     "The store has a certificate that is not trusted. Set HOLDFAST_CA_FILE or SSL_CERT_FILE to your "
                     "authority's"
+                ) from None
+            if isinstance(error, urllib3.exceptions.ProxyError):
+                raise StoreUnavailable(
+                    f"The proxy on the way to the store does not let this machine through "
+                    f"({type(error.original_error).__name__}). Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
                 ) from None
             permit.timed_out = isinstance(error, urllib3.exceptions.ReadTimeoutError)
             # The error's text may hold the URL, and the URL is a secret.
@@ -296,4 +334,4 @@ class TransferPool:
         self._shared.live.cut()
 
     def close(self) -> None:
-        self._shared.http.clear()
+        self._shared.close()

@@ -13,19 +13,16 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 import urllib3
 
+from holdfast_protocol import stores
 from holdfast_service.stores.base import StoreError, StoreRefused, StoreUnavailable
 
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 60.0
 CONNECTIONS = 64
 _CA_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
-_NEVER_BY_PROXY = ("localhost", "metadata.google.internal", "169.254.169.254", "::1")
-"""This machine, and what a cloud tells it of itself."""
 # What OpenSSL calls an answer that is no TLS, by its version.
 _NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"}
 
@@ -44,20 +41,10 @@ def authorities() -> str | None:
 
 def proxy_for(url: str) -> str | None:
     """The proxy that requests to `url` go by; None: they go directly. StoreRefused if it is no URL."""
-    parts = urlsplit(url)
-    proxies = getproxies_environment()
-    host = parts.hostname or ""
-    if host in _NEVER_BY_PROXY or host.startswith("127."):
-        return None
-    if proxy_bypass_environment(parts.netloc.rpartition("@")[2], proxies):
-        return None
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if not proxy:
-        return None
-    found = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    if found.scheme not in {"http", "https"} or not found.hostname:
-        raise StoreRefused("HTTPS_PROXY, HTTP_PROXY or ALL_PROXY is no http:// or https:// URL; correct it")
-    return found.geturl()
+    try:
+        return stores.proxy_for(url)
+    except ValueError as error:
+        raise StoreRefused(str(error)) from None
 
 
 def connections(origin: str) -> urllib3.PoolManager:
@@ -71,11 +58,8 @@ def connections(origin: str) -> urllib3.PoolManager:
     proxy = proxy_for(origin)
     if proxy is None:
         return urllib3.PoolManager(**options)
-    parts = urlsplit(proxy)
-    if parts.username is not None:
-        both = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        options["proxy_headers"] = urllib3.make_headers(proxy_basic_auth=both)
-    return urllib3.ProxyManager(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", **options)
+    address, login = stores.split_login(proxy)
+    return urllib3.ProxyManager(address, proxy_headers=urllib3.make_headers(proxy_basic_auth=login), **options)
 
 
 def unreachable(name: str, error: BaseException) -> StoreError:
