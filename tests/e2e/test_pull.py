@@ -370,6 +370,11 @@ def test_too_little_room_is_seen_before_anything_is_fetched(run, client, tmp_pat
     assert fetched == []
 
 
+def test_a_folder_that_is_a_mount_is_refused_before_the_service_is_asked(run, client):
+    with pytest.raises(errors.ConfigurationError, match="/proc is where a file system is mounted"):
+        pull(client, run, Latest(), Path("/proc"), Format.TORCH, force=True)
+
+
 def test_progress_is_told_up_to_the_total(run, client, tmp_path):
     save(run, {"w": {"x": torch.randn(6_000_000)}, "v": {"y": torch.randn(10)}})
     totals, parts = [], []

@@ -34,6 +34,8 @@ def check_target(target: Path, *, force: bool) -> None:
         raise _not_empty(target)
     if not target.absolute().parent.is_dir():
         raise ConfigurationError(f"{target.absolute().parent} is not there. Make it first.")
+    if os.path.ismount(target):  # no finished folder can take its place
+        raise ConfigurationError(f"{target} is where a file system is mounted. Choose a folder in it, which is made.")
 
 
 def _not_empty(target: Path) -> ConfigurationError:
