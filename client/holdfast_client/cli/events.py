@@ -5,6 +5,8 @@ from __future__ import annotations
 import json as json_lines
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,8 +46,8 @@ webhooks = noun("webhooks")
 
 
 _FOLLOW_SECONDS = 2.0
-# A transaction may commit after one that began later, so new events are told by id, not by "after the last".
-_REMEMBERED = 5000
+_LONGEST_WRITE = timedelta(minutes=2)
+"""An event has its id and its time before its transaction commits. It may be seen so much later, behind newer ones."""
 
 
 ActorOption = Annotated[str | None, typer.Option(help="Only by this token's name or controller.")]
@@ -53,7 +55,8 @@ PeopleOption = Annotated[bool, typer.Option("--people", help="Only changes by pe
 ActionOption = Annotated[
     list[str] | None, typer.Option(help="Only actions with this prefix: hold., checkpoint.trash; or several times.")
 ]
-_ReadPage = Callable[[str | None], Page[AuditEventView]]
+_ReadPage = Callable[[datetime | None, str | None], Page[AuditEventView]]
+"""From a time on, a page."""
 
 
 @audit.command("list")
@@ -70,8 +73,8 @@ def list_audit_events(
 ) -> None:
     """List who changed what and why, the newest first."""
     with connect() as client:
-        page = _pages(client, what, actor=actor, people=people, action=action, since=since, until=until, limit=limit)
-        found = first(all_items(page), limit)
+        page = _pages(client, what, actor=actor, people=people, action=action, until=until, limit=limit)
+        found = first(all_items(partial(page, read_past(since))), limit)
     if json:
         show_json(found)
         return
@@ -102,8 +105,8 @@ def follow(
     The oldest of them comes first. With --json each is one line.
     """
     with connect() as client:
-        page = _pages(client, what, actor=actor, people=people, action=action, since=since, until=None, limit=limit)
-        for event in _followed(page, limit):
+        page = _pages(client, what, actor=actor, people=people, action=action, until=None, limit=500)
+        for event in _followed(page, read_past(since), limit, client.service.info().now):
             show_line(json_lines.dumps(event.model_dump(mode="json")) if json else _line(event))
 
 
@@ -114,21 +117,20 @@ def _pages(
     actor: str | None,
     people: bool,
     action: list[str] | None,
-    since: str | None,
     until: str | None,
     limit: int,
 ) -> _ReadPage:
     chosen = _chosen(client, what)
     kind: ActorKind | None = "person" if people else None
-    begins, ends = read_past(since), read_past(until)
+    ends = read_past(until)
 
-    def page(cursor: str | None) -> Page[AuditEventView]:
+    def page(since: datetime | None, cursor: str | None) -> Page[AuditEventView]:
         return client.audit.list(
             **chosen,
             actor=actor,
             actor_kind=kind,
             action=action,
-            since=begins,
+            since=since,
             until=ends,
             cursor=cursor,
             limit=min(limit, 500),
@@ -152,29 +154,21 @@ def _chosen(client: Client, what: str | None) -> dict[str, Any]:
     return {"checkpoint": client.checkpoints.select(name.project, name.run, str(point)).id}
 
 
-def _followed(read_page: _ReadPage, limit: int) -> Iterator[AuditEventView]:
-    """First the newest ones, then each new one, the oldest first; until the user ends it."""
-    newest = first(all_items(read_page), limit)
-    seen = dict.fromkeys(event.id for event in reversed(newest))
-    begin = min(seen, default=0)
-    yield from reversed(newest)
+def _followed(read_page: _ReadPage, begins: datetime | None, limit: int, now: datetime) -> Iterator[AuditEventView]:
+    """First the newest ones, then each new one, the oldest first; until the user ends it. `now`: by the service's
+    clock."""
+    since = now - _LONGEST_WRITE
+    # Before the newest: what commits in between is told, and older ones are not taken for new.
+    seen = {event.id: event.at for event in all_items(partial(read_page, since))}
+    fresh = first(all_items(partial(read_page, begins)), limit)
     while True:
-        time.sleep(_FOLLOW_SECONDS)
-        fresh: list[AuditEventView] = []
-        cursor: str | None = None
-        while True:
-            page = read_page(cursor)
-            new = [event for event in page.items if event.id > begin and event.id not in seen]
-            fresh += new
-            cursor = page.next_cursor
-            if not new or cursor is None:
-                break
         for event in reversed(fresh):
-            seen[event.id] = None
+            seen[event.id] = event.at
             yield event
-        while len(seen) > _REMEMBERED:
-            del seen[next(iter(seen))]
-        begin = max(begin, min(seen, default=0))
+        since = max([since, *(at - _LONGEST_WRITE for at in seen.values())])
+        seen = {each: at for each, at in seen.items() if at >= since}
+        time.sleep(_FOLLOW_SECONDS)
+        fresh = [event for event in all_items(partial(read_page, since)) if event.id not in seen]
 
 
 def _of(event: AuditEventView) -> str:
