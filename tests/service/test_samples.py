@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from holdfast_client import Client, ClientSettings, errors
+from holdfast_client.chunks.mounted_files import write_incoming
 from holdfast_client.chunks.uploader import put_chunk
 from holdfast_client.cli.doctor import round_trip
 from holdfast_protocol.states import Scope
@@ -35,6 +37,27 @@ def test_a_round_trip_leaves_no_object_and_no_row(service):
     with connected(service, Scope.TRAIN) as client:
         assert "went to the store and back" in round_trip(client)
     assert left(service) == []
+
+
+def test_a_mount_is_said_to_be_used_once_a_file_was_written_and_read_there(service, monkeypatch):
+    written = []
+
+    def write(path, *rest):
+        written.append(path)
+        write_incoming(path, *rest)
+
+    def refuse(*arguments):
+        raise errors.DirectFileRefused("The store's filesystem cannot be written from here (EROFS)")
+
+    with connected(service, Scope.TRAIN) as client:
+        monkeypatch.setattr("holdfast_client.chunks.uploader.write_incoming", write)
+        assert "sees the store's mount, and reads and writes there" in round_trip(client)
+        (path,) = written
+        assert list(Path(path).parent.iterdir()) == []
+        monkeypatch.setattr("holdfast_client.chunks.uploader.write_incoming", refuse)
+        assert round_trip(client).endswith(
+            "jobs do not use it: The store's filesystem cannot be written from here (EROFS)"
+        )
 
 
 def test_a_round_trip_to_s3_is_hashed_by_the_store(s3_service):

@@ -14,6 +14,7 @@ import re
 import stat
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
@@ -147,6 +148,13 @@ class MountAccess:
         with self._lock:
             self._renew()
             return self._proof
+
+    def new_file(self) -> str | None:
+        """A file in the mount that is written to, as a ticket would name one; None without a mount. Raises as `proof`
+        does."""
+        if self.proof() is None or self._root is None:
+            return None
+        return str(self._root / "incoming" / uuid.uuid4().hex)
 
     def other_proofs(self) -> list[MountProof]:
         """Proofs for the mounts of further stores, for reading. Raises as `proof` does."""

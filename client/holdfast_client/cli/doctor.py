@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from urllib.parse import urlsplit
@@ -17,8 +18,19 @@ from holdfast_client.chunks.uploader import put_chunk
 from holdfast_client.cli.arguments import JsonOption, connect
 from holdfast_client.cli.output import ExitCode, exit_code_of, show_facts, show_json
 from holdfast_client.client import Client, end_of_token
-from holdfast_client.errors import HoldfastError, IntegrityError, RouteNotFound, TokenProblem, UnsupportedProtocol
+from holdfast_client.errors import (
+    DirectFileRefused,
+    HoldfastError,
+    IntegrityError,
+    RouteNotFound,
+    ServiceUnavailable,
+    StoreProblem,
+    TokenProblem,
+    UnsupportedProtocol,
+)
 from holdfast_protocol.base import PROTOCOL_VERSION
+from holdfast_protocol.checkpoints import UploadTicket
+from holdfast_protocol.restores import ReadTicket
 from holdfast_protocol.service import ServerInfo
 from holdfast_protocol.states import Scope
 from holdfast_protocol.stores import MakeSample, StoreClock
@@ -81,8 +93,28 @@ def round_trip(client: Client) -> str:
     finally:
         client.samples.delete(offer.id)
     by_store = "which the store has hashed too" if checked.hashed_by_store else "which the store has not hashed"
-    mount = "; this machine sees the store's mount, and reads and writes there" if client.mount.proof() else ""
-    return f"{SIZE_BYTES // 1024} KiB went to the store and back, {by_store}{mount}"
+    return f"{SIZE_BYTES // 1024} KiB went to the store and back, {by_store}{_by_mount(client, body, digest)}"
+
+
+def _by_mount(client: Client, body: bytes, digest: str) -> str:
+    """Writes, reads and removes a file in the store's own folder, as jobs on this machine do without HTTP. Returns what
+    came of it, for people; nothing without a mount."""
+    path = client.mount.new_file()
+    if path is None:
+        return ""
+    written = UploadTicket(kind="file", path=path, expires_in_seconds=60)
+    read = ReadTicket(
+        kind="file", path=path, digest=digest, bytes=SIZE_BYTES, stored_bytes=SIZE_BYTES, expires_in_seconds=60
+    )
+    try:
+        put_chunk(written, memoryview(body), client.transfers)
+        get_chunk(read, None, digest, SIZE_BYTES, client.transfers)
+    except (DirectFileRefused, ServiceUnavailable, StoreProblem) as error:
+        return f"; this machine sees the store's mount, and jobs do not use it: {error}".rstrip(".")
+    finally:
+        with suppress(OSError):
+            os.unlink(path)
+    return "; this machine sees the store's mount, and reads and writes there"
 
 
 MOST_SKEW_SECONDS = 30.0
