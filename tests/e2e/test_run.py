@@ -100,6 +100,19 @@ def test_the_child_gets_its_own_group_free_signals_and_where_to_tell_and_its_own
     assert "Exit code 7" in printed
 
 
+def test_a_folder_that_cannot_be_removed_leaves_the_exit_code_as_it_is(tmp_path):
+    child = (
+        "import os, sys\n"
+        "told = os.environ['HOLDFAST_OUTCOME_DIR']\n"
+        "os.rename(told, told + '-moved')\n"
+        "os.symlink(told + '-moved', told)\n"  # no tree is removed through a link
+        "sys.exit(7)"
+    )
+    with launched(sys.executable, "-c", child, environment=NO_SERVICE | {"TMPDIR": str(tmp_path)}) as process:
+        printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 7, printed
+
+
 @pytest.mark.rule("told-outcome")
 def test_signals_are_sent_on_as_they_come_and_who_was_told_to_end_is_launched_again(tmp_path):
     child = (

@@ -351,7 +351,8 @@ def launch_job(
     not launch this one again. Else the job's own. SIGTERM and SIGUSR1 reach its ranks as a notice to save and leave,
     under torchrun too. Processes that have not ended some seconds after the grace are killed.
     """
-    with tempfile.TemporaryDirectory(prefix="holdfast-launch-") as folder:
+    # What cannot be removed, because a rank still writes there or ran as another user, must not replace the exit code.
+    with tempfile.TemporaryDirectory(prefix="holdfast-launch-", ignore_cleanup_errors=True) as folder:
         job = _Job(command, Path(folder), grace)
         status = job.wait()
         ending = ending_of(status, job.outcome(), asked_to_end=job.asked_to_end)
