@@ -13,6 +13,7 @@ from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.errors import HoldfastError
 from holdfast_client.transport import Backoff
 from holdfast_protocol.base import PROTOCOL_VERSION
+from holdfast_protocol.policies.policy import PolicyKind
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.service import CreateToken
 from tests.support.scripted_http import DROP, Reply, as_json, in_turn, problem, scripted
@@ -146,6 +147,14 @@ def test_a_session_that_is_gone_after_a_lost_reply_has_been_ended():
     with scripted(in_turn(problem("session_not_found"))) as server, client_of(server.url) as client:
         with pytest.raises(errors.SessionNotFound):
             client.sessions.revoke("ses_1")
+
+
+def test_a_policy_that_is_gone_after_a_lost_reply_has_been_deleted():
+    with scripted(in_turn(DROP, problem("policy_not_found"))) as server, client_of(server.url) as client:
+        assert client.policies.delete(PolicyKind.RETENTION, "demo", etag='"1"') is None
+    with scripted(in_turn(problem("policy_not_found"))) as server, client_of(server.url) as client:
+        with pytest.raises(errors.PolicyNotFound):
+            client.policies.delete(PolicyKind.RETENTION, "demo", etag='"1"')
 
 
 def test_retrying_ends_with_the_total_time():

@@ -191,7 +191,7 @@ def delete(
         if own is None:
             raise PolicyNotFound(f"{target} has no {kind} policy of its own.")
         if yes and not dry_run:
-            own = client.policies.delete(kind, project, run, etag=own.etag)
+            own = client.policies.delete(kind, project, run, etag=own.etag) or own
     _show(own, json=json)
     exit_unless_meant("deleted", yes=yes, dry_run=dry_run)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from holdfast_client.errors import PolicyNotFound
 from holdfast_client.resources.base import PLANS_SECONDS, Resource, all_items, if_match, once
 from holdfast_client.transport import path
 from holdfast_protocol.base import Page
@@ -157,6 +158,12 @@ class Policies(Resource):
         request = PutPolicy(document=dict(document))
         return self.transport.call("PUT", _route(kind, project, run), PolicyView, body=request, headers=if_match(etag))
 
-    def delete(self, kind: PolicyKind, project: str, run: str | None = None, *, etag: str) -> PolicyView:
-        """Deletes the target's own policy, as `etag` was read from it, and returns it."""
-        return self.transport.call("DELETE", _route(kind, project, run), PolicyView, headers=if_match(etag))
+    def delete(self, kind: PolicyKind, project: str, run: str | None = None, *, etag: str) -> PolicyView | None:
+        """Deletes the target's own policy, as `etag` was read from it, and returns it. None: an earlier try of this
+        call has deleted it, and its reply was lost. Raises PolicyNotFound if there is none."""
+        try:
+            return self.transport.call("DELETE", _route(kind, project, run), PolicyView, headers=if_match(etag))
+        except PolicyNotFound as gone:
+            if gone.earlier_try_ambiguous:
+                return None
+            raise
