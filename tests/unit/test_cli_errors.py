@@ -120,6 +120,16 @@ def test_a_bug_is_one_line_that_says_how_to_see_it(monkeypatch):
     assert "HOLDFAST_DEBUG=1" in result.stderr
 
 
+def test_what_the_service_says_of_a_pull_moves_no_cursor(monkeypatch, tmp_path):
+    nothing = {"restore_point": None, "skipped": [], "ever_committed": False, "note": "away: \x1b[2Jcold"}
+    with scripted(in_turn(as_json(nothing))) as server:
+        monkeypatch.setenv("HOLDFAST_URL", server.url)
+        result = run("checkpoints", "pull", "demo/gpt", str(tmp_path / "out"))
+    assert result.exit_code == ExitCode.NOT_FOUND
+    assert "away: \N{REPLACEMENT CHARACTER}[2Jcold" in result.stderr
+    assert "\x1b" not in result.stderr
+
+
 def test_another_program_at_the_url_is_named(monkeypatch):
     with scripted(in_turn(Reply(200, b"<html>", protocol=None))) as server:
         monkeypatch.setenv("HOLDFAST_URL", server.url)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json as json_module
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from holdfast_client.cli.arguments import JsonOption, SelectorArgument, connect, read_selector
 from holdfast_client.cli.output import as_bytes
-from holdfast_client.cli.say import show_line
+from holdfast_client.cli.say import show_line, show_note
 
 _NEEDED = ("torch", "numpy", "safetensors")
 
@@ -59,7 +58,7 @@ def pull(
             force=force,
             on_total=lambda total: progress.update(task, total=total),
             on_bytes=lambda count: progress.advance(task, count),
-            on_note=lambda note: sys.stderr.write(f"holdfast: {note}\n"),
+            on_note=lambda note: show_note(f"holdfast: {note}"),
         )
     if json:
         show_line(json_module.dumps(summary, indent=2))
