@@ -44,6 +44,7 @@ from holdfast.integrations.lightning.callback import _logged
 from holdfast.integrations.lightning.named_run import NamedRun
 from holdfast.integrations.lightning.names import read_name, wanted_by, write_name
 from holdfast.save.job import SaveHandle
+from holdfast.schedule.save_policy import Every, OnPreemption, Policy
 from holdfast.state.capture import capture
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState, Health
 
@@ -321,6 +322,69 @@ def test_a_fit_that_is_told_to_leave_saves_the_step_and_goes_on_after_it(
     assert len(resumed.seen) == 4 * epochs - emergency.step, "no step is run again"
 
 
+class Counting(Regression):
+    """Counts its steps when they have ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ended", torch.zeros((), dtype=torch.int64))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.ended += 1
+
+
+class CountToo(pl.Callback):
+    """Behind Holdfast's."""
+
+    ended = 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.ended += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ended": self.ended}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.ended = state_dict["ended"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "end", "error"),
+    [(OnPreemption(), Leave(2), Preempted), (Every(steps=3), KillAfter(6), Killed)],
+    ids=["emergency", "policy"],
+)
+def test_what_hooks_change_at_the_end_of_a_step_is_saved_with_it(
+    run: str, tmp_path: Path, policy: Policy, end: pl.Callback, error: type[BaseException]
+) -> None:
+    saving = ModelCheckpoint(dirpath=tmp_path, every_n_epochs=EPOCHS)
+    io = HoldfastCheckpointIO(run, checkpointer={"save": policy})
+    trainer = trainer_of(tmp_path, CountToo(), end, saving=saving, plugins=[io])
+    with pytest.raises(error):
+        fitted(trainer, Counting, ckpt_path=None)
+    assert "on_train_batch_end" not in vars(trainer.lightning_module)
+    io, counted = HoldfastCheckpointIO(run), CountToo()
+    module = fitted(trainer_of(tmp_path, counted, plugins=[io]), Counting, ckpt_path=io.last())
+    assert len(module.seen) < 4 * EPOCHS
+    assert module.ended == counted.ended == 4 * EPOCHS
+
+
+class Waiting(Regression):
+    """Until what ModelCheckpoint saves of a step is committed."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.trainer.strategy.checkpoint_io.named_run.checkpointer.wait()
+
+
+def test_a_step_that_model_checkpoint_has_saved_is_not_saved_again(
+    run: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saving = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1)
+    io = HoldfastCheckpointIO(run, checkpointer={"save": Every(steps=1)})
+    with caplog.at_level("INFO", "holdfast"):
+        fitted(trainer_of(tmp_path, saving=saving, plugins=[io], max_epochs=2), Waiting, ckpt_path=None)
+    assert caplog.text.count(f"committed {run} at step") == 8
+
+
 STRATEGIES: dict[str, Any] = {
     "ddp": lambda run: HoldfastDDPStrategy(run, find_unused_parameters=True),
     "fsdp2": lambda run: HoldfastModelParallelStrategy(run, data_parallel_size=2, tensor_parallel_size=1),
@@ -437,14 +501,16 @@ def test_a_save_that_failed_on_one_rank_alone_does_not_make_it_save_again(
         return SaveHandle(step)
 
     checkpointer: Any = SimpleNamespace(
-        step=lambda *_: handle,
+        _tell=lambda *_: None,
+        _end_step=lambda *_, **__: handle,
         save=save,
         parts=SimpleNamespace(session=SimpleNamespace(ranks=SimpleNamespace(is_first=False))),
     )
     run = NamedRun("demo/gpt", {})
     run.begin(SimpleNamespace(callback_metrics={}))
     run._checkpointer = checkpointer
-    run.step(4, {}, {})
+    run.tell(4, {})
+    run.step(4, {})
     run.save(4, "last.ckpt", {})
     assert again == saved_again
 

@@ -208,23 +208,7 @@ class Checkpointer:
         Raises Preempted on every rank once the emergency save after a preemption notice is over; StaleAttempt if
         another launch has taken over; with `strict`, SaveFailed.
         """
-        last = self.parts.session.progress.step
-        self.parts.session.progress.ran(step)
-        self.parts.session.curve.take(step, metrics)
-        if not self.parts.session.may_save:
-            self.parts.session.ready_to_save()
-        self.parts.judge.observe(step, metrics)
-        if self.parts.recorder is not None:
-            return self._step_recorded(self.parts.recorder, step, state, metrics)
-        ask = self.parts.agreement.due(step)
-        if ask is Ask.PREEMPT:
-            raise self.parts.emergency.save(step, state, metrics)
-        due = self.parts.schedule.due(step, metrics, agreed=ask is Ask.SAVE, last=last)
-        handle = None if due is None else self._save(step, state, metrics, CheckpointKind.PERIODIC, due=due)
-        if due is None and self.parts.standby is not None and self.parts.standby.is_due(step, last):
-            self.parts.standby.stage(step, state, metrics)
-        self._raise_pending()
-        return handle
+        return self._end_step(step, state, metrics, last=self._tell(step, metrics))
 
     def save(
         self,
@@ -390,10 +374,37 @@ class Checkpointer:
             self.parts.schedule.restart()
             self.parts.agreement.restart()
 
-    def _step_recorded(
-        self, recorder: Recorder, step: int, state: dict[str, Any], metrics: Metrics | None
+    def _tell(self, step: int, metrics: Metrics | None) -> int | None:
+        """The first half of step(), before any save of the step. Returns the step before."""
+        last = self.parts.session.progress.step
+        self.parts.session.progress.ran(step)
+        self.parts.session.curve.take(step, metrics)
+        if not self.parts.session.may_save:
+            self.parts.session.ready_to_save()
+        self.parts.judge.observe(step, metrics)
+        return last
+
+    def _end_step(
+        self, step: int, state: dict[str, Any], metrics: Metrics | None, *, last: int | None, is_saved: bool = False
     ) -> SaveHandle | None:
-        due = recorder.saves_at(step)
+        """The second half of step(). `last`: the step before. `is_saved`: save() was called between the halves."""
+        if self.parts.recorder is not None:
+            return self._step_recorded(self.parts.recorder, step, state, metrics, is_saved=is_saved)
+        ask = self.parts.agreement.due(step)
+        if ask is Ask.PREEMPT:
+            raise self.parts.emergency.save(step, state, metrics)
+        due = self.parts.schedule.due(step, metrics, agreed=ask is Ask.SAVE, last=last)
+        saves = due is not None and not is_saved
+        handle = self._save(step, state, metrics, CheckpointKind.PERIODIC, due=due) if saves else None
+        if due is None and self.parts.standby is not None and self.parts.standby.is_due(step, last):
+            self.parts.standby.stage(step, state, metrics)
+        self._raise_pending()
+        return handle
+
+    def _step_recorded(
+        self, recorder: Recorder, step: int, state: dict[str, Any], metrics: Metrics | None, *, is_saved: bool
+    ) -> SaveHandle | None:
+        due = recorder.saves_at(step) and not is_saved
         handle = self._save(step, state, metrics, CheckpointKind.PERIODIC) if due else None
         self._raise_pending()
         recorder.stepped(step, state, metrics, handle)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,13 +25,16 @@ class HoldfastCallback(Callback):
 
     A step's metrics are what self.log() got between this callback's on_train_batch_start for the step's first batch and
     its on_train_batch_end after the update. Lightning calls the module's own on_train_batch_end, and those of callbacks
-    behind this one, later: what these log then is in no step's metrics.
+    behind this one, later: what these log then is in no step's metrics. What they change is in what is saved of the
+    step, but for ModelCheckpoint's saves, which Lightning makes before the module's own.
     """
 
     def __init__(self) -> None:
         self._run: NamedRun | None = None
         self._sigterm: Any = None
         self._stepped = -1
+        self._has_told = False
+        self._unhook: Callable[[], None] = _nothing
         self._before: dict[str, Any] | None = None
         """The values that Lightning had when the step began; None between two steps."""
 
@@ -49,7 +52,8 @@ class HoldfastCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if self._sigterm is not None:
             signal.signal(signal.SIGTERM, self._sigterm)
-        self._stepped, self._before = trainer.global_step, None
+        self._stepped, self._before, self._has_told = trainer.global_step, None, False
+        self._hook(trainer, pl_module)
         if trainer.fit_loop.restarted_mid_epoch:
             # The loader's iterator exists by now. Between two epochs it is made next.
             self._fit.restore_rng()
@@ -68,17 +72,46 @@ class HoldfastCallback(Callback):
             self._stepped = trainer.global_step
             logged, older = _logged(trainer._results, self._before or {})
             self._before = None
-            self._fit.step(trainer.global_step, _live_state(trainer), logged, older)
+            self._fit.tell(trainer.global_step, logged, older)
+            self._has_told = True
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._unhook()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._unhook()
         if self._run is not None:
             self._run.fail(exception)
+
+    def _hook(self, trainer: Any, pl_module: Any) -> None:
+        """Lightning calls nothing between the module's own on_train_batch_end, which may change state, and the next
+        batch, which moves the loader on. So a step ends, and is saved, with that hook."""
+        own, is_inherited = pl_module.on_train_batch_end, "on_train_batch_end" not in vars(pl_module)
+
+        def on_train_batch_end(*args: Any, **kwargs: Any) -> None:
+            own(*args, **kwargs)
+            if self._has_told:
+                self._has_told = False
+                self._fit.step(trainer.global_step, _live_state(trainer))
+
+        def unhook() -> None:
+            if is_inherited:
+                del pl_module.on_train_batch_end
+            else:
+                pl_module.on_train_batch_end = own
+            self._unhook = _nothing
+
+        pl_module.on_train_batch_end, self._unhook = on_train_batch_end, unhook
 
     @property
     def _fit(self) -> NamedRun:
         if self._run is None:
             raise AssertionError("setup() comes before any other hook of a fit")
         return self._run
+
+
+def _nothing() -> None:
+    pass
 
 
 def _named_run(trainer: Any) -> NamedRun:

@@ -83,6 +83,8 @@ class NamedRun:
         self._last: SaveHandle | None = None
         self._older: Set[str] = frozenset()
         """What was logged at older steps than the last one, and not at that."""
+        self._metrics_of_step: Mapping[str, Any] = {}
+        self._step_before: int | None = None
         self._trash: Trash | None = None
         self._rng: Any = None
         self._trainer: Any = None
@@ -201,12 +203,24 @@ class NamedRun:
             self._drop_unless_named(before)
         return handle
 
-    def step(self, step: int, state: dict[str, Any], metrics: Mapping[str, Any], older: Set[str] = frozenset()) -> None:
-        """After each update, on every rank: tells what was logged, saves by the Checkpointer's own `save=`, and raises
-        Preempted. `older`: the names of what was logged at older steps only, which goes with no save of this one."""
+    def tell(self, step: int, metrics: Mapping[str, Any], older: Set[str] = frozenset()) -> None:
+        """After each update, on every rank and before any save of the step: tells what was logged. `older`: the names
+        of what was logged at older steps only, which goes with no save of this one."""
         self._older = older
+        self._metrics_of_step = _with_short_names(metrics)
+        self._step_before = self.checkpointer._tell(step, self._metrics_of_step)
+
+    def step(self, step: int, state: dict[str, Any]) -> None:
+        """After tell(), when nothing of the step is to come, on every rank: saves by the Checkpointer's own `save=`,
+        unless ModelCheckpoint has saved the step meanwhile, and raises Preempted."""
         try:
-            handle = self.checkpointer.step(step, state | {"names": self._names}, _with_short_names(metrics))
+            handle = self.checkpointer._end_step(
+                step,
+                state | {"names": self._names},
+                self._metrics_of_step,
+                last=self._step_before,
+                is_saved=self._saved == step,
+            )
         except Preempted:
             self._saved = step  # ModelCheckpoint, which saves on exceptions, need not save it again
             raise
