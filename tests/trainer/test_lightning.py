@@ -14,7 +14,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.fabric.wrappers import _FabricOptimizer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.core.optimizer import LightningOptimizer, _MockOptimizer
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -409,15 +409,55 @@ def fits_on_two_ranks(rank: int, runs: dict[str, str], folder: str) -> dict[str,
     return found
 
 
+def averages_on_two_ranks(rank: int, run: str, folder: str) -> list[list[torch.Tensor]]:
+    """At the end of a fit, and of one that was killed; and what is tested of a checkpoint from the end of the fit."""
+    _, averages = fit_here("ddp", f"{run}-whole", Path(folder, "whole"), EMAWeightAveraging(decay=0.5))
+    with pytest.raises(Killed):
+        fit_here("ddp", run, Path(folder, "killed"), EMAWeightAveraging(decay=0.5), Kill(2))
+    _, resumed = fit_here("ddp", run, Path(folder, "killed"), EMAWeightAveraging(decay=0.5))
+    tester = trainer_of(Path(folder), **on_two_ranks("ddp", run))
+    module = Regression()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tester.test(module, loader(), ckpt_path=tester.strategy.last(), verbose=False)
+    return [averages, resumed, module.tested]
+
+
+def test_weight_averages_come_back(run: str, service: Service, tmp_path: Path) -> None:
+    project, name = run.split("/")
+    service.client.runs.create(project, f"{name}-whole")
+    for averages, resumed, tested in run_ranks(averages_on_two_ranks, 2, run, str(tmp_path)):
+        for one, *others in zip(averages, resumed, tested, strict=True):
+            assert all(torch.equal(one, other) for other in others)
+
+
+def test_weight_averages_come_back_in_the_dict_of_one_process(run: str, tmp_path: Path) -> None:
+    own = {"create": True}
+    options: Any = {"plugins": [HoldfastCheckpointIO(f"{run}-whole", checkpointer=own)]}
+    whole = fitted(trainer_of(tmp_path / "whole", EMAWeightAveraging(decay=0.5), **options))
+    options = {"plugins": [HoldfastCheckpointIO(run)]}
+    with pytest.raises(Killed):
+        fitted(trainer_of(tmp_path / "killed", EMAWeightAveraging(decay=0.5), Kill(2), **options))
+    resumed = fitted(trainer_of(tmp_path / "killed", EMAWeightAveraging(decay=0.5), **options))
+    assert len(resumed.seen) < len(whole.seen)
+    for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def on_two_ranks(kind: str, run: str) -> dict[str, Any]:
+    return {"devices": 2, "strategy": STRATEGIES[kind](run), "plugins": [TorchElasticEnvironment()], "max_epochs": 3}
+
+
 def fit_here(
     kind: str, run: str, folder: Path, *callbacks: pl.Callback, saved_after: bool = False, ckpt_path: str | None = None
 ) -> tuple[list[float], list[torch.Tensor]]:
-    strategy = STRATEGIES[kind](run)
-    options = {"devices": 2, "strategy": strategy, "plugins": [TorchElasticEnvironment()], "max_epochs": 3}
+    options = on_two_ranks(kind, run)
     if saved_after:
         options["saving"] = ModelCheckpoint(dirpath=folder, every_n_epochs=2)
     trainer = trainer_of(folder, *callbacks, **options)
-    module = fitted(trainer, Sharded if kind == "fsdp2" else Regression, ckpt_path=ckpt_path or strategy.last())
+    module = fitted(
+        trainer, Sharded if kind == "fsdp2" else Regression, ckpt_path=ckpt_path or options["strategy"].last()
+    )
     if saved_after:
         trainer.save_checkpoint(folder / "after.ckpt")
     whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in module.parameters()]

@@ -17,14 +17,17 @@ from holdfast.errors import ConfigurationError
 from holdfast.integrations.lightning.named_run import NamedRun, RestOfCheckpoint
 from holdfast.integrations.lightning.names import wanted_by
 
-_OF_THE_OBJECTS = ("state_dict", "optimizer_states")
+_OF_THE_OBJECTS = frozenset({"state_dict", "optimizer_states"})
+_BESIDE_AVERAGES = "current_model_state"
+"""Lightning's WeightAveraging puts its averages into the dict's `state_dict`, and the model's weights here."""
 
 
 class HoldfastStrategyMixin:
     """Put it before a strategy of Lightning: `class Mine(HoldfastStrategyMixin, DDPStrategy)`.
 
     run, checkpointer: as in HoldfastCheckpointIO; all other arguments are the strategy's. Changes of
-    checkpoint["state_dict"] in on_save_checkpoint() are ignored, because the model's tensors are saved from the model.
+    checkpoint["state_dict"] in on_save_checkpoint() are ignored, because the model's tensors are saved from the model;
+    the averages that Lightning's WeightAveraging puts there are saved.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class HoldfastStrategyMixin:
         return {
             "model": strategy.lightning_module,
             **{f"optimizer_{at}" if at else "optimizer": each for at, each in enumerate(optimizers)},
-            "checkpoint": RestOfCheckpoint(lambda: _without(_OF_THE_OBJECTS, dump())),
+            "checkpoint": RestOfCheckpoint(lambda: _rest_of(dump())),
         }
 
     @property
@@ -84,12 +87,17 @@ class HoldfastStrategyMixin:
         if wanted is None:
             loaded: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)  # type: ignore[misc]
             return loaded
-        state = self.training_state(dict)
-        if strategy.lightning_module.trainer.state.fn is not TrainerFn.FITTING:
+        module, state = strategy.lightning_module, self.training_state(dict)
+        fits = module.trainer.state.fn is TrainerFn.FITTING
+        if not fits:
             state = {key: state[key] for key in ("model", "checkpoint")}
         self.named_run.load(wanted, state)
-        rest: RestOfCheckpoint = state["checkpoint"]
-        return rest.loaded | {"state_dict": {}}
+        rest: dict[str, Any] = state["checkpoint"].loaded
+        if _BESIDE_AVERAGES not in rest:
+            return rest | {"state_dict": {}}
+        if not fits:  # what is tested are the averages, as with Lightning's own checkpoints
+            module.load_state_dict(rest["state_dict"])
+        return rest | {_BESIDE_AVERAGES: module.state_dict()}
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         if not self._has_loaded:
@@ -120,5 +128,6 @@ class HoldfastModelParallelStrategy(HoldfastStrategyMixin, ModelParallelStrategy
     """FSDP2 and tensor parallel, as configure_model() of your module sets them up."""
 
 
-def _without(keys: tuple[str, ...], dumped: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in dumped.items() if key not in keys}
+def _rest_of(dumped: Mapping[str, Any]) -> dict[str, Any]:
+    without = _OF_THE_OBJECTS - {"state_dict"} if _BESIDE_AVERAGES in dumped else _OF_THE_OBJECTS
+    return {key: value for key, value in dumped.items() if key not in without}
