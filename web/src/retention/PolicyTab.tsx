@@ -15,7 +15,8 @@ import { Done } from "./Done";
 import { PlansByRun } from "./PlansByRun";
 import { PlanTable } from "./PlanTable";
 import { PolicyEditor } from "./PolicyEditor";
-import { ownPolicy, useDraft, usePolicyConflict } from "./policies/editing";
+import { BEHIND, Behind } from "./policies/Behind";
+import { editionOf, ownPolicy, useDraft, usePolicyConflict } from "./policies/editing";
 import { WhereFrom } from "./policies/WhereFrom";
 import styles from "./Retention.module.css";
 import { type PolicyDocument, rulesInWords } from "./rules";
@@ -46,7 +47,7 @@ interface EditingProps {
 function Editing({ project, run, found, onOutcome }: EditingProps) {
   const draft = useDraft(found);
   const { document: shown, edited } = draft;
-  const own = ownPolicy(draft.base, run);
+  const own = ownPolicy(found, run);
   const level: Level = { kind: "retention", project, run: run ?? null, own };
   const shared = {
     project,
@@ -54,6 +55,7 @@ function Editing({ project, run, found, onOutcome }: EditingProps) {
     inForce: found,
     document: shown,
     edited,
+    isBehind: draft.isBehind,
     onApplied: applied,
     onReload: draft.rebase,
   };
@@ -63,6 +65,7 @@ function Editing({ project, run, found, onOutcome }: EditingProps) {
       <p>
         <WhereFrom what="retention policy" run={run} found={found} words={rulesInWords} />
       </p>
+      <Behind of={draft} found={found} />
       <PolicyEditor key={draft.edition} initial={shown} onChange={draft.edit} />
       <div className={styles.bar}>
         <span role="status">
@@ -103,16 +106,18 @@ interface EffectProps {
   inForce: Schemas["PolicyView"] | null;
   document: PolicyDocument;
   edited: boolean;
+  /** Another person has changed the policy since the edit was begun. */
+  isBehind: boolean;
   onApplied: (outcome: Outcome, seen: Seen) => void;
   /** Another person's version was seen. */
-  onReload: () => void;
+  onReload: (seen: Schemas["PolicyView"] | null) => void;
 }
 
 function askedOf({ project, inForce, document, edited }: EffectProps) {
   return {
     project,
     policy: edited ? document : null,
-    edition: inForce === null ? undefined : `${inForce.level} ${inForce.etag}`,
+    edition: editionOf(inForce),
   };
 }
 
@@ -261,16 +266,18 @@ interface ApplyProps extends EffectProps {
   stale: boolean;
 }
 
-function Apply({ project, level, document, edited, plans, stale, onApplied, onReload }: ApplyProps) {
+function Apply(props: ApplyProps) {
+  const { project, level, document, edited, isBehind, plans, stale, onApplied, onReload } = props;
   // What was seen when the dialog was opened: exactly that is applied, whatever a live event brings meanwhile.
   const [asked, setAsked] = useState<Seen | null>(null);
-  const conflict = usePolicyConflict(asked?.level ?? level, () => {
+  const conflict = usePolicyConflict(asked?.level ?? level, (seen) => {
     setAsked(null);
-    onReload();
+    onReload(seen);
   });
   const count = total(plans, (plan) => plan.expired);
   if (!edited && count === 0 && asked === null) return null;
-  const reason = stale ? "The plan of this policy is not there yet, or the service cannot make it." : undefined;
+  const unplanned = stale ? "The plan of this policy is not there yet, or the service cannot make it." : undefined;
+  const reason = isBehind ? BEHIND : unplanned;
   const expiring = asked === null ? 0 : total(asked.plans, (plan) => plan.expired);
   const name = level.run === null ? `the project ${project}` : `the run ${level.run}`;
   const planned = asked?.plans[0]?.policy;

@@ -27,6 +27,8 @@ export interface RetentionSearch {
   kind?: OtherKind | undefined;
   /** An edited policy that is not saved. */
   draft?: PolicyDocument | undefined;
+  /** What held when the draft was begun: `editionOf`. */
+  begun?: string | undefined;
   show?: Shown | undefined;
   /** Of a project's policy: the run whose checkpoints are listed. */
   listed?: string | undefined;
@@ -41,6 +43,7 @@ export interface RetentionSearch {
 /** What was said of one run: another one begins without it. */
 export const OF_THE_RUN = {
   draft: undefined,
+  begun: undefined,
   listed: undefined,
   filter: undefined,
   allOfRun: undefined,
@@ -64,6 +67,7 @@ export const retentionRoute = createRoute({
     run: text(search.run),
     kind: OTHER_KINDS.find((each) => each === search.kind),
     draft: object(search.draft),
+    begun: text(search.begun),
     show: SHOWN.find((each) => each === search.show),
     listed: text(search.listed),
     filter: object(search.filter),

@@ -18,7 +18,7 @@ export function KindOfPolicy({ project, run }: { project: string; run: string | 
             from="/retention"
             to="/retention"
             // An edit is of one kind.
-            search={(old) => ({ ...old, kind: each, draft: undefined })}
+            search={(old) => ({ ...old, kind: each, draft: undefined, begun: undefined })}
             activeOptions={{ exact: true, explicitUndefined: true }}
             aria-current={each === kind ? "page" : undefined}
           >

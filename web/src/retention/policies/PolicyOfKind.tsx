@@ -11,6 +11,7 @@ import styles from "../Retention.module.css";
 import type { OtherKind } from "../route";
 import type { PolicyDocument } from "../rules";
 import { policyQuery } from "../useRetention";
+import { BEHIND, Behind } from "./Behind";
 import { Editor } from "./Editors";
 import { ownPolicy, useDraft, usePolicyConflict } from "./editing";
 import { type Wrong, wrongOf } from "./fields";
@@ -59,7 +60,7 @@ function Editing({ kind, project, run, found, onSaid }: EditingProps) {
   const draft = useDraft(found);
   const [wrong, setWrong] = useState<Wrong>({});
   const { document, edited } = draft;
-  const own = ownPolicy(draft.base, run);
+  const own = ownPolicy(found, run);
   const level: Level = { kind, project, run: run ?? null, own };
   // With no condition at all it is a policy, too: every checkpoint is copied.
   const isAll = kind === "copies" && found === null && !edited;
@@ -91,6 +92,7 @@ function Editing({ kind, project, run, found, onSaid }: EditingProps) {
           How copies, drills and tiers are
         </Link>
       </p>
+      <Behind of={draft} found={found} />
       <Editor key={draft.edition} kind={kind} initial={document} wrong={wrong} onChange={edit} />
       <NotSaved wrong={wrong} />
       <div className={styles.bar}>
@@ -101,6 +103,7 @@ function Editing({ kind, project, run, found, onSaid }: EditingProps) {
           <Save
             level={level}
             document={document}
+            isBehind={draft.isBehind}
             action={isAll ? "Copy every checkpoint" : "Save the policy"}
             onWrong={setWrong}
             onSaved={saved}
@@ -148,23 +151,25 @@ const FIELDS = [
 interface SaveProps {
   level: Level;
   document: PolicyDocument;
+  /** Another person has changed the policy since the edit was begun. */
+  isBehind: boolean;
   action: string;
   onWrong: (wrong: Wrong) => void;
   onSaved: (document: PolicyDocument) => void;
   /** Another person's version was seen. */
-  onReload: () => void;
+  onReload: (seen: Schemas["PolicyView"] | null) => void;
 }
 
-function Save({ level, document, action, onWrong, onSaved, onReload }: SaveProps) {
+function Save({ level, document, isBehind, action, onWrong, onSaved, onReload }: SaveProps) {
   // What was seen when the dialog was opened: exactly that is saved.
   const [asked, setAsked] = useState<{ level: Level; document: PolicyDocument } | null>(null);
   const conflict = usePolicyConflict(asked?.level ?? level, reload);
   const kind = level.kind as OtherKind;
   const name = level.run === null ? `the project ${level.project}` : `the run ${level.run}`;
 
-  function reload() {
+  function reload(seen: Schemas["PolicyView"] | null) {
     setAsked(null);
-    onReload();
+    onReload(seen);
   }
 
   async function save(seen: { level: Level; document: PolicyDocument }) {
@@ -182,7 +187,7 @@ function Save({ level, document, action, onWrong, onSaved, onReload }: SaveProps
 
   return (
     <>
-      <Can scope="operate">
+      <Can scope="operate" reason={isBehind ? BEHIND : undefined}>
         <button type="button" className="primary" onClick={() => setAsked({ level, document })}>
           {action}
         </button>

@@ -126,15 +126,20 @@ it("tells what another person has changed, and saves nothing before that was see
   const edited = { rpo_seconds: 3600, rto_seconds: 3600 };
   await type(RTO, "1h");
   await save(router, edited, "RPO 1 h, RTO 1 h");
-  expect(await screen.findByText(/^rpo seconds/)).toHaveTextContent("rpo seconds: 3600 → became 60");
+  const dialog = within(screen.getByRole("dialog"));
+  expect(await dialog.findByText(/^rpo seconds/)).toHaveTextContent("rpo seconds: 3600 → became 60");
   await userEvent.click(screen.getByRole("button", { name: "Reload, and go on from there" }));
   expect(await screen.findByText(/The project’s policy, version 5/)).toBeVisible();
   await save(router, edited, "RPO 1 h, RTO 1 h");
   await waitFor(() => expect(put().map((each) => each.headers.get("If-Match"))).toEqual(['"4"', '"5"']));
 });
 
-it("saves no edit over a version that came after it was begun, until that one was seen", async () => {
-  const theirs = { ...OBJECTIVES, document: { rpo_seconds: 60, rto_seconds: 900 }, version: 5, etag: '"5"' };
+it("says that another person has changed the policy under an edit, and saves the edit once that was seen", async () => {
+  const theirs = {
+    ...OBJECTIVES,
+    document: { rpo_seconds: 60, rto_seconds: 900 },
+    ...{ version: 5, etag: '"5"', updated_by: "ana" },
+  };
   let now = OBJECTIVES;
   const { put, router } = open("?kind=objectives", {
     [`GET ${OF_PROJECT}/objectives`]: () => now,
@@ -148,11 +153,23 @@ it("saves no edit over a version that came after it was begun, until that one wa
   // The page comes back into sight, and reads what holds now.
   await act(() => queryClient.invalidateQueries({ queryKey: ["get"] }));
   expect(await screen.findByText(/The project’s policy, version 5/)).toBeVisible();
+  expect(screen.getByText(/ana changed the policy after this edit was begun/)).toBeVisible();
+  expect(screen.getByText(/^rpo seconds/)).toHaveTextContent("rpo seconds: 60 → became 3600");
+  expect(screen.getByRole("button", { name: "Save the policy" })).toHaveAttribute("aria-disabled", "true");
+  await userEvent.click(screen.getByRole("button", { name: "Go on from what holds now" }));
   await save(router, edited, "RPO 1 h, RTO 1 h");
-  expect(await screen.findByText(/^rpo seconds/)).toHaveTextContent("rpo seconds: 3600 → became 60");
-  await userEvent.click(screen.getByRole("button", { name: "Reload, and go on from there" }));
-  await save(router, edited, "RPO 1 h, RTO 1 h");
-  await waitFor(() => expect(put().map((each) => each.headers.get("If-Match"))).toEqual(['"4"', '"5"']));
+  await waitFor(() => expect(put().map((each) => each.headers.get("If-Match"))).toEqual(['"5"']));
+});
+
+it("says so, too, of an edit that was opened again by its address", async () => {
+  const { put } = open(`?kind=objectives&begun=${encodeURIComponent('project "3"')}&draft={"rto_seconds":3600}`, {
+    [`GET ${OF_PROJECT}/objectives`]: () => OBJECTIVES,
+  });
+  expect(await screen.findByText(/ops changed the policy after this edit was begun/)).toBeVisible();
+  expect(screen.getByLabelText(RTO)).toHaveValue("1h");
+  await userEvent.click(screen.getByRole("button", { name: "Save the policy" }));
+  expect(screen.queryByRole("dialog")).toBeNull();
+  expect(put()).toEqual([]);
 });
 
 it("goes on with what was typed after the dialog was opened", async () => {
@@ -193,7 +210,8 @@ it("shows the policy of its own that a run has got meanwhile", async () => {
   const edited = { rpo_seconds: 3600, rto_seconds: 3600 };
   await type(RTO, "1h");
   await save(router, edited, "RPO 1 h, RTO 1 h");
-  expect(await screen.findByText(/^rpo seconds/)).toHaveTextContent(/became 60$/);
+  const dialog = within(screen.getByRole("dialog"));
+  expect(await dialog.findByText(/^rpo seconds/)).toHaveTextContent(/became 60$/);
   await userEvent.click(screen.getByRole("button", { name: "Reload, and go on from there" }));
   expect(await screen.findByText(/The run’s own policy, version 1/)).toBeVisible();
   await save(router, edited, "RPO 1 h, RTO 1 h");
