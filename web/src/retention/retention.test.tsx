@@ -255,6 +255,43 @@ function twoRuns(vit: () => Response | null): Parameters<typeof serve>[0] {
   });
 }
 
+it("makes the plan again after a hold was placed on a checkpoint", async () => {
+  const checkpoint = {
+    ...{ id: "ck_3", project: "demo", run: "llama", step: 10, attempt: 1, kind: "periodic", state: "committed" },
+    ...{ health: "ok", tier: "hot", etag: '"1"', labels: [], metrics: {}, components: {}, missing_ranks: [] },
+    ...{ world_size: 1, sealed_ranks: 1, logical_bytes: 100, chunk_bytes: 100, uploaded_bytes: 100 },
+    ...{ deduplicated_bytes: 0, created_at: POLICY.updated_at, committed_at: POLICY.updated_at, aborted_at: null },
+    ...{ digest: "d".repeat(64), detached: false, pinned_at: null, blocked_seconds: 0 },
+  };
+  let isHeld = false;
+  const OF_RUN = "/v1/projects/demo/runs/llama";
+  serve(
+    answers({
+      [`POST ${OF_RUN}/retention/plan`]: () => plan(isHeld ? 3 : 2, POLICY, "digest"),
+      "GET /v1/checkpoints/ck_3": () => checkpoint,
+      [`GET ${OF_RUN}/checkpoints/ck_3`]: () => checkpoint,
+      [`GET ${OF_RUN}/attempts`]: () => page(),
+      [`GET ${OF_RUN}/attempts/1`]: () => ({ number: 1, resumed_from: null, environment: {} }),
+      [`GET ${OF_RUN}/restore-point`]: () => ({ restore_point: null, skipped: [], note: "" }),
+      "GET /v1/checkpoints/ck_3/holds": () => page(),
+      "POST /v1/checkpoints/ck_3/holds": () => {
+        isHeld = true;
+        return {};
+      },
+    }),
+  );
+  const router = open("?run=llama");
+  expect(await screen.findByRole("button", { name: "Expire 1 now" })).toBeEnabled();
+  await router.navigate({ to: "/checkpoints/$id", params: { id: "ck_3" } });
+  await userEvent.click(await screen.findByRole("button", { name: "Hold" }));
+  await userEvent.type(screen.getByLabelText("Reason"), "for the audit");
+  await userEvent.click(screen.getByRole("button", { name: "Place the hold" }));
+  await waitFor(() => expect(screen.queryByRole("dialog")).toBeNull());
+  await router.navigate({ to: "/retention", search: { run: "llama" } });
+  await waitFor(() => expect(figure("Expire")).toHaveTextContent("0"));
+  expect(screen.queryByRole("button", { name: /^Expire/ })).toBeNull();
+});
+
 it("counts what expires in every run of the project, the oldest as well", async () => {
   serve(twoRuns(() => null));
   open("");

@@ -1,10 +1,13 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { api, type Schemas } from "@/api/client";
 
+/** What only reads: plans and dry runs are posts. */
+const READS = ["get", "post"];
+
 /** After a call that wrote: asks again for what the screen shows, and forgets the rest. */
 export function useChanged(): () => Promise<void> {
   const queries = useQueryClient();
-  return () => queries.invalidateQueries({ predicate: ({ queryKey }) => queryKey[0] === "get" });
+  return () => queries.invalidateQueries({ predicate: ({ queryKey }) => READS.includes(String(queryKey[0])) });
 }
 
 /** Edits this version: if somebody was faster, the service says so. */
