@@ -199,6 +199,9 @@ class CostForecast(Reply):
     as_of: date
     per_month: float
     grows_per_month: float = Field(description="The growth of each further month; 0: none.")
+    unpriced_bytes: int = Field(
+        default=0, description="Bytes that have no price, and are in neither `per_month` nor `grows_per_month`."
+    )
     limits: list[str] = Field(description="What the forecast leaves out.")
 
 

@@ -156,6 +156,11 @@ def test_usage_cost_and_prices(saved: str, tmp_path: Path) -> None:
     forecast = json.loads(run("costs", "forecast", saved, "--retention", "ring-buffer", "--json").stdout)
     assert forecast["kept_checkpoints"] == 5
     assert "By its last 3 saves" in run("costs", "forecast", saved, "--retention", "tiered").stdout
+    shown["prices"]["prices"].pop()
+    (tmp_path / "prices.json").write_text(json.dumps(shown), encoding="utf-8")
+    run("prices", "put", "--file", str(tmp_path / "prices.json"))
+    for command in ("show", "forecast"):
+        assert "have no price and are not counted" in run("costs", command, saved).stdout
     run("costs", "forecast", "demo", exit_code=2)
     (tmp_path / "wrong.json").write_text('{"keep_lots": 3}', encoding="utf-8")
     assert (

@@ -298,3 +298,18 @@ def test_a_forecast_counts_with_the_runs_own_rhythm_and_refuses_what_is_no_polic
     assert endless["grows_per_month"] == pytest.approx(30 * 24 * 309 * 2.0 / GIB)
     with refused("invalid_request"):
         answer(http.post(path, json={"retention": {"keep_lots": 4}}))
+
+
+def test_a_forecast_says_how_many_bytes_have_no_price(service: RunningService) -> None:
+    job, http = Job(service.http()), service.http()
+    for step in (100, 200):
+        job.save(step, content=b"x" * 1000)
+    path = "/v1/projects/demo/runs/gpt/cost/forecast"
+    priced = answer(http.post(path, json={}))
+    assert (priced["unpriced_bytes"], any("without a price" in each for each in priced["limits"])) == (0, False)
+    prices = DEFAULT_PRICES.model_dump(mode="json") | {"prices": [{"store_kind": "s3", "per_gib_month": 1.0}]}
+    answer(http.put("/v1/prices", json=prices, headers={"If-Match": "*"}))
+    found = answer(http.post(path, json={}))
+    assert found["unpriced_bytes"] == sum(line["bytes"] for line in found["lines"]) > 0
+    assert found["per_month"] == found["grows_per_month"] == 0
+    assert any("without a price" in each for each in found["limits"])

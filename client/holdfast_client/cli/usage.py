@@ -203,6 +203,7 @@ def forecast(
             else "."
         )
     )
+    _say_unpriced(found.unpriced_bytes)
     show_line(
         f"By its last {counted(found.based_on_saves, 'save')}: one each {found.save_interval_seconds:.0f} s with "
         f"{as_bytes(found.bytes_per_save)}, beside {as_bytes(found.shared_bytes)} that all share."
@@ -213,8 +214,12 @@ def forecast(
 
 def _say_prices(found: CostView) -> None:
     show_line(f"Prices of {found.as_of:%Y-%m-%d}; `holdfast prices show` tells them and their source.")
-    if found.unpriced_bytes:
-        show_line(f"{as_bytes(found.unpriced_bytes)} have no price and are not counted.")
+    _say_unpriced(found.unpriced_bytes)
+
+
+def _say_unpriced(size: int) -> None:
+    if size:
+        show_line(f"{as_bytes(size)} have no price and are not counted.")
 
 
 @prices.command("show")

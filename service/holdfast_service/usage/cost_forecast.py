@@ -187,6 +187,8 @@ _LIMITS = [
     "Storing alone is counted: no requests, no reads, no transfer, no minimum storage time of a storage class.",
 ]
 
+_UNPRICED = "Bytes in a place without a price are not counted, nor is what grows there: `holdfast prices put` sets one."
+
 _Policy = TypeVar("_Policy", bound=Request)
 
 
@@ -216,6 +218,7 @@ def forecast_cost(
     # A policy that keeps every save has nothing in the trash.
     trashed = round(context.settings.trash_policy_seconds / given.cadence.interval_seconds * stands.expiring_share)
     lines = _lines(context, given, stands, trashed)
+    unpriced = sum(line.bytes for line in lines if line.per_gib_month is None)
     hot = next((line.per_gib_month for line in lines if line.storage_class is None), None) or 0.0
     return CostForecast(
         project=owner.name,
@@ -234,7 +237,8 @@ def forecast_cost(
         as_of=given.prices.as_of,
         per_month=sum(line.per_month for line in lines),
         grows_per_month=_growth(stands, lines, given.cadence, hot),
-        limits=list(_LIMITS),
+        unpriced_bytes=unpriced,
+        limits=[*_LIMITS, *([_UNPRICED] if unpriced else [])],
     )
 
 

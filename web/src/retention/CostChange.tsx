@@ -2,7 +2,7 @@ import { useQuery } from "@/api/client";
 import { failureOf } from "@/api/problem";
 import { Figure } from "@/components/facts/Figures";
 import { Prices } from "@/components/facts/Prices";
-import { Money } from "@/components/values";
+import { Bytes, Money } from "@/components/values";
 import { formatCount } from "@/format/numbers";
 import { costAfter } from "./cost";
 import type { PolicyDocument } from "./rules";
@@ -115,11 +115,12 @@ interface ForecastFigures {
   currency: string;
   kept_checkpoints: number;
   grows_per_month: number;
+  unpriced_bytes: number;
   limits: string[];
 }
 
 function Forecast({ forecast }: { forecast: ForecastFigures }) {
-  const { per_month, currency, kept_checkpoints, grows_per_month, limits } = forecast;
+  const { per_month, currency, kept_checkpoints, grows_per_month, unpriced_bytes, limits } = forecast;
   return (
     <span title={limits.join(" ")}>
       <Money amount={per_month} currency={currency} />
@@ -128,6 +129,11 @@ function Forecast({ forecast }: { forecast: ForecastFigures }) {
         {grows_per_month > 0 && (
           <>
             , and each month <Money amount={grows_per_month} currency={currency} /> more
+          </>
+        )}
+        {unpriced_bytes > 0 && (
+          <>
+            , and <Bytes count={unpriced_bytes} /> without a price: holdfast prices sets one
           </>
         )}
       </small>

@@ -49,7 +49,14 @@ const COST = {
     },
   ],
 };
-const FORECAST = { per_month: 9, currency: "USD", kept_checkpoints: 7, grows_per_month: 0, limits: [] };
+const FORECAST = {
+  per_month: 9,
+  currency: "USD",
+  kept_checkpoints: 7,
+  grows_per_month: 0,
+  unpriced_bytes: 0,
+  limits: [],
+};
 const ids = (count: number) => Array.from({ length: count }, (_, index) => `ck_${index + 1}`);
 
 /** The newest `kept` of three are kept. */
@@ -164,6 +171,13 @@ it("shows at once what an edited policy does, and applies what was seen by its t
 
   await userEvent.click(screen.getByRole("button", { name: "Undo: take all 2 back" }));
   expect(await screen.findByText(/2 checkpoints are committed again/)).toBeVisible();
+});
+
+it("tells of a forecast how many bytes have no price", async () => {
+  const forecast = { ...FORECAST, unpriced_bytes: 2 * 2 ** 30 };
+  serve(answers({ "POST /v1/projects/demo/runs/llama/cost/forecast": () => forecast }));
+  open("?run=llama");
+  expect(await screen.findByText(/without a price: holdfast prices sets one/)).toHaveTextContent("2.0 GiB");
 });
 
 it("names the version of the project's policy that was seen, and shows what the service refuses", async () => {
