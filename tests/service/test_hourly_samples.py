@@ -167,6 +167,24 @@ def test_a_run_that_was_opened_after_the_hour_has_no_sample_of_it(service: Runni
     assert [each["live_runs"] for each in samples(service, "demo")] == [1]
 
 
+def test_what_a_clock_has_dated_that_was_ahead_is_sampled_as_soon_as_the_clock_is_right(
+    service: RunningService, clock: Clock
+) -> None:
+    ahead = 400 * 86400
+    clock.advance(ahead)
+    trained(service)
+    trained(service, "demo/bert").end("finished")
+    let_the_hour_end(service, clock)
+    reconcile(service.context)
+    clock.advance(-ahead)
+    hour = let_the_hour_end(service, clock)
+    assert reconcile(service.context).done == 1
+    (of_project,), (of_run,) = samples(service, "demo"), samples(service, "demo/gpt")
+    assert (since(of_project), since(of_run)) == (hour, hour)
+    assert (of_project["live_runs"], of_project["wall_seconds"]) == (1, 0), "when the other one ended is not known"
+    assert of_run["restore_point_age_seconds"] == 0
+
+
 def test_a_pass_reads_no_more_for_many_projects_than_for_one_and_no_sweeps(
     service: RunningService, clock: Clock
 ) -> None:

@@ -165,6 +165,24 @@ def test_drift_is_found_put_right_and_told(service: RunningService, clock: Clock
     assert drifted(service) == found
 
 
+def test_drift_is_found_though_a_comparison_was_dated_by_a_clock_that_was_ahead(
+    service: RunningService, clock: Clock
+) -> None:
+    Job(service.http()).save(100, content=b"x" * 1000)
+    ahead = 400 * 86400
+    clock.advance(ahead)
+    take_up(service)
+    clock.advance(-ahead)
+    take_up(service)  # what was marked meanwhile
+    spoil(service)
+    take_up(service)
+    assert drifted(service) == 0, "the last whole comparison was a moment ago"
+    clock.advance(EVERY.total_seconds() + 1)
+    take_up(service)
+    assert drifted(service) > 0
+    assert kept(service) == true(service)
+
+
 def test_what_is_only_not_taken_up_yet_has_not_drifted(
     service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from holdfast_protocol.base import Page
 from holdfast_protocol.usage import ProjectSample, RunSample, SampledEvery
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
+from holdfast_service.db.dialect import database_now
 from holdfast_service.db.pages import cut_page, decode_cursor, moment_from_text, moment_to_text
 from holdfast_service.db.tables.samples import ProjectSampleRow, RunSampleRow
 from holdfast_service.runs.views import project_named, run_named
@@ -64,7 +65,8 @@ def _groups(
     """The rows of each item of a page, all the newest first. Of so many rows of one subject there are at least `limit`
     whole days, and a row of the next one if there is one."""
     kind = f"{table.__tablename__} {span.every.value}"
-    query = select(table).where(mine).order_by(table.hour.desc())
+    # What is dated later than now was taken by a clock that was ahead.
+    query = select(table).where(mine, table.hour <= database_now(session)).order_by(table.hour.desc())
     if span.since is not None:
         query = query.where(table.hour >= span.since)
     if span.until is not None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, case, exists, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Select, and_, case, exists, func, or_, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.context import ServiceContext
@@ -43,7 +43,12 @@ def last_hour(now: datetime) -> datetime:
 def due_projects(hour: datetime) -> Select[str]:
     """The ids of projects that have no sample of the hour, and were there in it."""
     sampled = exists().where(ProjectSampleRow.project_id == Project.id, ProjectSampleRow.hour == hour)
-    return select(Project.id).where(Project.purged_at.is_(None), Project.created_at < hour + HOUR, ~sampled)
+    return select(Project.id).where(Project.purged_at.is_(None), _was_there(Project.created_at, hour), ~sampled)
+
+
+def _was_there(created_at: InstrumentedAttribute[datetime], hour: datetime) -> ColumnElement[bool]:
+    """Made before the end of the hour; or dated after the hour that is under way, by a clock that was ahead."""
+    return or_(created_at < hour + HOUR, created_at >= hour + 2 * HOUR)
 
 
 @dataclass
@@ -115,13 +120,14 @@ class _Run:
 
 def _ran(hour: datetime) -> tuple[ColumnElement[bool], ...]:
     """Of a run and its newest attempt: it had one open in the hour or later, and is of a project that is due. A run
-    that was made after the hour is not of it, however late the pass is."""
+    that was made after the hour is not of it, however late the pass is; nor is one that ended by a clock that was
+    ahead: when it did is not known."""
     return (
         Attempt.run_id == Run.id,
         Attempt.number == Run.latest_attempt,
         Run.deleted_at.is_(None),
-        Run.created_at < hour + HOUR,
-        Attempt.ended_at.is_(None) | (Attempt.ended_at > hour),
+        _was_there(Run.created_at, hour),
+        or_(Attempt.ended_at.is_(None), and_(Attempt.ended_at > hour, Attempt.ended_at < hour + 2 * HOUR)),
         Run.project_id.in_(due_projects(hour)),
     )
 
@@ -206,7 +212,9 @@ def _sample_runs(
             "logical_bytes": sums[run.id].logical_bytes,
             "productive_seconds": None if spent is None else spent[0],
             "wall_seconds": None if spent is None else spent[1],
-            "restore_point_age_seconds": None if point is None else (now - point.committed_at).total_seconds(),
+            "restore_point_age_seconds": None
+            if point is None
+            else max(0.0, (now - point.committed_at).total_seconds()),
             "last_step": run.last_step,
             "restore_point_step": None if point is None else point.step,
             "attempt": newest.attempt,

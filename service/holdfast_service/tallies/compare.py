@@ -66,9 +66,11 @@ KINDS = frozenset({"copies", "checkpoints"})
 
 
 def resting_kinds(session: Session, now: datetime) -> set[str]:
-    """Whose last comparison is over, and whose next is not due."""
+    """Whose last comparison is over, and whose next is not due. One that began later than now did so by a clock that
+    was ahead."""
     over = (TallyComparison.position.is_(None), TallyComparison.ended_at.is_not(None))
-    return set(session.scalars(select(TallyComparison.kind).where(*over, TallyComparison.began_at > now - EVERY)))
+    lately = (TallyComparison.began_at > now - EVERY, TallyComparison.began_at <= now)
+    return set(session.scalars(select(TallyComparison.kind).where(*over, *lately)))
 
 
 def _begin(context: ServiceContext, kind: str, *, now_due: bool) -> TallyComparison | None:
