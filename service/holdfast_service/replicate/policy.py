@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from sqlalchemy import and_, case, delete, exists, or_, select, text
+from sqlalchemy import Select, and_, case, delete, exists, func, or_, select, text
 from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.copies import CopyPolicy
@@ -22,7 +22,7 @@ from holdfast_protocol.states import CheckpointState, Health
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import is_in
 from holdfast_service.db.dialect import insert_absent
-from holdfast_service.db.tables.core import COPY_DAMAGED, Checkpoint, ChunkListEntry, Copy, Run, Shard
+from holdfast_service.db.tables.core import COPY_DAMAGED, Checkpoint, Chunk, ChunkListEntry, Copy, Run, Shard
 from holdfast_service.db.tables.operations import CheckpointCopy, Policy
 from holdfast_service.lineage.best_and_proven import best_of
 from holdfast_service.policies.policies import StoredPolicy, effective_policy
@@ -93,9 +93,25 @@ def reopen_damaged(context: ServiceContext, store_id: int) -> int:
             .order_by(CheckpointCopy.checkpoint_id)
             .limit(_ROWS)
         ).all()
+        bytes_of = _bytes_among(session, lost, [row.checkpoint_id for row in rows])
         for row in rows:
             row.complete_at = None
+            row.missing_bytes = bytes_of.get(row.checkpoint_id, 0)
         return len(rows)
+
+
+def _bytes_among(session: Session, chunk_ids: Select[int], checkpoint_ids: Sequence[str]) -> dict[str, int]:
+    """By checkpoint, the bytes of its distinct chunks that are among these."""
+    found = (
+        select(Shard.checkpoint_id, Chunk.id, Chunk.bytes)
+        .join(ChunkListEntry, ChunkListEntry.chunk_list_id == Shard.chunk_list_id)
+        .join(Chunk, Chunk.id == ChunkListEntry.chunk_id)
+        .where(Shard.checkpoint_id.in_(checkpoint_ids), Chunk.id.in_(chunk_ids))
+        .distinct()
+        .subquery()
+    )
+    sums = session.execute(select(found.c.checkpoint_id, func.sum(found.c.bytes)).group_by(found.c.checkpoint_id))
+    return {checkpoint_id: int(size) for checkpoint_id, size in sums}
 
 
 def _due(store_id: int) -> Any:

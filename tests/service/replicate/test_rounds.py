@@ -143,14 +143,27 @@ def test_a_chunk_that_the_second_store_lost_is_copied_there_again(
     service: RunningService, saved: dict[str, Any]
 ) -> None:
     replicate(service)
+    _lose(service)
+    report = replicate(service)
+    assert (report.reopened, report.done, report.whole) == (1, 1, (saved["id"],))
+    assert copies_of(service, CONTENT, SECOND)[-1].state == CopyState.VERIFIED
+
+
+def test_the_lag_counts_what_must_be_copied_there_again(service: RunningService, saved: dict[str, Any]) -> None:
+    replicate(service)
+    _lose(service)
+    assert rows.reopen_damaged(service.context, attached(service, SECOND).store_id) == 1
+    behind = answer(service.http().get("/v1/projects/demo/runs/gpt/copies"))
+    assert (behind["waiting"], behind["lag_bytes"]) == (1, len(CONTENT)), "and not all of the checkpoint"
+
+
+def _lose(service: RunningService) -> None:
+    """The copy of CONTENT in the second store, as the scrub tells it."""
     (copy,) = copies_of(service, CONTENT, SECOND)
     file_of(service, SECOND, copy).unlink()
     with service.context.database.transaction() as session:
         lost = {"state": CopyState.BAD, "bad_at": database_now(session), "finding": "is not in the store"}
         session.execute(update(Copy).where(Copy.id == copy.id).values(**lost))
-    report = replicate(service)
-    assert (report.reopened, report.done, report.whole) == (1, 1, (saved["id"],))
-    assert copies_of(service, CONTENT, SECOND)[-1].state == CopyState.VERIFIED
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
