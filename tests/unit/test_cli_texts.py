@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import typer.core
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from holdfast_client.cli import output as show
 from holdfast_client.cli.arguments import first, read_duration, read_lifetime, say_if_cut
 from holdfast_client.cli.checkpoints import lateness
 from holdfast_client.cli.main import ENTRIES, SUBJECTS, app
 from holdfast_client.cli.output import as_bytes, as_metric, as_time, show_facts, show_table
-from holdfast_client.cli.projects import read_size
+from holdfast_client.cli.projects import read_count, read_size
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_client.cli.trash import show_what_goes
 from holdfast_protocol.checkpoints import CheckpointView, MetricValue
@@ -40,10 +41,30 @@ def test_sizes_are_read(text, count):
     assert read_size(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "GB", "5 potatoes", "-5GB", "1e9", "5GiBB", "nan", "0.5", "0.0001k"])
+@pytest.mark.parametrize("text", ["", "GB", "5 potatoes", "-5GB", "1e9", "5GiBB", "nan", "0.5", "0.0001k", "9999999TB"])
 def test_what_is_not_a_size_is_refused(text):
     with pytest.raises(typer.BadParameter):
         read_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("500", 500), ("20k", 20_000), ("1.5M", 1_500_000), ("0", 0), ("None", None)]
+)
+def test_counts_are_read(text: str, count: int | None) -> None:
+    assert read_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "1.5", "0.0001k", "5GB", "100b", "many", "-1", "9999999T"])
+def test_what_is_not_a_whole_count_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        read_count(text)
+
+
+@pytest.mark.parametrize("option", ["--quota-runs", "--soft-quota-checkpoints", "--quota-objects"])
+def test_a_quota_of_one_and_a_half_is_refused_before_the_service_is_asked(option: str) -> None:
+    refused = CliRunner().invoke(app, ["projects", "edit", "demo", option, "1.5"])
+    assert refused.exit_code == 2
+    assert "is not whole" in refused.output
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("30m", 1800), ("12h", 43200), ("90d", 7776000), ("4W", 2419200)])

@@ -8,6 +8,7 @@ import sys
 import webbrowser
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC
+from fractions import Fraction
 from typing import Annotated
 
 import typer
@@ -32,6 +33,7 @@ from holdfast_client.cli.output import NOTHING, as_bytes, as_time, show_facts, s
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_client.client import end_of_token
 from holdfast_client.errors import EditNeedsVersion, HoldfastError
+from holdfast_protocol.base import LARGEST_INTEGER
 from holdfast_protocol.pruning import InTrash
 from holdfast_protocol.runs import EditProject, ProjectView, QuotaView
 from holdfast_protocol.service import LONGEST_OVERLAP_SECONDS, CreateToken, RotateToken, TokenCreated, TokenView
@@ -179,7 +181,10 @@ def edit(
 
 
 def _quotas_given(**quotas: str | None) -> EditProject:
-    return EditProject(**{name: read_size(text) for name, text in quotas.items() if text is not None})
+    given = {name: text for name, text in quotas.items() if text is not None}
+    return EditProject(
+        **{name: read_size(text) if name.endswith("bytes") else read_count(text) for name, text in given.items()}
+    )
 
 
 def _show(view: ProjectView, json: bool) -> None:
@@ -282,10 +287,30 @@ def read_size(text: str) -> int | None:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a size; write for example 500GB, 2TiB or none.")
-    size = float(match[1]) * _UNITS[match[2].lower()]
-    if size < 1 and float(match[1]) > 0:
+    size = _in_ones(text, match)
+    if 0 < size < 1:
         raise typer.BadParameter(f"{text!r} is less than one byte; name its unit, for example {match[1]}TiB.")
     return int(size)
+
+
+def read_count(text: str) -> int | None:
+    """`500`, `20k`, `1.5M` -> how many; `none` -> None."""
+    if text.strip().lower() == "none":
+        return None
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or text.strip().lower().endswith("b"):
+        raise typer.BadParameter(f"{text!r} is not a count; write for example 500, 20k, 5M or none.")
+    count = _in_ones(text, match)
+    if count % 1:
+        raise typer.BadParameter(f"{text!r} is not whole; write for example 500, 20k, 5M or none.")
+    return int(count)
+
+
+def _in_ones(text: str, match: re.Match[str]) -> Fraction:
+    ones = Fraction(match[1]) * _UNITS[match[2].lower()]
+    if ones > LARGEST_INTEGER:
+        raise typer.BadParameter(f"{text!r} is more than the service can count; write none for no limit.")
+    return ones
 
 
 ExpiresOption = Annotated[str, typer.Option(help="After this time, such as 12h, 90d or never.")]
