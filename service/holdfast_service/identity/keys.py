@@ -249,12 +249,25 @@ def _public_key(document: object, provider: ProviderRules) -> PublicKey | None:
 
 def _get_json(provider: ProviderRules, url: str) -> Mapping[str, Any]:
     """Raises ProviderError."""
+    status, body = call_provider(provider, "GET", url, headers=_authorization(provider, url))
+    if status != 200:
+        raise ProviderError(f"{_shown(url)} answered {status}")
+    return json_object_of(url, body)
+
+
+def call_provider(
+    provider: ProviderRules,
+    method: str,
+    url: str,
+    *,
+    headers: Mapping[str, str],
+    form: Mapping[str, str] | None = None,
+) -> tuple[int, bytes]:
+    """Status and body of the answer, which is bounded in size and time. Raises ProviderError."""
     body = bytearray()
     ends = time.monotonic() + WHOLE_SECONDS
     try:
-        with http_of(provider, url) as http, http.stream("GET", url, headers=_authorization(provider, url)) as reply:
-            if reply.status_code != 200:
-                raise ProviderError(f"{_shown(url)} answered {reply.status_code}")
+        with _http_of(provider, url) as http, http.stream(method, url, headers=headers, data=form) as reply:
             for part in reply.iter_raw():
                 body += part
                 if len(body) > MOST_BYTES:
@@ -263,6 +276,11 @@ def _get_json(provider: ProviderRules, url: str) -> Mapping[str, Any]:
                     raise ProviderError(f"{_shown(url)} took more than {WHOLE_SECONDS:.0f} s to answer")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ProviderError(f"{_shown(url)} cannot be reached ({type(error).__name__})") from None
+    return reply.status_code, bytes(body)
+
+
+def json_object_of(url: str, body: bytes) -> Mapping[str, Any]:
+    """Raises ProviderError for what is none."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
@@ -272,7 +290,7 @@ def _get_json(provider: ProviderRules, url: str) -> Mapping[str, Any]:
     return document
 
 
-def http_of(provider: ProviderRules, url: str) -> httpx.Client:
+def _http_of(provider: ProviderRules, url: str) -> httpx.Client:
     """For calls of a provider: its certificate is verified, no redirect is followed, and each pause is bounded. Raises
     ProviderError for a CA file that cannot be used."""
     try:

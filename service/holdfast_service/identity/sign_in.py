@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import httpx
 from fastapi import Request, Response
 
 from holdfast_protocol.problems import ProblemCode
@@ -53,7 +52,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
 from holdfast_service.identity.exchange import identities_in, make_token
 from holdfast_service.identity.identities import VerifiedIdentity
-from holdfast_service.identity.keys import CALL_SECONDS, MOST_BYTES, WHOLE_SECONDS, ProviderError, http_of, url_in
+from holdfast_service.identity.keys import CALL_SECONDS, ProviderError, call_provider, json_object_of, url_in
 from holdfast_service.identity.rules import ProviderRules
 
 _SECRET_BYTES = 32
@@ -267,34 +266,16 @@ def _id_token(provider: ProviderRules, document: Mapping[str, Any], form: Mappin
     """Raises `sign_in_failed` for what the provider refuses, and ProviderError."""
     url = url_in(document, "token_endpoint")
     headers, with_secret = _client(provider, document)
-    body, ends = bytearray(), time.monotonic() + WHOLE_SECONDS
-    try:
-        with (
-            http_of(provider, url) as http,
-            http.stream("POST", url, data={**form, **with_secret}, headers=headers) as reply,
-        ):
-            for part in reply.iter_raw():
-                body += part
-                if len(body) > MOST_BYTES:
-                    raise ProviderError(f"{url} answered with more than {MOST_BYTES} bytes")
-                if time.monotonic() > ends:
-                    raise ProviderError(f"{url} took more than {WHOLE_SECONDS:.0f} s to answer")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ProviderError(f"{url} cannot be reached ({type(error).__name__})") from None
-    if reply.status_code >= 500 or reply.status_code == 429:
-        raise ProviderError(f"{url} answered {reply.status_code}")
-    try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError):
-        answer = None
-    if not isinstance(answer, dict):
-        raise ProviderError(f"{url} answered with something that is no JSON object")
+    status, body = call_provider(provider, "POST", url, headers=headers, form={**form, **with_secret})
+    if status >= 500 or status == 429:
+        raise ProviderError(f"{url} answered {status}")
+    answer = json_object_of(url, body)
     title = provider.shown
     if answer.get("error") == "invalid_grant":
         raise _failed(f"{title} does not take the code: it was used before, or it is too old. Begin again.")
-    if not reply.is_success:
+    if not 200 <= status < 300:
         said = answer.get("error")
-        why = said[:_SHOWN_CHARACTERS] if isinstance(said, str) else str(reply.status_code)
+        why = said[:_SHOWN_CHARACTERS] if isinstance(said, str) else str(status)
         raise _failed(
             f"{provider.shown} refuses this service: {why}. Have an administrator compare the client of the identity "
             "file with the provider's."
