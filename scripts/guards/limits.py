@@ -169,8 +169,8 @@ GUARDS = (
         "limits-before-work",
         "a seal is refused for its token's rate",
         "service/holdfast_service/web/admission.py",
-        "if permit.kind is CallClass.PROMISED or permit.token_id is not None:",
-        "if permit.token_id is not None:",
+        "if permit.kind is CallClass.PROMISED or permit.counted_as is not None:",
+        "if permit.counted_as is not None:",
         ("tests/service/test_token_limits.py",),
     ),
     Guard(

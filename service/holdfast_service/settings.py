@@ -178,8 +178,9 @@ class ServiceSettings(BaseSettings):
     token_requests_per_second: float = Field(
         default=0.0,
         ge=0,
-        description="Calls a second of one token, in each process; 0: any number. A token can be made with a limit of "
-        "its own. Seals and heartbeats are not counted and not refused; of the others one more gets 429.",
+        description="Calls a second of one token, in each process; 0: any number. All tokens that one identity got "
+        "count as one. A token can be made with a limit of its own. Seals and heartbeats are not counted and not "
+        "refused; of the others one more gets 429.",
     )
     token_burst_seconds: float = Field(
         default=10.0, gt=0, description="A token that was quiet may make as many calls at once as in so long."
@@ -187,8 +188,8 @@ class ServiceSettings(BaseSettings):
     token_requests: int = Field(
         default=4000,
         ge=4,
-        description="Calls of one token that are under way in each process, refused in the order of "
-        "HOLDFAST_PROJECT_REQUESTS. A token can be made with a limit of its own.",
+        description="Calls of one token, or of all that one identity got, that are under way in each process, refused "
+        "in the order of HOLDFAST_PROJECT_REQUESTS. A token can be made with a limit of its own.",
     )
     project_long_polls: int = Field(
         default=2000,

@@ -9,6 +9,8 @@ import httpx
 import pytest
 
 from holdfast_protocol.states import Scope
+from holdfast_service.auth.principal import new_token_text
+from holdfast_service.auth.tokens import insert_token
 from holdfast_service.settings import ServiceSettings
 from tests.support.rank import Job, answer
 from tests.support.service import RunningService, running_service
@@ -58,6 +60,29 @@ def test_the_settings_limit_each_token_that_has_no_limit_of_its_own(tmp_path: Pa
             http = service.http(token=token)
             assert [http.get("/v1/projects").status_code for _ in range(3)] == [200, 429, 429]
         assert {own.get("/v1/projects").status_code for _ in range(20)} == {200}
+
+
+def test_an_identity_gets_no_more_calls_by_another_exchange(tmp_path: Path) -> None:
+    def exchanged(subject: str) -> str:
+        text = new_token_text()
+        with service.context.database.transaction() as session:
+            insert_token(
+                session,
+                text,
+                name="ci: a job",
+                scopes=tuple(Scope),
+                project_id=None,
+                expires_at=None,
+                issuer="https://ci.example.com",
+                subject=subject,
+            )
+        return text
+
+    settings = ServiceSettings(data_dir=tmp_path / "data", port=0, token_requests_per_second=SELDOM)
+    with running_service(settings) as service:
+        tokens = [exchanged("one"), exchanged("one"), exchanged("another")]
+        replies = [service.http(token=token).get("/v1/projects").status_code for token in tokens]
+        assert replies == [200, 429, 200]
 
 
 def test_a_limit_that_is_none_is_refused(service: RunningService) -> None:

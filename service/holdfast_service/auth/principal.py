@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Principal:
     """`project_id` None: the token is good for every project. `session_id`: the session that stands for the token.
-    The last two are the token's own limits; None: those of the settings."""
+    `identity`: the one that got the token by an exchange. The last two are the token's own limits; None: those of the
+    settings."""
 
     token_id: str
     name: str
@@ -44,8 +45,14 @@ class Principal:
     project_id: str | None = None
     project_name: str | None = None
     session_id: str | None = None
+    identity: str | None = None
     requests_per_second: float | None = None
     concurrent_requests: int | None = None
+
+    @property
+    def counted_as(self) -> str:
+        """Whose calls are counted together: else each exchange would bring an identity's calls limits of their own."""
+        return self.identity or self.token_id
 
     def sees_project(self, project_id: str) -> bool:
         return self.project_id is None or self.project_id == project_id
@@ -381,6 +388,7 @@ def _principal(token: Token, project_name: str | None, session_id: str | None = 
         project_id=token.project_id,
         project_name=project_name,
         session_id=session_id,
+        identity=None if token.issuer is None else f"{token.subject} of {token.issuer}",
         requests_per_second=token.requests_per_second,
         concurrent_requests=token.concurrent_requests,
     )

@@ -8,7 +8,8 @@ A call belongs to the project of its token. A token that is good for every proje
 of a checkpoint's id this process knows the project if the checkpoint was begun here. Calls whose token was not seen
 before share one project, so strangers cannot take more turns than one project has.
 
-A token has limits of its own beside those of its project: `web/fair_queue.py`.
+A token has limits of its own beside those of its project: `web/fair_queue.py`. All tokens that one identity got share
+theirs.
 """
 
 from __future__ import annotations
@@ -172,28 +173,28 @@ class Admission:
                 self._meter.count_refusal(permit.owner, kind, error.context["limit"])
             raise
         finally:
-            if permit.token_id is not None:
+            if permit.counted_as is not None:
                 with self._lock:
-                    self._tokens.leave(permit.token_id)
+                    self._tokens.leave(permit.counted_as)
 
     def count_token(self, permit: Permit, caller: Principal) -> None:
         """Within the limits of the caller's token. Its reply tells what is left. Raises `rate_limited`."""
-        if permit.kind is CallClass.PROMISED or permit.token_id is not None:
+        if permit.kind is CallClass.PROMISED or permit.counted_as is not None:
             return
-        settings, token_id = self._settings, caller.token_id
+        settings, counted_as = self._settings, caller.counted_as
         per_second = settings.token_requests_per_second
         if caller.requests_per_second is not None:
             per_second = caller.requests_per_second
         most = settings.token_requests if caller.concurrent_requests is None else caller.concurrent_requests
         now = time.monotonic()
         with self._lock:
-            bucket = self._tokens.bucket_of(token_id, per_second, now)
+            bucket = self._tokens.bucket_of(counted_as, per_second, now)
             seconds = None if bucket is None else bucket.take(now)
             if bucket is not None:
                 permit.connection.state.rate_limit = bucket.headers()
             if seconds is None:
-                refusal = self._tokens.let_in(token_id, permit.kind, most)
-                permit.token_id = token_id if refusal is None else None
+                refusal = self._tokens.let_in(counted_as, permit.kind, most)
+                permit.counted_as = counted_as if refusal is None else None
             else:
                 refusal = TokenRefusal(TokenLimit.RATE, per_second, seconds)
         if refusal is not None:
@@ -336,8 +337,8 @@ class Permit:
     def __init__(self, admission: Admission, connection: HTTPConnection, project: str, kind: CallClass) -> None:
         self._admission = admission
         self.connection = connection
-        self.token_id: str | None = None
-        """The token that this call counts for."""
+        self.counted_as: str | None = None
+        """The token or the identity that this call counts for."""
         self.project = project
         self.owner = project
         self.kind = kind

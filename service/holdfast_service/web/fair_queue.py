@@ -249,8 +249,8 @@ class Bucket:
 
 
 class TokenLimits:
-    """How often one token may call, and how many of its calls may be under way, in one process. Seals, heartbeats and
-    what ends something are neither counted nor refused: work was done for them already.
+    """How often one token, or one identity, may call, and how many of its calls may be under way, in one process.
+    Seals, heartbeats and what ends something are neither counted nor refused: work was done for them already.
 
     Not thread-safe. `burst_seconds`: a token that was quiet may make as many calls at once as in so long."""
 
@@ -259,28 +259,28 @@ class TokenLimits:
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
         self._under_way: dict[str, int] = {}
 
-    def bucket_of(self, token_id: str, per_second: float, now: float) -> Bucket | None:
+    def bucket_of(self, counted_as: str, per_second: float, now: float) -> Bucket | None:
         """None: a rate of 0, which is no limit."""
         if not per_second:
             return None
-        bucket = self._buckets.get(token_id)
+        bucket = self._buckets.get(counted_as)
         if bucket is None:
             size = max(1.0, per_second * self._burst_seconds)
-            bucket = self._buckets[token_id] = Bucket(per_second, size, size, now)
-        self._buckets.move_to_end(token_id)
+            bucket = self._buckets[counted_as] = Bucket(per_second, size, size, now)
+        self._buckets.move_to_end(counted_as)
         if len(self._buckets) > _MOST_KEPT:
             self._buckets.popitem(last=False)
         return bucket
 
-    def let_in(self, token_id: str, kind: CallClass, most: int) -> TokenRefusal | None:
+    def let_in(self, counted_as: str, kind: CallClass, most: int) -> TokenRefusal | None:
         """None: the call counts from now on, until `leave`. As of a project, begins are refused first."""
-        count = self._under_way.get(token_id, 0)
+        count = self._under_way.get(counted_as, 0)
         if count >= SHARE[kind] * most:
             return TokenRefusal(TokenLimit.CONCURRENT, most, _RETRY_SECONDS[0])
-        self._under_way[token_id] = count + 1
+        self._under_way[counted_as] = count + 1
         return None
 
-    def leave(self, token_id: str) -> None:
-        self._under_way[token_id] -= 1
-        if not self._under_way[token_id]:
-            del self._under_way[token_id]
+    def leave(self, counted_as: str) -> None:
+        self._under_way[counted_as] -= 1
+        if not self._under_way[counted_as]:
+            del self._under_way[counted_as]
