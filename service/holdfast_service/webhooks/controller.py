@@ -23,7 +23,14 @@ from holdfast_service.release import VERSION
 from holdfast_service.secrets.kept import hook_secrets
 from holdfast_service.secrets.keyring import DecryptionError
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.webhooks.deliver import WHOLE_SECONDS, Answer, call, pause_seconds, signature
+from holdfast_service.webhooks.deliver import (
+    LONGEST_PAUSE_SECONDS,
+    WHOLE_SECONDS,
+    Answer,
+    call,
+    pause_seconds,
+    signature,
+)
 from holdfast_service.webhooks.formats import KEEPS_ALERTS, ROUTINE, TURNS, render
 from holdfast_service.webhooks.manage import delivery_id
 from holdfast_service.webhooks.target import RefusedTargetError, find_target
@@ -85,6 +92,7 @@ _CALLS_OF_A_ROUND = 100
 # One receiver that does not answer must not keep the others waiting.
 _THREADS = 2
 _GONE = 410
+_LONGEST_PAUSE = timedelta(seconds=LONGEST_PAUSE_SECONDS)
 
 _log = structlog.get_logger("holdfast.webhooks")
 
@@ -143,7 +151,7 @@ def backlog(session: Session, context: ServiceContext) -> Backlog:
         select(
             func.count().filter(due),
             func.min(WebhookDelivery.next_try_at).filter(due),
-            func.count().filter(WebhookDelivery.leased_until > now),
+            func.count().filter(~lease.is_free(WebhookDelivery.leased_until, now)),
         ).where(text(TO_DELIVER))
     ).one()
     return Backlog(waiting, leased, oldest)
@@ -152,7 +160,8 @@ def backlog(session: Session, context: ServiceContext) -> Backlog:
 def _is_due(now: datetime) -> ColumnElement[bool]:
     return and_(
         text(TO_DELIVER),
-        WebhookDelivery.next_try_at <= now,
+        # No pause is so long: what is due later still was left by a clock that was ahead.
+        or_(WebhookDelivery.next_try_at <= now, WebhookDelivery.next_try_at > now + _LONGEST_PAUSE),
         lease.is_free(WebhookDelivery.leased_until, now),
     )
 
@@ -224,7 +233,7 @@ def _in_hand(now: datetime) -> Select[str]:
     return (
         select(Webhook.project_id)
         .join(WebhookDelivery, WebhookDelivery.webhook_id == Webhook.id)
-        .where(text(TO_DELIVER), WebhookDelivery.leased_until > now)
+        .where(text(TO_DELIVER), ~lease.is_free(WebhookDelivery.leased_until, now))
     )
 
 

@@ -41,6 +41,8 @@ MOST_TRIES = 12
 _FIRST_SECONDS = 5.0
 _FACTOR = 4.0
 _LONGEST_SECONDS = 4 * 3600.0
+_JITTER = 0.2
+LONGEST_PAUSE_SECONDS = _LONGEST_SECONDS * (1 + _JITTER)
 
 
 def pause_seconds(tries: int, jitter: float | None = None) -> float | None:
@@ -51,7 +53,7 @@ def pause_seconds(tries: int, jitter: float | None = None) -> float | None:
         return None
     if jitter is None:
         jitter = random.uniform(-1, 1)  # noqa: S311
-    return min(_LONGEST_SECONDS, _FIRST_SECONDS * _FACTOR ** (tries - 1)) * (1 + jitter / 5)
+    return min(_LONGEST_SECONDS, _FIRST_SECONDS * _FACTOR ** (tries - 1)) * (1 + jitter * _JITTER)
 
 
 CONNECT_SECONDS = 5.0

@@ -371,6 +371,22 @@ def test_a_project_whose_receivers_do_not_answer_holds_no_other_up(
     webhooks._settle(service.context, held[1], Answer(204))
 
 
+@pytest.mark.rule("database-clock")
+def test_calls_that_were_left_and_claimed_while_the_clock_was_ahead_are_made_once_it_is_right(
+    service: RunningService, receiver: Receiver, clock: Clock
+) -> None:
+    service.make_project("demo")
+    make_hook(service, receiver.url, "attempt.failed")
+    clock.advance(40 * 86400)
+    for number in range(2):
+        Job(service.http(), after=number).end("failed")
+    assert webhooks._claim(service.context) is not None, "its process dies"
+    clock.advance(-40 * 86400)
+    Job(service.http(), after=2).end("failed")
+    assert reconcile(service.context).done == 3
+    assert len(receiver.seen) == 3
+
+
 def _dies(*_: object) -> int:
     raise KeyboardInterrupt
 
