@@ -121,6 +121,9 @@ def test_other_ways_to_write_this_machine_are_refused(url: str) -> None:
         "https://a.example\\@b.example/",
         "https://ⓛocalhost/",
         "https://a.example /",
+        f"https://{'a' * 64}.example/",
+        "https://a..example/",
+        "https://.example/",
     ],
 )
 def test_urls_that_are_refused_before_any_name_is_resolved(url: str) -> None:

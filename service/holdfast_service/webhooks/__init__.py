@@ -1,4 +1,4 @@
-"""Webhooks: people of a project make them, what happens leaves calls (`outbox.py`), and these are made.
+"""Webhooks: people of a project make them, what happens leaves calls (`events/announce.py`), and these are made.
 
 manage.py      what people do with webhooks
 controller.py  which calls are due, and what became of each

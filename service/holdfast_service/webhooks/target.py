@@ -1,8 +1,8 @@
 """Where a webhook may call, and where never: a URL that a user gives must not make the service talk to its own network.
 
 The name is resolved here, every address that it has must be public, and the call goes to the very address that was
-looked at (`call.py`): a name that answers differently a moment later changes nothing. Hosts that the operator has put
-on the list of HOLDFAST_WEBHOOK_ALLOWED_HOSTS are exempt, and only they may be called over http.
+looked at (`deliver.py`): a name that answers differently a moment later changes nothing. Hosts that the operator has
+put on the list of HOLDFAST_WEBHOOK_ALLOWED_HOSTS are exempt, and only they may be called over http.
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ def parsed(url: str, allowed_hosts: Collection[str]) -> SplitResult:
         raise RefusedTargetError("The URL has letters that a URL cannot have. Write them as %xx, the name as xn--….")
     if not host:
         raise RefusedTargetError("The URL names no host. Write it as https://host/path.")
+    try:
+        host.encode("idna")  # as the resolver does, which raises for a part that is empty or has more than 63 letters
+    except UnicodeError:
+        raise RefusedTargetError("The URL's host is no name that can be looked up. Correct it.") from None
     if parts.username is not None or parts.password is not None:
         raise RefusedTargetError("The URL holds a user or a password. Check the signature instead.")
     if parts.scheme == "https" or (parts.scheme == "http" and is_allowed(host, port or 80, allowed_hosts)):

@@ -145,6 +145,22 @@ def test_a_call_that_a_later_version_has_left_holds_no_other_up(service: Running
     assert (reconcile(service.context).done, len(receiver.seen)) == (1, 1)
 
 
+def test_a_host_that_no_resolver_takes_is_refused_and_holds_no_other_call_up(
+    service: RunningService, receiver: Receiver
+) -> None:
+    service.make_project("demo")
+    unspeakable = f"https://{'a' * 64}.example/"
+    refused = service.http().post("/v1/projects/demo/webhooks", json={"url": unspeakable, "events": ["attempt.failed"]})
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
+    old, _ = (make_hook(service, f"{receiver.url}/{at}", "attempt.failed") for at in range(2))
+    with service.context.database.transaction() as session:  # made before such a host was refused
+        session.execute(update(Webhook).where(Webhook.id == old["id"]).values(url=unspeakable))
+    Job(service.http()).end("failed")
+    report = reconcile(service.context)
+    assert (report.done, report.failed) == (1, 1)
+    assert "no name that can be looked up" in deliveries(service, old)[0]["last_error"]
+
+
 def test_what_pagerduty_and_slack_keep_secret_is_shown_nowhere(
     service: RunningService, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
