@@ -258,6 +258,14 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path):
         LocalTier(tmp_path / "open", LIMIT)
 
 
+def test_another_users_folder_is_refused_by_that_name(tmp_path, monkeypatch):
+    """`chmod` would not help there: it is not this user's."""
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    with pytest.raises(ConfigurationError, match=f"{tmp_path} belongs to another user. Run this as that user"):
+        LocalTier(tmp_path, LIMIT)
+
+
 def test_saves_come_in_the_order_in_which_they_were_staged():
     chunks = [SpooledChunk(digest=digest_of(b"a"), bytes=1)]
     # The same step twice: an aborted save, and the one that took its place.

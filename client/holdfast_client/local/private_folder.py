@@ -35,7 +35,12 @@ class PrivateFolder:
         self.path = path
         self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         found = os.fstat(self.descriptor)
-        if found.st_uid != os.geteuid() or found.st_mode & _OTHERS_MAY_WRITE:
+        if found.st_uid != os.geteuid():
+            os.close(self.descriptor)
+            raise ConfigurationError(
+                f"{path} belongs to another user. Run this as that user, or choose a folder of your own."
+            )
+        if found.st_mode & _OTHERS_MAY_WRITE:
             os.close(self.descriptor)
             raise ConfigurationError(
                 f"Other users can change what is in {path}. Choose a folder of your own, or run `chmod 700` on it."
