@@ -1,11 +1,12 @@
 import type { ReactNode } from "react";
-import { type Schemas, useQuery } from "@/api/client";
+import type { Schemas } from "@/api/client";
 import { CopyCommand } from "@/components/CopyCommand";
 import { CheckpointName } from "@/components/facts/CheckpointName";
 import { Fact, Facts, Section } from "@/components/facts/Facts";
 import { StateBadge } from "@/components/StateBadge";
 import { Bytes, Nothing, Time } from "@/components/values";
 import { formatCount, formatShare } from "@/format/numbers";
+import { useRestorePoint } from "@/run/replies";
 import styles from "./checkpoint.module.css";
 import { HealthActions, TrashActions } from "./edit/actions";
 import { Keeping } from "./edit/Keeping";
@@ -37,9 +38,7 @@ export function SummaryPart({ checkpoint }: { checkpoint: CheckpointView }) {
 /** What a reader must know before anything else, each with its reason. */
 function Remarks({ checkpoint }: { checkpoint: CheckpointView }) {
   const { project, run } = checkpoint;
-  const decision = useQuery("get", "/v1/projects/{project}/runs/{run}/restore-point", {
-    params: { path: { project, run } },
-  });
+  const decision = useRestorePoint(project, run);
   const point = decision.data?.restore_point ?? null;
   const skipped = decision.data?.skipped.find((each) => each.checkpoint_id === checkpoint.id);
   const remarks: [string, "good" | "warn" | "bad" | "calm", ReactNode][] = [];

@@ -113,6 +113,19 @@ it("asks again for a run that trains, and for its last step", async () => {
   await vi.waitFor(() => expect(figure).toHaveTextContent("345"));
 });
 
+it("asks again for the restore point as time goes by", async () => {
+  stopTheClock();
+  const path = `GET ${RUN}/restore-point`;
+  let note = "";
+  serve({ ...ANSWERS, [path]: () => ({ ...ANSWERS[path]?.(), note }) });
+  openPage("/ui/runs/llama?project=demo");
+  const section = within(await screen.findByRole("region", { name: "Restore point" }));
+  expect(await section.findByRole("link", { name: "200" })).toBeVisible();
+  note = "The catalog was rebuilt, and something may be missing.";
+  await pass(60_000);
+  expect(await section.findByText(note)).toBeVisible();
+});
+
 it("sees a launch after the last attempt has ended", async () => {
   stopTheClock();
   const ended = attempt(1, { last_step: 150, outcome: "failed", ended_at: "2026-01-01T02:00:00Z" });

@@ -1,4 +1,5 @@
 import { useQuery } from "@/api/client";
+import { ASKED_AGAIN } from "@/live/refresh";
 
 /** What more than one part of the screen reads: each is asked for once. */
 
@@ -30,5 +31,11 @@ export function useGoodput(project: string, run: string) {
 }
 
 export function useRestorePoint(project: string, run: string) {
-  return useQuery("get", "/v1/projects/{project}/runs/{run}/restore-point", { params: { path: { project, run } } });
+  return useQuery(
+    "get",
+    "/v1/projects/{project}/runs/{run}/restore-point",
+    { params: { path: { project, run } } },
+    // A thaw, its end, a copy that is made: no event tells of these.
+    { refetchInterval: ASKED_AGAIN.askedAgainAfter },
+  );
 }

@@ -10,6 +10,7 @@ import { EmptyState, ErrorState, Loading, Reply } from "@/components/states";
 import { Bytes, Nothing, Time } from "@/components/values";
 import { type Change, changesOf } from "@/format/changes";
 import { formatBytes, formatCount } from "@/format/numbers";
+import { useRestorePoint } from "@/run/replies";
 import { RunName } from "@/runs/RunName";
 import styles from "../checkpoint.module.css";
 import { ById } from "../Lineage";
@@ -79,7 +80,7 @@ function Choose({ checkpoint }: { checkpoint: CheckpointView }) {
   const own = useQuery("get", "/v1/projects/{project}/runs/{run}/attempts/{number}", {
     params: { path: { ...path, number: attempt } },
   });
-  const point = useQuery("get", "/v1/projects/{project}/runs/{run}/restore-point", { params: { path } });
+  const point = useRestorePoint(project, run);
 
   async function open(event: FormEvent) {
     event.preventDefault();
