@@ -38,7 +38,7 @@ export function ConfirmDialog(props: ConfirmDialogProps) {
   const [error, setError] = useState<unknown>(null);
   const [conflict, setConflict] = useState<Conflict | null>(null);
   const id = useId();
-  const ready = !busy && conflict === null && (typed === undefined || text.trim() === typed);
+  const ready = !busy && conflict === null && (typed === undefined || asRead(text) === asRead(typed));
 
   async function confirm(event: FormEvent) {
     event.preventDefault();
@@ -94,6 +94,11 @@ export function ConfirmDialog(props: ConfirmDialogProps) {
       </form>
     </Dialog>
   );
+}
+
+/** The browser shows no space at an end, and of several spaces one: nobody can type what is not shown. */
+function asRead(text: string): string {
+  return text.trim().replaceAll(/\s+/g, " ");
 }
 
 function Changed({ conflict, onReload }: { conflict: Conflict; onReload: () => void }) {

@@ -325,6 +325,19 @@ describe("tokens", () => {
   });
 });
 
+it("revokes a token whose name has spaces that nobody sees", async () => {
+  const { sent } = open("/ui/operations/tokens", {
+    "GET /v1/tokens": () => page({ ...TOKEN, name: "old  laptop " }),
+    "DELETE /v1/tokens/tk_1": () => TOKEN,
+  });
+  await userEvent.click(await screen.findByRole("button", { name: /^Revoke old/ }));
+  const dialog = within(screen.getByRole("dialog"));
+  await userEvent.type(dialog.getByLabelText("Type old laptop to go on"), "old laptop");
+  await userEvent.click(dialog.getByRole("button", { name: "Revoke" }));
+  await waitFor(() => expect(screen.queryByRole("dialog")).not.toBeInTheDocument());
+  expect(await sent("DELETE /v1/tokens/tk_1")).toBeDefined();
+});
+
 describe("projects", () => {
   it("edits a quota from the version that was seen", async () => {
     const { sent } = open("/ui/operations/projects", { "PUT /v1/projects/demo": () => PROJECT });
