@@ -109,14 +109,13 @@ function TakeOneBack({ checkpoint }: { checkpoint: CheckpointView }) {
   const [failed, setFailed] = useState("");
   const [busy, setBusy] = useState(false);
   const reason =
-    failed ||
-    (checkpoint.state !== "trashed"
+    checkpoint.state !== "trashed"
       ? "Its purge has begun: it cannot be taken back."
       : checkpoint.trashed_by === "run"
         ? "It was deleted with its run: take the run back."
         : busy
           ? "It is being taken back."
-          : undefined);
+          : undefined;
 
   async function undo() {
     setBusy(true);
@@ -126,13 +125,13 @@ function TakeOneBack({ checkpoint }: { checkpoint: CheckpointView }) {
   }
 
   return (
-    <Can scope="operate" reason={reason}>
+    <Can scope="operate" reason={reason} hint={failed || undefined}>
       <button
         type="button"
         aria-label={`Take step ${checkpoint.step} of attempt ${checkpoint.attempt} of ${checkpoint.run} back`}
         onClick={() => void undo()}
       >
-        Undo
+        {failed === "" ? "Undo" : "Retry"}
       </button>
     </Can>
   );

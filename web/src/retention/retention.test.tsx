@@ -452,6 +452,34 @@ it("takes checkpoints back from the trash, and says why one stays there", async 
   expect(screen.getByRole("alert")).toHaveTextContent("Its purge has begun.");
 });
 
+it("takes one back at the second try, after it has said why the first one failed", async () => {
+  let isReached = false;
+  let isBack = false;
+  const inTrash = {
+    ...{ id: "ck_1", project: "demo", run: "llama", step: 10, attempt: 1, state: "trashed", trashed_by: "policy" },
+    ...{ trash_reason: "retention policy of the run", logical_bytes: 100, purge_at: "2999-01-01T00:00:00Z" },
+  };
+  serve(
+    answers({
+      "GET /v1/projects/demo/runs/llama/checkpoints": () => (isBack ? page() : page(inTrash)),
+      "POST /v1/checkpoints/ck_1/undelete": () => {
+        isBack = isReached;
+        return isReached ? {} : problem(503, "store_unavailable", "The store does not answer.");
+      },
+    }),
+  );
+  open("?view=trash&run=llama");
+  const button = await screen.findByRole("button", { name: "Take step 10 of attempt 1 of llama back" });
+  await userEvent.click(button);
+  await waitFor(() => expect(button).toHaveTextContent("Retry"));
+  await userEvent.tab();
+  await userEvent.tab({ shift: true });
+  expect(await screen.findByRole("tooltip")).toHaveTextContent("The store does not answer.");
+  isReached = true;
+  await userEvent.click(button);
+  await waitFor(() => expect(button).not.toBeInTheDocument());
+});
+
 it("has the trash of all runs in one list", async () => {
   const trashed = (run: string) => ({
     ...{ id: `ck_${run}`, project: "demo", run, step: 10, attempt: 1, state: "trashed", trashed_by: "person" },
