@@ -12,7 +12,10 @@ const SHOWN_LEFT = 20;
 
 /** What an action has done, what of it failed, and how it is taken back. */
 export function Done({ outcome, onChange }: { outcome: Outcome; onChange: (outcome: Outcome | null) => void }) {
-  const [back, setBack] = useState<TakenBack | null>(null);
+  // Of the next action nothing is taken back yet.
+  const [undone, setUndone] = useState<{ outcome: Outcome; back: TakenBack } | null>(null);
+  const back = undone?.outcome === outcome ? undone.back : null;
+  const setBack = (back: TakenBack) => setUndone({ outcome, back });
   const [busy, setBusy] = useState("");
   const [error, setError] = useState<unknown>(null);
   const { trashed, left, unnamed, purgeAt, byPolicy, freedBytes, isSaved, failures, retry } = outcome;

@@ -223,6 +223,18 @@ it("expires by the policy in force, and puts none, where nothing was edited", as
   expect(asked.filter((each) => each.method === "PUT")).toEqual([]);
 });
 
+it("offers to undo an action also after the one before it was undone", async () => {
+  serve(answers({ "POST /v1/checkpoints/ck_3/undelete": () => ({}) }));
+  open("?run=llama");
+  for (const _ of ["first", "second"]) {
+    await userEvent.click(await screen.findByRole("button", { name: "Expire 1 now" }));
+    await userEvent.type(screen.getByLabelText("Type 1 to go on"), "1");
+    await userEvent.click(screen.getByRole("button", { name: "Expire 1" }));
+    await userEvent.click(await screen.findByRole("button", { name: "Undo: take it back" }));
+    expect(await screen.findByText(/1 checkpoint is committed again/)).toBeVisible();
+  }
+});
+
 it("applies by the policy of the plan that was seen, and shows the new plan if another one holds by now", async () => {
   const policy = { ...POLICY };
   const asked = serve(
