@@ -1,4 +1,4 @@
-import { fireEvent, render, screen, within } from "@testing-library/react";
+import { act, fireEvent, render, screen, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import type { Pages } from "@/api/client";
 import { allRows, type Columns, createColumnHelper, DataTable } from "./DataTable";
@@ -53,6 +53,32 @@ it("moves the active row by the keyboard and opens it", async () => {
   fireEvent.keyDown(grid, { key: "End" });
   fireEvent.keyDown(grid, { key: "Enter" });
   expect(onOpen).toHaveBeenLastCalledWith({ id: "row-999", step: 999 });
+});
+
+it("keeps the active row when other rows come before it or go", async () => {
+  const onOpen = vi.fn();
+  const table = (first: number, last: number) => (
+    <DataTable
+      label="Steps"
+      columns={COLUMNS}
+      pages={allRows(rows(last).slice(first))}
+      rowKey={(row) => row.id}
+      empty={<p>None</p>}
+      onOpen={onOpen}
+    />
+  );
+  const { rerender } = render(table(3, 10));
+  act(() => screen.getByRole("grid").focus());
+  rerender(table(2, 10));
+  await userEvent.keyboard("{Enter}");
+  expect(onOpen).toHaveBeenLastCalledWith({ id: "row-3", step: 3 });
+  await userEvent.keyboard("{ArrowDown}");
+  rerender(table(0, 10));
+  await userEvent.keyboard("{Enter}");
+  expect(onOpen).toHaveBeenLastCalledWith({ id: "row-4", step: 4 });
+  rerender(table(0, 3));
+  await userEvent.keyboard("{Enter}");
+  expect(onOpen).toHaveBeenLastCalledWith({ id: "row-2", step: 2 });
 });
 
 it("selects rows by Space and by their checkboxes", async () => {

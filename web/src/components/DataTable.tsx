@@ -82,7 +82,8 @@ export function DataTable<Row>(props: DataTableProps<Row>) {
   const { label, columns, pages, rowKey, empty, onOpen, selected, onSelect } = props;
   const { items, error, hasMore, loadMore } = pages;
   const scroller = useRef<HTMLDivElement>(null);
-  const [active, setActive] = useState(0);
+  const [chosen, setChosen] = useState<{ key: string; index: number } | null>(null);
+  const active = chosen === null ? 0 : placeOf(chosen, items, rowKey);
   const id = useId();
 
   const virtual = useVirtualizer({
@@ -117,9 +118,14 @@ export function DataTable<Row>(props: DataTableProps<Row>) {
     onSelect?.(next);
   }
 
+  function choose(index: number) {
+    const row = items[index];
+    if (row !== undefined) setChosen({ key: rowKey(row), index });
+  }
+
   function move(to: number) {
     const index = Math.max(0, Math.min(items.length - 1, to));
-    setActive(index);
+    choose(index);
     virtual.scrollToIndex(index);
   }
 
@@ -151,6 +157,7 @@ export function DataTable<Row>(props: DataTableProps<Row>) {
         aria-rowcount={hasMore ? -1 : items.length + 1}
         aria-multiselectable={onSelect ? true : undefined}
         aria-activedescendant={inSight.some((each) => each.index === active) ? `${id}-${active}` : undefined}
+        onFocus={() => choose(active)}
         onKeyDown={onKeyDown}
       >
         <div role="rowgroup" className={styles.head}>
@@ -189,7 +196,7 @@ export function DataTable<Row>(props: DataTableProps<Row>) {
                 className={`${styles.row} ${styles.virtual} ${index === active ? styles.active : ""} ${onOpen ? styles.opens : ""}`}
                 style={{ transform: `translateY(${start - ROW_PX}px)` }}
                 onClick={(event) => {
-                  setActive(index);
+                  choose(index);
                   if (onOpen && !(event.target as Element).closest("a, button, input")) onOpen(row.original);
                 }}
               >
@@ -222,6 +229,18 @@ export function DataTable<Row>(props: DataTableProps<Row>) {
       </p>
     </>
   );
+}
+
+/** Where the active row is by now: other rows come and go. One that has gone leaves its place to the next. */
+function placeOf<Row>(
+  { key, index }: { key: string; index: number },
+  items: readonly Row[],
+  rowKey: (row: Row) => string,
+): number {
+  const there = items[index];
+  if (there !== undefined && rowKey(there) === key) return index;
+  const found = items.findIndex((row) => rowKey(row) === key);
+  return found < 0 ? Math.min(index, items.length - 1) : found;
 }
 
 function cellClass(meta: { align?: "right"; phone?: boolean } | undefined): string {
