@@ -358,6 +358,29 @@ describe("projects", () => {
     expect(put?.request.headers.get("If-Match")).toBe('"v7"');
   });
 
+  it("sets a quota that another person has changed meanwhile, once that was seen", async () => {
+    const theirs = { ...PROJECT, quota_bytes: 3e9, etag: '"v8"' };
+    const versions: (string | null)[] = [];
+    open("/ui/operations/projects", {
+      "GET /v1/projects/demo": () => theirs,
+      "PUT /v1/projects/demo": (request) => {
+        versions.push(request.headers.get("If-Match"));
+        return versions.at(-1) === theirs.etag ? theirs : problem(412, "edit_conflict", "It was changed.");
+      },
+    });
+    await userEvent.click(await screen.findByRole("button", { name: "Edit the quota of demo" }));
+    const dialog = within(screen.getByRole("dialog"));
+    await userEvent.clear(dialog.getByLabelText(/^Quota/));
+    await userEvent.type(dialog.getByLabelText(/^Quota/), "2 TiB");
+    await userEvent.click(dialog.getByRole("button", { name: "Set the quota" }));
+    expect(await dialog.findByText(/^quota:/)).toHaveTextContent("quota: 1 GB → became 3 GB");
+    await userEvent.click(dialog.getByRole("button", { name: "Reload, and go on from there" }));
+    expect(dialog.getByLabelText(/^Quota/)).toHaveValue("2 TiB");
+    await userEvent.click(dialog.getByRole("button", { name: "Set the quota" }));
+    await waitFor(() => expect(screen.queryByRole("dialog")).not.toBeInTheDocument());
+    expect(versions).toEqual(['"v7"', '"v8"']);
+  });
+
   it("makes one", async () => {
     const { sent } = open("/ui/operations/projects", { "PUT /v1/projects/vision": () => PROJECT });
     await userEvent.click(await screen.findByRole("button", { name: "New project" }));

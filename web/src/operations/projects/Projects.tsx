@@ -4,11 +4,12 @@ import { api, type Schemas, usePages } from "@/api/client";
 import { useSession } from "@/api/session";
 import { Allowed } from "@/app/Allowed";
 import { Can } from "@/components/Can";
-import { ConfirmDialog } from "@/components/ConfirmDialog";
+import { ConfirmDialog, type Conflict } from "@/components/ConfirmDialog";
 import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState } from "@/components/states";
 import { Bytes, Nothing, Time } from "@/components/values";
+import { changesOf } from "@/format/changes";
 import { formatBytes, formatCount, formatShare } from "@/format/numbers";
 import { refresh } from "@/live/refresh";
 import { QUOTA_NEAR, quotaShare } from "@/storage/share_of_quota";
@@ -232,6 +233,7 @@ function Undelete({ of, run, busy }: { of: ProjectView; run: Action["run"]; busy
 
 /** `of`: null for a new project. */
 function QuotaDialog({ of, onClose }: { of: ProjectView | null; onClose: () => void }) {
+  const [seen, setSeen] = useState(of);
   const [name, setName] = useState("");
   const [text, setText] = useState(of?.quota_bytes == null ? "" : exactBytes(of.quota_bytes));
   const bytes = parseBytes(text);
@@ -240,10 +242,16 @@ function QuotaDialog({ of, onClose }: { of: ProjectView | null; onClose: () => v
   async function put() {
     if (bytes === undefined) return; // the browser has said so
     await api.PUT("/v1/projects/{project}", {
-      params: { path: { project: of?.name ?? name }, header: of === null ? {} : { "if-match": of.etag } },
+      params: { path: { project: seen?.name ?? name }, header: seen === null ? {} : { "if-match": seen.etag } },
       body: { quota_bytes: bytes },
     });
     void refresh(LIST);
+  }
+
+  async function conflict(before: ProjectView): Promise<Conflict> {
+    const { data: now } = await api.GET("/v1/projects/{project}", { params: { path: { project: before.name } } });
+    if (now === undefined) throw new Error("The service gave no project.");
+    return { changes: changesOf(quotaOf(before), quotaOf(now)), reload: () => setSeen(now) };
   }
 
   return (
@@ -251,6 +259,7 @@ function QuotaDialog({ of, onClose }: { of: ProjectView | null; onClose: () => v
       title={of === null ? "A new project" : `The quota of ${of.name}`}
       action={of === null ? "Make the project" : "Set the quota"}
       onConfirm={put}
+      onConflict={seen === null ? undefined : () => conflict(seen)}
       onClose={onClose}
     >
       {of !== null && (
@@ -290,4 +299,9 @@ function QuotaDialog({ of, onClose }: { of: ProjectView | null; onClose: () => v
       </div>
     </ConfirmDialog>
   );
+}
+
+/** What the dialog edits, as its field shows it. */
+function quotaOf({ quota_bytes }: ProjectView): Record<string, unknown> {
+  return { quota: quota_bytes === null ? "no limit" : exactBytes(quota_bytes) };
 }
