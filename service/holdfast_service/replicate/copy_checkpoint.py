@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import structlog
-from sqlalchemy import Select, exists, func, or_, select, text
+from sqlalchemy import Select, exists, func, select, text
 from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.states import CheckpointState, CopyState, Health, StoreRole
@@ -46,7 +46,7 @@ def due(store_id: int, now: datetime) -> Select[CheckpointCopy, Checkpoint]:
         .where(
             CheckpointCopy.store_id == store_id,
             text(f"({TO_COPY})"),
-            or_(CheckpointCopy.retry_at.is_(None), CheckpointCopy.retry_at <= now),
+            lease.is_free(CheckpointCopy.retry_at, now),
             Checkpoint.state == CheckpointState.COMMITTED,
             Checkpoint.health != Health.CORRUPT,
         )

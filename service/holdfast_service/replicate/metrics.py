@@ -130,13 +130,17 @@ class _Drill:
 
 
 def _last_drills(session: Session) -> dict[tuple[str, str], _Drill]:
-    """By run id and store, the one that ended last, of the MOST_RUNS_TOLD newest; those that were cancelled say
-    nothing, and of a deleted run there is nothing to tell. What is started alike has one fingerprint, with the store in
-    it: of each the last is read."""
+    """By run id and store, the one that ended last, of the MOST_RUNS_TOLD newest. Those that were cancelled say
+    nothing, nor do those that a clock dated which was ahead; of a deleted run there is nothing to tell. What is started
+    alike has one fingerprint, with the store in it: of each the last is read."""
     place = func.row_number().over(partition_by=Operation.fingerprint, order_by=Operation.ended_at.desc())
     ranked = (
         select(Operation.id, place.label("place"))
-        .where(Operation.kind == KIND, Operation.state.in_((OperationState.DONE, OperationState.FAILED)))
+        .where(
+            Operation.kind == KIND,
+            Operation.state.in_((OperationState.DONE, OperationState.FAILED)),
+            Operation.ended_at <= database_now(session),
+        )
         .subquery()
     )
     newest = (

@@ -294,13 +294,14 @@ def _idempotency_keys(session: Session, settings: ServiceSettings) -> int:
 
 
 def _operations(session: Session, settings: ServiceSettings) -> int:
-    before = database_now(session) - timedelta(days=settings.keep_operations_days)
-    return _delete(session, Operation, _old_operation(before))
+    now = database_now(session)
+    return _delete(session, Operation, _old_operation(now, now - timedelta(days=settings.keep_operations_days)))
 
 
-def _old_operation(before: datetime) -> ColumnElement[bool]:
+def _old_operation(now: datetime, before: datetime) -> ColumnElement[bool]:
     """Over `operations`. The last one of its kind for a run and a store stays: it tells when a drill last went well,
-    and a drill of the first store tells nothing of the second."""
+    and a drill of the first store tells nothing of the second. One that is dated later than now was dated by a clock
+    that was ahead, and stands for none."""
     newer = aliased(Operation)
     is_newer = exists().where(
         newer.kind == Operation.kind,
@@ -309,6 +310,7 @@ def _old_operation(before: datetime) -> ColumnElement[bool]:
         newer.arguments["store"].as_string().is_not_distinct_from(Operation.arguments["store"].as_string()),
         newer.state.in_((OperationState.DONE, OperationState.FAILED)),
         newer.ended_at > Operation.ended_at,
+        newer.ended_at <= now,
     )
     return and_(Operation.ended_at < before, or_(Operation.state == OperationState.CANCELLED, is_newer))
 

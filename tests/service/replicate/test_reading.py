@@ -264,6 +264,24 @@ def test_a_drill_from_the_first_store_lets_none_from_the_second_be_forgotten(
     assert _drills_told(service) == {"primary": 1.0, "second": 0.0}
 
 
+def test_a_drill_of_a_clock_that_was_ahead_neither_hides_nor_drops_the_last_one(
+    service: RunningService, clock: Clock
+) -> None:
+    with Client(ClientSettings(url=service.url, token=service.token())) as client:
+        save_little_checkpoint(client, "demo")
+    ahead = 400 * 24 * HOUR
+    clock.advance(ahead)
+    assert _drill(service, run="doctor")["state"] == "failed", "nothing was copied"
+    clock.advance(-ahead)
+    put_policy(service)
+    while replicate(service).done:
+        pass
+    assert _drill(service, run="doctor")["state"] == "done"
+    clock.advance(ahead / 2)
+    purge(service)
+    assert _drills_told(service) == {"second": 1.0}
+
+
 def test_the_failed_drill_of_a_deleted_run_is_told_no_more(service: RunningService) -> None:
     with Client(ClientSettings(url=service.url, token=service.token())) as client:
         save_little_checkpoint(client, "demo")

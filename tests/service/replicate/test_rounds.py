@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -147,6 +148,16 @@ def test_a_chunk_that_the_second_store_lost_is_copied_there_again(
     report = replicate(service)
     assert (report.reopened, report.done, report.whole) == (1, 1, (saved["id"],))
     assert copies_of(service, CONTENT, SECOND)[-1].state == CopyState.VERIFIED
+
+
+def test_a_copy_that_failed_while_the_clock_was_ahead_is_tried_again(
+    service: RunningService, saved: dict[str, Any]
+) -> None:
+    rows.judge(service.context, attached(service, SECOND).store_id)
+    with service.context.database.transaction() as session:
+        by_that_clock = database_now(session) + timedelta(days=400)
+        session.execute(update(CheckpointCopy).values(retry_at=by_that_clock))
+    assert replicate(service).whole == (saved["id"],)
 
 
 def test_the_lag_counts_what_must_be_copied_there_again(service: RunningService, saved: dict[str, Any]) -> None:
