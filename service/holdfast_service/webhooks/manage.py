@@ -177,7 +177,8 @@ def create_webhook(
 
 
 def delete_webhook(context: ServiceContext, caller: Principal, webhook_id: str) -> WebhookView:
-    """Deletes a webhook: nothing is called any more, and its secret goes. What was called stays to be seen for a while.
+    """Deletes a webhook: nothing is called any more. Its secret goes, and what of its URL may hold one. What was called
+    stays to be seen for a while.
     Twice is fine. Raises `webhook_not_found`, also when it was forgotten with its last call (`controller.py`)."""
     with context.database.transaction() as session:
         # Locked: its secrets may be being encrypted with another key.
@@ -185,8 +186,7 @@ def delete_webhook(context: ServiceContext, caller: Principal, webhook_id: str) 
         if hook.deleted_at is None:
             hook.deleted_at = database_now(session)
             url = _url_of(context.keyring, hook)
-            kept = url if hook.format == WebhookFormat.STANDARD else shown_url(hook, url)
-            keep_hook(context.keyring, hook, HookSecrets(kept, b""))
+            keep_hook(context.keyring, hook, HookSecrets(shown_url(hook, url), b""))
             record_event(
                 session,
                 Actor.person(caller),

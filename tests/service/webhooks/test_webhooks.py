@@ -145,6 +145,19 @@ def test_a_call_that_a_later_version_has_left_holds_no_other_up(service: Running
     assert (reconcile(service.context).done, len(receiver.seen)) == (1, 1)
 
 
+def test_a_deleted_webhook_leaves_nothing_in_the_catalog_that_its_receiver_would_take(
+    service: RunningService, receiver: Receiver
+) -> None:
+    service.make_project("demo")
+    hook = make_hook(service, f"{receiver.url}/hook?token=s3cret", "attempt.failed")
+    for _ in range(2):
+        deleted = answer(service.http().delete(f"/v1/webhooks/{hook['id']}"))
+        assert deleted["url"] == hook["url"] == f"{receiver.url}/hook?…"
+    with service.context.database.read() as session:
+        row = session.get_one(Webhook, hook["id"])
+        assert (row.url, row.secret) == (hook["url"], b"")
+
+
 def test_a_host_that_no_resolver_takes_is_refused_and_holds_no_other_call_up(
     service: RunningService, receiver: Receiver
 ) -> None:
