@@ -313,14 +313,15 @@ class TransferPool:
                     "The store has a certificate that is not trusted. Set HOLDFAST_CA_FILE or SSL_CERT_FILE to your "
                     "authority's"
                 ) from None
+            # urllib3 calls many a failure behind a proxy the proxy's.
+            cause: Exception = error
+            way = remedy = ""
             if isinstance(error, urllib3.exceptions.ProxyError):
-                raise StoreUnavailable(
-                    f"The proxy on the way to the store does not let this machine through "
-                    f"({type(error.original_error).__name__}). Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
-                ) from None
-            permit.timed_out = isinstance(error, urllib3.exceptions.ReadTimeoutError)
+                cause, way = error.original_error, "by the proxy "
+                remedy = ". Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
+            permit.timed_out = isinstance(cause, urllib3.exceptions.ReadTimeoutError)
             # The error's text may hold the URL, and the URL is a secret.
-            raise StoreUnavailable(f"The connection to the store broke ({type(error).__name__})") from None
+            raise StoreUnavailable(f"The connection {way}to the store broke ({type(cause).__name__}){remedy}") from None
         finally:
             if response is not None:
                 if response.length_remaining == 0:
