@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -442,6 +444,62 @@ def test_weight_averages_come_back_in_the_dict_of_one_process(run: str, tmp_path
     assert len(resumed.seen) < len(whole.seen)
     for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+class RanksOwn:
+    """A stateful loader whose ranks are at different places."""
+
+    def __init__(self, rank: int) -> None:
+        self.place = 100 * rank
+        self.loaded: list[int] = []
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        for _ in range(4):
+            self.place += 1
+            yield [torch.ones(2, 4)]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.loaded.append(state["place"])
+
+
+def loaders_of_ranks(rank: int, run: str, folder: str, end: pl.Callback | None, **options: Any) -> list[int]:
+    own = RanksOwn(rank)
+    strategy = HoldfastDDPStrategy(run, find_unused_parameters=True, **options)
+    trainer = trainer_of(
+        Path(folder),
+        *([] if end is None else [end]),
+        saving=ModelCheckpoint(dirpath=folder, every_n_train_steps=2),
+        devices=torch.distributed.get_world_size(),
+        strategy=strategy,
+        plugins=[TorchElasticEnvironment()],
+        max_epochs=2,
+    )
+    with nullcontext() if end is None else pytest.raises(Killed):
+        trainer.fit(Regression(), own, ckpt_path=strategy.last())
+    return own.loaded
+
+
+def test_each_rank_gets_the_place_of_its_own_loader_and_none_that_of_another(run: str, tmp_path: Path) -> None:
+    def fit(world_size: int, end: pl.Callback | None = None, **options: Any) -> list[list[int]]:
+        return run_ranks(partial(loaders_of_ranks, **options), world_size, run, str(tmp_path), end)
+
+    fit(2, KillAfter(3))
+    with pytest.raises(AssertionError, match="each of 2 ranks saved its own in the middle of an epoch"):
+        fit(1)
+    assert fit(2, KillAfter(5)) == [[2], [102]]
+    assert fit(1) == [[]], "after the end of an epoch"
+
+
+def test_the_place_of_rank_0s_loader_serves_other_ranks_if_it_is_said_to(run: str, tmp_path: Path) -> None:
+    fit = partial(loaders_of_ranks, checkpointer={"replicated": ["checkpoint"]})
+    run_ranks(fit, 2, run, str(tmp_path), KillAfter(3))
+    assert run_ranks(fit, 1, run, str(tmp_path), None) == [[2]]
 
 
 def on_two_ranks(kind: str, run: str) -> dict[str, Any]:

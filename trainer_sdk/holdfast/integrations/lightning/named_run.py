@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
 from holdfast.checkpointer import Checkpointer
-from holdfast.errors import ConfigurationError, NotFound, Preempted
+from holdfast.errors import ConfigurationError, NotFound, Preempted, StateMismatchError
 from holdfast.integrations.lightning.names import SCHEME, Wanted, read_name, remove_name, write_name
 from holdfast.integrations.trash import Trash
 from holdfast.restore.partial import read_into
@@ -32,6 +32,7 @@ class RestOfCheckpoint:
     def __init__(self, dumped: Any = None) -> None:
         self._dump = dumped if callable(dumped) else lambda: dumped or {}
         self.loaded: dict[str, Any] = {}
+        self.resumes = False
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self._dump())
@@ -40,8 +41,18 @@ class RestOfCheckpoint:
         self.loaded = dict(state)
 
     def load_resharded_state_dict(self, states: list[Any], *, rank: int, world_size: int) -> None:
-        """Lightning writes rank 0's alone."""
+        """Rank 0's, which is all that Lightning itself writes, without the places of its loaders. Raises
+        StateMismatchError for a resume in the middle of an epoch, which needs them."""
         self.load_state_dict(states[0])
+        loop = self.loaded.get("loops", {}).get("fit_loop", {})
+        places = loop.get("state_dict", {}).pop("combined_loader", None)
+        if places and self.resumes and not loop["epoch_loop.batch_progress"]["is_last_batch"]:
+            raise StateMismatchError(
+                "the place of the training loader",
+                f"each of {len(states)} ranks saved its own in the middle of an epoch, and there are now {world_size}",
+                "resume on as many ranks as saved it, or from a checkpoint of the end of an epoch; if the place of "
+                'rank 0 will do for all, give the strategy checkpointer={"replicated": ["checkpoint"]}',
+            )
 
 
 class Names:
@@ -144,6 +155,7 @@ class NamedRun:
                 client_settings=self._options.get("client_settings"),
             )
             return
+        state["checkpoint"].resumes = True
         self.checkpointer.restore(state | {"names": self._names}, None if point == "latest" else point)
         self._has_restored = True
         self._rng = capture_rng()
