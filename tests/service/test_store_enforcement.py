@@ -10,7 +10,9 @@ import pytest
 from sqlalchemy import select
 
 import holdfast_service.attached_stores.attached
+import holdfast_service.attached_stores.controller as stores
 import tests.support.s3_fake.server
+from holdfast_service.attached_stores.controller import StoresReport
 from holdfast_service.cli import _say_where
 from holdfast_service.db.tables.core import Store as StoreRow
 from holdfast_service.db.tables.operations import AuditEvent
@@ -78,6 +80,20 @@ def test_a_store_that_enforces_less_than_before_is_found_out_and_said_everywhere
     (again,) = answer(http.get("/v1/stores"))["items"]
     assert again["weaknesses"] == []
     assert again["changed_at"] > found["changed_at"]
+
+
+@pytest.mark.rule("enforcement-probed")
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_key_of_kms_that_a_known_store_does_not_take_is_told_by_the_controller(settings: ServiceSettings) -> None:
+    with running_service(settings) as service:
+        assert stores.reconcile(service.context) == StoresReport()
+    named = settings.model_copy(update={"store": f"{settings.store}&kms_key=alias/checkpoints"})
+    with running_service(named) as service:
+        report = stores.reconcile(service.context)
+        assert report.error is not None
+        assert report.error.startswith("primary: what it enforces was not found out: the store refuses")
+        assert report.unavailable == ()
+        assert stores.reconcile(service.context) == StoresReport(), "not in each pass"
 
 
 @pytest.mark.rule("enforcement-probed")

@@ -76,6 +76,8 @@ class StoreWatch:
         """The last question had no answer, and not at once."""
         self._doubted = False
         self._probed_at = float("-inf")
+        self.not_probed: str | None = None
+        """Why what the store enforces was not found out, if the last `reconcile` has tried."""
 
     def settle(self) -> None:
         """Raises ForeignStoreError; a store that is unavailable leaves its reason in `problem`."""
@@ -99,6 +101,7 @@ class StoreWatch:
         """A pass of background work: asks the store, and after the start and once a day what it enforces. Why it is
         unavailable, None if it is not."""
         self._ask()
+        self.not_probed = None
         if self._silent is None and time.monotonic() - self._probed_at > PROBE_EVERY_SECONDS:
             self._probe_again()
         return self._silent
@@ -117,7 +120,8 @@ class StoreWatch:
         try:
             changed = probe_again(self._database, self._store, self._store_id)
         except (StoreError, ProblemError) as error:
-            _log.warning("store_not_probed", store_id=self._store_id, reason=str(error))
+            self.not_probed = str(error)
+            _log.warning("store_not_probed", store_id=self._store_id, reason=self.not_probed)
             return
         self._probed_at = time.monotonic()
         for name, (was, now) in changed.items():

@@ -21,9 +21,11 @@ def reconcile(context: ServiceContext) -> StoresReport:
     problems = {attached.role.value: attached.watch.reconcile() for attached in context.stores}
     settle_history(context)  # so a process without traffic notices it too
     unavailable = tuple(role for role, problem in problems.items() if problem is not None)
-    return StoresReport(
-        unavailable=unavailable, error=next((f"{role}: {problems[role]}" for role in unavailable), None)
-    )
+    told = [f"{role}: {problems[role]}" for role in unavailable]
+    for attached in context.stores:
+        if (why := attached.watch.not_probed) is not None:
+            told.append(f"{attached.role.value}: what it enforces was not found out: {why}")
+    return StoresReport(unavailable=unavailable, error=next(iter(told), None))
 
 
 def loops(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
