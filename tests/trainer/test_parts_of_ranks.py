@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from tests.trainer.gloo import run_ranks
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 import holdfast
 from holdfast.save import saver
@@ -156,3 +158,20 @@ def test_what_ranks_share_and_rank_0_lacks_is_refused(run: str) -> None:
     """It would be in no index, and a resume of rank 1 would find that the checkpoint has none."""
     refused = run_ranks(only_on_rank_1, 2, run)
     assert all("rank 1 shares component 'lr_scheduler'" in each for each in refused), refused
+
+
+def of_two_dtypes(rank: int, run: str) -> str:
+    part = torch.ones(2, dtype=torch.float32 if rank == 0 else torch.bfloat16)
+    weight = DTensor.from_local(part, init_device_mesh("cpu", (2,)), [Shard(0)], run_check=False)
+    with holdfast.Checkpointer(run, save=holdfast.OnPreemption()) as checkpointer:
+        try:
+            dcp.save({"weight": weight}, storage_writer=checkpointer.writer(0))
+        except CheckpointException as error:
+            return str(error)
+    return "saved"
+
+
+def test_ranks_that_disagree_on_the_dtype_of_a_tensor_are_refused_by_its_name_in_ones_own_dcp_save(run: str) -> None:
+    refused = run_ranks(of_two_dtypes, 2, run)
+    assert all("rank 1 describes tensor 'weight'" in each for each in refused), refused
+    assert all("bfloat16" in each and "float32" in each for each in refused), refused

@@ -36,7 +36,7 @@ from holdfast.errors import (
     UnsupportedStateError,
 )
 from holdfast.health.diverged import FiniteCheck
-from holdfast.layout.plan import ChunkSizes, PieceSpec, check_whole, item_bytes_of_chunks, place
+from holdfast.layout.plan import ChunkSizes, PieceSpec, agreed_entries, check_whole, item_bytes_of_chunks, place
 from holdfast.save.job import SaveStats, Standstill
 from holdfast.session.session import Session
 from holdfast.state.tensors import dtype_name, refuse_unsupported
@@ -122,11 +122,12 @@ class HoldfastWriter(StorageWriter):
         if not all(plan.usable for plan in plans):
             raise ConfigurationError(_NO_PLAN_CACHING)
         specs = [[_spec(item) for item in plan.items if item.tensor_data is not None] for plan in plans]
-        tensors = {
-            spec.name: TensorEntry(COMPONENT, spec.dtype, spec.global_shape, replicated=False)
-            for of_rank in specs
-            for spec in of_rank
-        }
+        tensors = agreed_entries(
+            [
+                {spec.name: TensorEntry(COMPONENT, spec.dtype, spec.global_shape, replicated=False) for spec in of_rank}
+                for of_rank in specs
+            ]
+        )
         shards = tuple(place(sorted(of_rank), ChunkSizes()) for of_rank in specs)
         self._layout = Layout(world_size, tensors, shards)
         check_whole(self._layout)  # with one rank, DCP itself does not check

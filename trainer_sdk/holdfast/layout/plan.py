@@ -200,17 +200,23 @@ def global_layout(plans: Sequence[LocalPlan]) -> Layout:
     ordered = sorted(plans, key=attrgetter("rank"))
     if [(plan.rank, plan.world_size) for plan in ordered] != [(rank, len(ordered)) for rank in range(len(ordered))]:
         raise LayoutError(f"plans of ranks {[plan.rank for plan in ordered]} do not make one world")
-    tensors: dict[str, TensorEntry] = {}
-    for plan in ordered:
-        for name, entry in plan.tensors.items():
-            if tensors.setdefault(name, entry) != entry:
-                raise LayoutError(
-                    f"rank {plan.rank} describes tensor {name!r} as {entry} and an earlier rank as {tensors[name]}; "
-                    "build the model, its dtypes and its sharding alike on all ranks"
-                )
+    tensors = agreed_entries([plan.tensors for plan in ordered])
     layout = Layout(len(ordered), tensors, tuple(plan.shard for plan in ordered))
     check_whole(layout)
     return layout
+
+
+def agreed_entries(of_ranks: Sequence[Mapping[str, TensorEntry]]) -> dict[str, TensorEntry]:
+    """What all ranks, in their order, say of the tensors. Raises LayoutError, naming the tensor, if two disagree."""
+    tensors: dict[str, TensorEntry] = {}
+    for rank, entries in enumerate(of_ranks):
+        for name, entry in entries.items():
+            if tensors.setdefault(name, entry) != entry:
+                raise LayoutError(
+                    f"rank {rank} describes tensor {name!r} as {entry} and an earlier rank as {tensors[name]}; "
+                    "build the model, its dtypes and its sharding alike on all ranks"
+                )
+    return tensors
 
 
 def check_whole(layout: Layout) -> None:
