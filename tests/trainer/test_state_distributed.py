@@ -246,6 +246,61 @@ def test_every_placement_on_a_two_dimensional_mesh_comes_back_and_partial_is_ref
     assert all(torch.equal(tensor, torch.arange(35.0).reshape(5, 7)) for tensor in plain["x"].values())
 
 
+class Factored(torch.optim.Optimizer):
+    """Keeps the means of the squared gradients over rows and over columns, as Adafactor does."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            squared, state = parameter.grad.square(), self.state[parameter]
+            for slot, dim in (("rows", 1), ("columns", 0)):
+                mean = squared.mean(dim)
+                if isinstance(mean, DTensor):
+                    kept = [Replicate() if placement.is_partial() else placement for placement in mean.placements]
+                    mean = mean.redistribute(placements=kept)
+                state[slot] = state[slot].lerp(mean, 0.5) if slot in state else mean
+            parameter.sub_(parameter.grad / (state["rows"][:, None] * state["columns"]).sqrt(), alpha=0.05)
+
+
+def build_factored(seed):
+    torch.manual_seed(seed)
+    model = nn.Linear(5, 7, bias=False)
+    if dist.get_world_size() > 1:
+        fully_shard(model)
+    return {"model": model, "optimizer": Factored(model.parameters())}
+
+
+def factored_on_ranks(rank, parts=None):
+    world_size = dist.get_world_size()
+    state = build_factored(0)
+    if parts is None:
+        step(state, rank, 0)
+        parts = gathered(save(state, rank, world_size))
+    resumed = build_factored(9)
+    load(resumed, parts, rank, world_size)
+    at_save = full(resumed)
+    slots = [[slot for each in one["optimizer"].state.values() for slot in each.values()] for one in (state, resumed)]
+    assert all(isinstance(slot, DTensor) for slot in slots[1]) == (world_size > 1)
+    if slots[0] and world_size > 1:
+        assert [slot.placements for slot in slots[0]] == [slot.placements for slot in slots[1]]
+        step(state, rank, 1)
+    step(resumed, rank, 1)
+    return parts, at_save, not slots[0] or same(full(state), full(resumed))
+
+
+@pytest.mark.rule("bit-exact-resume")
+def test_slots_of_another_shape_than_their_sharded_parameter_come_back_sharded():
+    results = run_ranks(factored_on_ranks, 2)
+    assert all(equal for _, _, equal in results)
+    parts, at_save, _ = results[0]
+    for world_size in (1, 3):
+        for _, loaded, _ in run_ranks(factored_on_ranks, world_size, parts):
+            assert same(loaded, at_save)
+
+
 class Averages:
     """Of sharded weights, in an object of its own."""
 

@@ -17,16 +17,19 @@ from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 
 from holdfast.errors import StateMismatchError, TreeFormatError
-from holdfast.layout.reshard import Room, WantedPiece
+from holdfast.layout.reshard import Room, WantedPiece, row_major_strides
 from holdfast.state.on_device import OnDevice
 from holdfast.state.tensors import (
     TakenMemory,
     apart,
+    box_at,
     bytes_of,
     flat,
     fresh,
     is_row_major,
     local_box,
+    mesh_copies,
+    placements_beside,
     takes_bytes,
     torch_dtype,
 )
@@ -229,6 +232,22 @@ class Wants:
             )
 
         return fill
+
+    def beside(self, name: str, parameter: DTensor) -> Filler:
+        """A new DTensor on the mesh of `parameter`, whose optimizer keeps it in another shape: a mean over its rows,
+        say. It is sharded where its dimensions are certainly the parameter's, else replicated."""
+        entry = self.entry(name)
+        placements, copies = placements_beside(entry.shape, parameter), mesh_copies(parameter)
+        shape = (0,) if copies is None else box_at(name, entry.shape, placements, copies)[1]
+        model = DTensor.from_local(
+            torch.empty(shape, dtype=torch_dtype(entry.dtype), device=_local(parameter).device),
+            parameter.device_mesh,
+            placements,
+            run_check=False,
+            shape=torch.Size(entry.shape),
+            stride=row_major_strides(entry.shape, 1),
+        )
+        return self.like(name, model)
 
     def referred(self, ref: TensorRef, live: torch.Tensor | None) -> Filler:
         """The tensor of a tree's reference: `live`, in place, if it fits exactly and nothing else fills its memory;

@@ -281,6 +281,8 @@ class _Slots:
             return self._wants.into(ref.name, live)
         if slot != "step" and entry.shape == tuple(parameter.shape):
             new = self._wants.like(ref.name, parameter)
+        elif slot != "step" and entry.shape and isinstance(parameter, DTensor):
+            new = self._wants.beside(ref.name, parameter)  # a save takes no plain tensor there
         else:
             new = self._wants.new(ref.name, device)
         # An optimizer may keep the parameter itself as a slot, and update it there.

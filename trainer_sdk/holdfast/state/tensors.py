@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 from math import prod
 from typing import NamedTuple
 
@@ -69,6 +70,21 @@ def local_box(name: str, tensor: DTensor) -> LocalBox | None:
         copy for copy, placement in zip(copies, tensor.placements, strict=True) if isinstance(placement, Replicate)
     )
     return LocalBox(local, offsets, replicas, replicated=len(replicas) == len(copies))
+
+
+def placements_beside(shape: tuple[int, ...], parameter: DTensor) -> tuple[Placement, ...]:
+    """For a tensor of `shape` whose dimensions are some of the parameter's, in their order: its shards of these. If
+    they may be others of the same sizes, or none, it is replicated."""
+    ways = [
+        dims
+        for dims in combinations(range(parameter.ndim), len(shape))
+        if tuple(parameter.shape[dim] for dim in dims) == shape
+    ]
+    kept = ways[0] if len(ways) == 1 else ()
+    return tuple(
+        Shard(kept.index(placement.dim)) if type(placement) is Shard and placement.dim in kept else Replicate()
+        for placement in parameter.placements
+    )
 
 
 def box_at(
