@@ -132,7 +132,11 @@ def reconcile(context: ServiceContext) -> WebhooksReport:
         claimed = _claim(context)
         if claimed is None:
             break
-        answer = _make(context, claimed, tls)
+        try:
+            answer = _make(context, claimed, tls)
+        except Exception as bug:  # else the call is the first again when its lease is over, before all of its project
+            _log.exception("webhook_not_called", delivery=delivery_id(claimed.delivery))
+            answer = Answer(None, f"a bug of the service ({type(bug).__name__}); its log says where")
         if answer.taken:
             done += 1
         else:

@@ -158,6 +158,27 @@ def test_a_deleted_webhook_leaves_nothing_in_the_catalog_that_its_receiver_would
         assert (row.url, row.secret) == (hook["url"], b"")
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_call_that_meets_a_bug_fails_and_holds_no_other_of_its_project_up(
+    service: RunningService, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks(target: Target, *more: Any) -> Answer:
+        if target.path == "/0":
+            raise RuntimeError("can't start new thread")
+        return call(target, *more)
+
+    service.make_project("demo")
+    first, _ = (make_hook(service, f"{receiver.url}/{at}", "attempt.failed") for at in range(2))
+    Job(service.http()).end("failed")
+    monkeypatch.setattr(webhooks, "call", breaks)
+    report = reconcile(service.context)
+    assert (report.done, report.failed) == (1, 1)
+    (told,) = deliveries(service, first)
+    assert (told["tries"], told["given_up_at"]) == (1, None)
+    assert "a bug of the service (RuntimeError)" in told["last_error"]
+    assert "webhook_not_called" in caplog.text
+
+
 def test_a_host_that_no_resolver_takes_is_refused_and_holds_no_other_call_up(
     service: RunningService, receiver: Receiver
 ) -> None:
