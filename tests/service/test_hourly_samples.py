@@ -404,6 +404,21 @@ def test_old_samples_go_in_batches(settings: ServiceSettings, clock: Clock, monk
         assert reconcile(service.context).idle
 
 
+def test_a_clock_that_is_ahead_for_less_than_an_hour_drops_no_samples(settings: ServiceSettings, clock: Clock) -> None:
+    with running_service(settings.model_copy(update={"keep_samples_days": 2})) as service:
+        Job(service.http())
+        fill(service, let_the_hour_end(service, clock) - 9 * HOUR, 10)
+        before = counts(service)
+        clock.advance(400 * 86400)
+        assert reconcile(service.context).forgotten == 0
+        assert reconcile(service.context).idle
+        clock.advance(-400 * 86400)
+        assert reconcile(service.context).idle
+        clock.advance(400 * 86400)
+        let_the_hour_end(service, clock)
+        assert reconcile(service.context).forgotten == sum(before), "it is no jump, but time that went by"
+
+
 def test_of_more_live_runs_than_can_be_sampled_the_newest_are(
     service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,9 @@
 """The controller `samples`: after the end of each hour it takes the samples of that hour, and forgets old ones.
 
 An hour in which no process ran has no sample, and gets none later: what was then is not known any more.
+
+In the hour after one without samples nothing is forgotten: the clock may have jumped. In the next hour it is (rule
+database-clock).
 """
 
 from __future__ import annotations
@@ -39,13 +42,11 @@ def reconcile(context: ServiceContext) -> SamplesReport:
         due = session.scalar(select(exists(due_projects(hour))))
         before = session.scalar(select(func.max(ProjectSampleRow.hour)).where(ProjectSampleRow.hour < hour))
     done = take_samples(context, hour) if due else 0
-    missed = 0 if before is None or not done else (hour - before) // HOUR - 1
+    missed = 0 if before is None else (hour - before) // HOUR - 1
     oldest = now - timedelta(days=context.settings.keep_samples_days)
-    forgotten = sum(
-        _forget(context, table, key, oldest)
-        for table, key in ((RunSampleRow, RunSampleRow.run_id), (ProjectSampleRow, ProjectSampleRow.project_id))
-    )
-    return SamplesReport(done=done, forgotten=forgotten, missed_hours=missed)
+    tables = ((RunSampleRow, RunSampleRow.run_id), (ProjectSampleRow, ProjectSampleRow.project_id))
+    forgotten = 0 if missed else sum(_forget(context, table, key, oldest) for table, key in tables)
+    return SamplesReport(done=done, forgotten=forgotten, missed_hours=missed if done else 0)
 
 
 def _forget(
