@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, Literal
 
 from benchmarks.processes import Failed, Figures
-from benchmarks.schedule import BOUNDED, COMPRESSION, GPU, TRAINING_COMPRESSED, Measures
+from benchmarks.schedule import BOUNDED, COMPRESSION, GPU, OVERLAPPED, TRAINING_COMPRESSED, Measures
 
 _GB = 1e9
 _MIB = 1024 * 1024
@@ -48,6 +48,9 @@ class _Found:
     why: str = ""
 
 
+_OVERLAP = "overlap=True: the copy goes on beside training, and the next step of an optimizer waits for the rest of it"
+
+
 class Rows:
     def __init__(self, measures: Measures) -> None:
         self._measures = measures
@@ -66,7 +69,7 @@ class Rows:
     def gpu(self) -> list[Row]:
         """Of Schedule.take_gpu_measures."""
         stall = self._median("posix holdfast", _of("stall_seconds"))
-        by_save, by_async, by_stager = (subject.label for subject in GPU[2:])
+        by_save, by_async, by_stager = (subject.label for subject in GPU[2:5])
         peers = {
             "pinned_copy": self._median(GPU[0].label, _of("seconds")),
             "dcp_save": self._best(by_save, _of("stall_seconds"), min),
@@ -74,11 +77,15 @@ class Rows:
             "dcp_async_save_pinned": self._median(by_stager, _of("stall_seconds")),
         }
         how = "stall of a warm save(), walking the state left out"
+        overlapped = self._median(OVERLAPPED.label, _of("stall_seconds"))
         saved, written = self._median("posix holdfast", _rate), self._best(by_save, _rate, max)
         loaded = self._best(by_save, _rate, max, ", restore")
         restored = self._median("posix holdfast, restore", _rate)
         return [
             *(_ratio(f"gpu_stall_vs_{name}", stall, peer, "lower", "s", how) for name, peer in peers.items()),
+            _ratio(
+                "gpu_overlap_stall_vs_pinned_copy", overlapped, peers["pinned_copy"], "lower", "s", f"{how}; {_OVERLAP}"
+            ),
             _ratio("gpu_save_vs_dcp_save", saved, written, "higher", "GB/s", "from save() to the commit, SHA-256 on"),
             _ratio(
                 "gpu_restore_vs_dcp_load", restored, loaded, "higher", "GB/s", "in a fresh process, every byte verified"
@@ -96,6 +103,14 @@ class Rows:
         return [
             _ratio("stall_vs_memcpy", stall, memcpy, "lower", "s", f"stall of a warm save(){apart_text}"),
             _ratio("stall_vs_dcp", stall, kept, "lower", "s", f"stall of a warm save(){apart_text}"),
+            _ratio(
+                "overlap_stall_vs_memcpy",
+                self._median(OVERLAPPED.label, _of("stall_seconds")),
+                memcpy,
+                "lower",
+                "s",
+                f"stall of a warm save(){apart_text}; {_OVERLAP}",
+            ),
         ]
 
     def _saves(self) -> list[Row]:

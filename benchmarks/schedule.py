@@ -66,14 +66,19 @@ S3 = (
     Subject("s3 torch.save + boto3", "s3", "torch_boto3", "torch_boto3", in_a_bar=False),
     Subject("s3 dcp with s3fs", "s3", "dcp_save", "dcp_restore", options={"storage": "s3fs"}, in_a_bar=False),
 )
+OVERLAPPED = Subject(
+    "posix holdfast, overlap", "holdfast-posix", "holdfast_save", rounds=_FAST, options={"overlap": True}
+)
 GPU = (
     Subject("bare pinned copy", "files", "pinned_copy", rounds=_FAST),
     *POSIX[1:3],
     replace(POSIX[3], in_a_bar=True),
     POSIX[4],
+    OVERLAPPED,
 )
 BOUNDED = "posix holdfast, host_memory of 192 MiB"
 ONCE = (
+    OVERLAPPED,
     Subject(BOUNDED, "holdfast-posix", "holdfast_save", rounds=_FAST, options={"host_memory": 192 * 1024 * 1024}),
     Subject("frozen holdfast", "holdfast-posix", "holdfast_save", options={"frozen": True}),
     Subject("frozen holdfast, declared", "holdfast-posix", "holdfast_save", options={"frozen": True, "declared": True}),
@@ -110,7 +115,7 @@ class Schedule:
             for subject in self._wanted(POSIX + S3):
                 if subject.in_a_bar or repeat == 0:
                     self._measure(subject)
-        self.say("once: bounded memory, what is frozen, two ranks, training during a save")
+        self.say("once: copies beside training, bounded memory, what is frozen, two ranks, training during a save")
         for subject in self._wanted(ONCE + TWO_RANKS):
             self._measure(subject)
         self._measure_compression()

@@ -24,6 +24,7 @@ def run(spec: Spec) -> dict[str, Any]:
         strict=True,
         frozen=["model/base.*"] if spec.options.get("declared") else [],
         host_memory=spec.options.get("host_memory"),
+        overlap=spec.options.get("overlap", False),
     )
     with capture_timed() as capture_seconds, checkpointer:
 

@@ -47,6 +47,22 @@ GUARDS = (
         ("tests/unit/test_staging_on_gpus.py",),
     ),
     Guard(
+        "overlap-is-guarded",
+        "a step writes while the state before it is still copied",
+        "trainer_sdk/holdfast/staging/overlap.py",
+        "                self._host_is_over.wait()\n",
+        "                pass\n",
+        ("tests/unit/test_overlap.py", "tests/trainer/test_overlap_saves.py"),
+    ),
+    Guard(
+        "overlap-is-guarded",
+        "a write that no hook sees goes into the save",
+        "trainer_sdk/holdfast/staging/overlap.py",
+        "if _versions(piece) != versions]",
+        "if False]",
+        ("tests/unit/test_overlap.py", "tests/trainer/test_overlap_saves.py"),
+    ),
+    Guard(
         "buffers-from-rank-0",
         "making a loader's iterator draws from the global generator",
         "trainer_sdk/holdfast/data/loader.py",

@@ -113,7 +113,7 @@ class Gpus:
         yield
         self._stream = before
 
-    def event(self) -> Event:
+    def event(self, enable_timing: bool = False) -> Event:
         return Event(self)
 
     def _call(self, name: str) -> None:
@@ -122,10 +122,12 @@ class Gpus:
         self.contexts.add(self.current)
 
     def synchronize(self, event: Event) -> None:
-        self._call("wait")
+        self.ask("wait", event)
+        event.run()
+
+    def ask(self, name: str, event: Event) -> None:
+        self._call(name)
         assert self.current == event.device.index
-        while event.before:
-            event.before.pop(0)()
 
 
 _zeros = torch.zeros
@@ -141,18 +143,44 @@ class Stream:
         self.waits_for.append(other)
 
 
+class TrainingStream:
+    """What training has queued on it is done at once, except behind an event: then the work of that comes first."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def wait_event(self, event: Event) -> None:
+        event.stream_waits = True
+        event.run()
+
+
 class Event:
     def __init__(self, gpus: Gpus) -> None:
         self._gpus = gpus
         self.before: list[Any] = []
+        self.stream_waits = False
 
-    def record(self, stream: Stream) -> None:
-        assert stream.waits_for, "the work that training has queued comes first"
+    def record(self, stream: Stream | TrainingStream) -> None:
         self.device = stream.device
-        self.before = stream.pending
+        if isinstance(stream, Stream):
+            assert stream.waits_for, "the work that training has queued comes first"
+            self.before = stream.pending
 
     def synchronize(self) -> None:
         self._gpus.synchronize(self)
+
+    def run(self) -> None:
+        while self.before:
+            self.before.pop(0)()
+
+    def query(self) -> bool:
+        self._gpus.ask("query", self)
+        return True
+
+    def elapsed_time(self, later: Event) -> float:
+        """Two seconds, if a stream has waited for the later one."""
+        self._gpus.ask("elapsed", self)
+        return 2000.0 if later.stream_waits else -1.0
 
 
 @contextmanager
@@ -166,7 +194,7 @@ def gpus() -> Iterator[Gpus]:
             "is_available": lambda: True,
             "device": here.device,
             "stream": here.stream,
-            "current_stream": lambda device: f"the training's on {device}",
+            "current_stream": TrainingStream,
             "Stream": Stream,
             "Event": here.event,
         }.items():

@@ -75,6 +75,12 @@ class Checkpointer:
             state goes through it as through a ring: save() then returns only when the last byte is staged, which is
             nearly as long as the upload takes, and `frozen` saves nothing. By default a save takes as much memory as
             the state.
+        overlap: save() returns while parameters and optimizer state are still copied. The next step of any torch
+            optimizer waits until that is over, on a GPU only its stream does. All else is copied before save() returns:
+            buffers, parameters that no optimizer of the state trains, and what an optimizer with `capturable` changes.
+            If a script writes to a parameter in place meanwhile, by other means than an optimizer's step, the save
+            fails, and later saves copy that tensor before they return. A write through `.data` is not seen: let save()
+            come after all of a step's changes. A state that does not fit `host_memory` is saved as without it.
         local: a folder on this node's own disk (HOLDFAST_LOCAL_DIR). A save is durable there first. It is uploaded in
             order, while later saves are staged. Saves collect there while service or store are unavailable. This job
             commits them as soon as both are back, or else the next launch with this folder does before it restores.
@@ -102,6 +108,7 @@ class Checkpointer:
         drop: Iterable[str] = (),
         stage_every: int | None = None,
         host_memory: int | None = None,
+        overlap: bool = False,
         local: str | Path | None = None,
         compress: Literal["none", "zstd"] | None = None,
         config: object = None,
@@ -128,6 +135,7 @@ class Checkpointer:
             drop=drop,
             stage_every=stage_every,
             host_memory=host_memory,
+            overlap=overlap,
             local=local,
             compress=compress,
             config=config,
@@ -220,7 +228,8 @@ class Checkpointer:
         """Saves now, and returns the handle. Call it on every rank.
 
         It waits for an earlier save (with a local tier only until that one is on the node's disk), then blocks until
-        the state is staged. With `host_memory` and a larger state, the first bytes are uploaded by then.
+        the state is staged, or with `overlap` until an optimizer may go on. With `host_memory` and a larger state, the
+        first bytes are uploaded by then.
 
         Raises on every rank if one rank's state cannot be saved (UnsupportedStateError names the key).
         """

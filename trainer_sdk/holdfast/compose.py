@@ -84,6 +84,7 @@ def compose(
     drop: Iterable[str],
     stage_every: int | None,
     host_memory: int | None,
+    overlap: bool,
     local: str | Path | None,
     compress: Literal["none", "zstd"] | None,
     config: object,
@@ -145,6 +146,7 @@ def compose(
         judge=judge,
         completeness=Completeness(drop=drop, strict=strict, speaks=ranks.is_first),
         window_bytes=window,
+        overlap=overlap,
         helpers=workers.keeping,
     )
     restorer = Restorer(

@@ -122,7 +122,7 @@ class FiniteCheck:
         watched = {key for key, value in state.items() if isinstance(value, (torch.nn.Module, torch.optim.Optimizer))}
         groups: dict[_Kind, list[tuple[str, torch.Tensor]]] = defaultdict(list)
         declared = set()
-        for spec, local in pieces:
+        for spec, local, _ in pieces:
             path = path_of(spec.name, spec.component)
             if spec.name not in stored or spec.component not in watched or path in self._believed:
                 continue

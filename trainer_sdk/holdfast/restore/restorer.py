@@ -492,6 +492,7 @@ class Loading:
     def reader(self, at: str | None = None) -> HoldfastReader:
         from holdfast.dcp.reader import HoldfastReader
 
+        self._parts.saver.wait_for_copies()
         return HoldfastReader(
             self._parts.session, self._parts.workers, self._parts.restorer.choose(at), rollback=at is not None
         )
@@ -499,6 +500,7 @@ class Loading:
     def _loading(self, state: dict[str, Any], load: Callable[[], int]) -> int:
         # A launch that loads its first state has staged none yet, and no save of it was asked for.
         has_begun = self._parts.session.has_begun
+        self._parts.saver.wait_for_copies()
         try:
             start = load()
         finally:

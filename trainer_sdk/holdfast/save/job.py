@@ -68,9 +68,9 @@ _NEXT: dict[SaveState, frozenset[SaveState]] = {
 class SaveHandle:
     """The state and the futures of one save; save() returns it. Background threads resolve them.
 
-    `staged` is done once the state may change again (save() returns no earlier). `local` is done once it is known
-    whether this rank's part is durable on this node: False without a local tier, or without room in it. `committed` is
-    done once the checkpoint can be restored, and holds the service's view of it, or the error.
+    `staged` is done once the state may change again (save() returns no earlier, except with `overlap`). `local` is done
+    once it is known whether this rank's part is durable on this node: False without a local tier, or without room in
+    it. `committed` is done once the checkpoint can be restored, and holds the service's view of it, or the error.
 
     `diverged` says why no job should go on from this state; None if it is healthy. It is known when save() returns, and
     the same on every rank.
@@ -142,6 +142,9 @@ class SaveHandle:
                     future.set_exception(error)
 
 
+_ADDING = threading.Lock()
+
+
 @dataclass
 class SaveStats:
     """What a Checkpointer has done so far; `ckpt.stats`. Counts are of this process; commits through `ckpt.writer()`
@@ -167,6 +170,11 @@ class SaveStats:
     blocked_seconds: float = 0.0
     last_committed_step: int | None = None
     last_failure: SaveFailed | None = None
+
+    def blocked(self, seconds: float) -> None:
+        """From the training thread, or from the pipeline's for a step that waited for a copy."""
+        with _ADDING:
+            self.blocked_seconds += seconds
 
 
 class Standstill:
@@ -232,7 +240,9 @@ class SaveJob:
     @property
     def told(self) -> ShardSummary:
         """The summary for the spool record or the seal, as of now."""
-        return self.summary.model_copy(update={"blocked_seconds": self.standstill.seconds})
+        late = self.staged.late if isinstance(self.staged, StagedShard) else None
+        waited = 0.0 if late is None else late.waited_seconds
+        return self.summary.model_copy(update={"blocked_seconds": self.standstill.seconds + waited})
 
     @property
     def total_bytes(self) -> int:

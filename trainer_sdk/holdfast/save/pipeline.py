@@ -113,6 +113,7 @@ class SavePipeline:
         self.host_calls = host_calls
         self._tier = tier
         self._progress = progress
+        self._stats = stats
         self._reports = SaveReports(session, stats, tier)
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -235,7 +236,7 @@ class SavePipeline:
         """On the spool thread: makes the save durable on this node, and hands it on. A save without room here is
         uploaded straight from the slab, in its order."""
         assert self._tier is not None  # the thread runs only with a tier
-        kept = job
+        kept = job = self._settled(job)
         try:
             if isinstance(job.staged, StagedShard):
                 kept = self._kept(job, self._tier)
@@ -278,10 +279,27 @@ class SavePipeline:
             self._staged = None
             self._free.set()
 
+    def _settled(self, job: SaveJob) -> SaveJob:
+        """On the first thread that takes the job: waits for the copies that training does not wait for. If they have
+        failed, or something wrote to what they read, this rank could not stage."""
+        if not isinstance(job.staged, StagedShard) or job.staged.late is None:
+            return job
+        try:
+            job.staged.late.settle()
+            job.handle.become(SaveState.STAGED)
+            return job
+        except Exception as error:
+            self._release(job)
+            return dataclasses.replace(job, staged=error, has_own_memory=True)
+        finally:
+            self._stats.blocked(job.staged.late.waited_seconds)
+
     def _run(self, job: SaveJob) -> None:
         """On the upload thread. The handle hears how the save ended, even if the script's log handler raises."""
         committed: CheckpointView | None = None
         failure: BaseException | None = None
+        if self._keeps is None:
+            job = self._settled(job)
         try:
             committed = self._commit(job)
         except BaseException as error:  # the next save may go well

@@ -1,8 +1,9 @@
 """The foreground half of a save, on the training thread: capture -> plan -> vote -> stage; then the pipeline has it.
 
 All ranks save, all decline, or all raise: a step that can fail on one rank alone comes before the vote, or the service
-tells the others. The state may change again as soon as save() returns. If a window bounds the memory, the pipeline
-starts first and takes the chunks while this stages them.
+tells the others. The state may change again as soon as save() returns; with `overlap`, the next step of an optimizer
+waits for what is still copied (staging/overlap.py). If a window bounds the memory, the pipeline starts first and takes
+the chunks while this stages them.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ class Saver:
         judge: HealthJudge,
         completeness: Completeness,
         window_bytes: int | None,
+        overlap: bool,
         helpers: WorkerThreads,
     ) -> None:
         """`helpers`: threads that are idle while training waits for the copy."""
@@ -122,7 +124,9 @@ class Saver:
         self._finite = FiniteCheck.asked_for(check_finite)
         self._judge = judge
         self._completeness = completeness
-        self._staging = StagingArea(window_bytes=window_bytes, helpers=helpers)
+        self._staging = StagingArea(
+            window_bytes=window_bytes, helpers=helpers, overlap=overlap, waiting=session.progress.saving
+        )
         self._number = 0
         self._plan: LocalPlan | None = None
         self._agreed: tuple[LocalPlan, Layout] | None = None
@@ -156,7 +160,7 @@ class Saver:
         self._start(job)
         self._agree_on_health(job)
         standstill.end()
-        self._stats.blocked_seconds += time.monotonic() - began
+        self._stats.blocked(time.monotonic() - began)
         return handle
 
     def stage_apart(self, step: int, state: Mapping[str, Any], metrics: Metrics | None, area: StagingArea) -> SaveJob:
@@ -170,7 +174,7 @@ class Saver:
             job = self._job(handle, CheckpointKind.EMERGENCY, agreed, state, area=area, standstill=standstill)
             job.handle.become(SaveState.STAGED)
             standstill.end()
-            self._stats.blocked_seconds += time.monotonic() - began
+            self._stats.blocked(time.monotonic() - began)
             return dataclasses.replace(job, has_own_memory=True)
 
     def forget_frozen(self) -> None:
@@ -178,6 +182,10 @@ class Saver:
         self._staging.forget_frozen()
         if self._finite is not None:
             self._finite.forget()
+
+    def wait_for_copies(self) -> None:
+        """Before the state is loaded again: a copy of the last save may still read it."""
+        self._staging.wait_for_copies()
 
     def close(self) -> None:
         """Releases the staging memory once no save reads it any more."""
@@ -308,7 +316,7 @@ class Saver:
 
     def _start(self, job: SaveJob) -> None:
         windowed = job.staged if isinstance(job.staged, WindowedShard) else None
-        if isinstance(job.staged, StagedShard) and windowed is None:
+        if isinstance(job.staged, StagedShard) and windowed is None and job.staged.late is None:
             job.handle.become(SaveState.STAGED)
         self._pipeline.start(job)
         if windowed is not None and windowed.fill():

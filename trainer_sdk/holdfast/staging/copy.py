@@ -177,6 +177,11 @@ class Copying:
         self._copies: Sequence[Copy] = copies
         self._lock = threading.Lock()
 
+    @property
+    def events(self) -> list[torch.cuda.Event]:
+        """One for each device whose copies may still be running."""
+        return list(self._events)
+
     def wait(self) -> None:
         """Returns when the last byte has arrived. Any thread may call it, as often as it likes. CUDA is not asked again
         after the first: training may then capture a graph, which another thread's question would invalidate."""
@@ -211,16 +216,10 @@ class Copier:
 
     def _start(self, device: torch.device, copies: list[Copy]) -> list[torch.cuda.Event]:
         if device.type == "cpu":
-            uses_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-            if uses_cuda and any(copy.source.is_pinned() for copy in copies):
-                # Training may have queued a GPU's copy into it, without waiting for that.
-                torch.cuda.current_stream().synchronize()
-            flat = [copy for copy in copies if copy.source.is_contiguous()]
-            HostCopy(flat).run(self._helpers)
-            copies = [copy for copy in copies if not copy.source.is_contiguous()]
-        targets, sources = [copy.target for copy in copies], [copy.source for copy in copies]
-        if not copies:
+            self.wait_for_pinned(copies)
+            self.copy_on_host(copies)
             return []
+        targets, sources = [copy.target for copy in copies], [copy.source for copy in copies]
         if device.type != "cuda":
             torch._foreach_copy_(targets, sources)
             return []
@@ -230,9 +229,24 @@ class Copier:
         stream.wait_stream(torch.cuda.current_stream(device))  # the work that training has queued comes first
         with torch.cuda.stream(stream):
             torch._foreach_copy_(targets, sources, non_blocking=True)
-            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             arrived.record(stream)
         return [arrived]
+
+    def wait_for_pinned(self, copies: Sequence[Copy]) -> None:
+        """On the training thread, whose streams they are: training may have queued a GPU's copy into pinned sources,
+        without waiting for that."""
+        uses_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if uses_cuda and any(copy.source.is_pinned() for copy in copies):
+            torch.cuda.current_stream().synchronize()
+
+    @torch.no_grad()
+    def copy_on_host(self, copies: Sequence[Copy]) -> None:
+        """Returns when all is copied. All sources are in host memory."""
+        HostCopy([copy for copy in copies if copy.source.is_contiguous()]).run(self._helpers)
+        strided = [copy for copy in copies if not copy.source.is_contiguous()]
+        if strided:
+            torch._foreach_copy_([copy.target for copy in strided], [copy.source for copy in strided])
 
 
 def whole_copy(target: torch.Tensor, tensor: torch.Tensor) -> Copy:

@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -29,6 +29,7 @@ from holdfast.staging.copy import (
     range_copies,
     whole_copy,
 )
+from holdfast.staging.overlap import LateCopy, Overlap
 from holdfast.state.tensors import TensorPiece, torch_dtype
 from holdfast_client.chunks.workers import WorkerThreads
 from holdfast_client.transport import check_stop
@@ -37,8 +38,10 @@ from holdfast_client.transport import check_stop
 class StagedShard(ABC):
     """The bytes of each chunk. Chunks have the ordinals 0 to chunk_count - 1 and are taken in this order."""
 
-    def __init__(self, plan: LocalPlan) -> None:
+    def __init__(self, plan: LocalPlan, late: LateCopy | None = None) -> None:
         self.plan = plan
+        self.late = late
+        """The copies that training does not wait for."""
 
     @property
     @abstractmethod
@@ -119,23 +122,41 @@ class WholeLayout:
                 slab.tensor[start : start + size].zero_()
         return cls(plan, slab, starts, views, FrozenPieces(plan, views, distrusted))
 
-    def fill(self, copier: Copier, stored: Sequence[TensorPiece], meanwhile: Callable[[], object]) -> None:
-        """Returns when everything is copied."""
-        changed = self.frozen.changed(stored)
-        copying = copier.start(whole_copy(self.views[piece.spec.name], piece.local) for piece in changed)
+    def fill(
+        self,
+        copier: Copier,
+        stored: Sequence[TensorPiece],
+        meanwhile: Callable[[], object],
+        overlap: Overlap | None,
+    ) -> LateCopy | None:
+        """Returns when everything is copied; with `overlap` all but what the returned copy still brings."""
+        now: list[TensorPiece] = []
+        later: list[TensorPiece] = []
+        for piece in self.frozen.changed(stored):
+            (later if overlap is not None and overlap.takes(piece) else now).append(piece)
+        copying = copier.start(self._copy(piece) for piece in now)
+        late = overlap.begin([(piece, self._copy(piece)) for piece in later]) if overlap is not None else None
         try:
             meanwhile()
+        except BaseException:
+            if late is not None:
+                late.wait()
+            raise
         finally:
             copying.wait()  # the slab must not be used earlier
-        self.frozen.staged(changed)
+        self.frozen.staged(now)
+        return late
+
+    def _copy(self, piece: TensorPiece) -> Copy:
+        return whole_copy(self.views[piece.spec.name], piece.local)
 
 
 class WholeShard(StagedShard):
-    """The whole shard, copied at once: training goes on after the copy, however long the upload takes. No call
-    waits."""
+    """The whole shard, copied at once: training goes on after the copy, however long the upload takes. No call waits,
+    except for a copy beside training."""
 
-    def __init__(self, layout: WholeLayout, give_back: Callable[[], None]) -> None:
-        super().__init__(layout.plan)
+    def __init__(self, layout: WholeLayout, give_back: Callable[[], None], late: LateCopy | None) -> None:
+        super().__init__(layout.plan, late)
         self._layout: WholeLayout | None = layout
         self._give_back = give_back
 
@@ -146,6 +167,8 @@ class WholeShard(StagedShard):
     def chunk(self, ordinal: int, stop: threading.Event | None = None) -> memoryview:
         if self._layout is None:
             raise RuntimeError("this save was released: its slab may hold another one by now")
+        if self.late is not None:
+            self.late.settle()
         start = self._layout.starts[ordinal]
         return self._layout.slab.view[start : start + self.plan.shard.chunks[ordinal]].toreadonly()
 
@@ -165,6 +188,8 @@ class WholeShard(StagedShard):
     def release(self) -> None:
         layout, self._layout = self._layout, None
         if layout is not None:
+            if self.late is not None:
+                self.late.wait()
             self._give_back()
 
 
@@ -439,11 +464,19 @@ class StagingArea:
     """Owns the slabs. `stage` runs on the training thread; a shard's `release` on any."""
 
     def __init__(
-        self, slabs: int = 1, *, window_bytes: int | None = None, helpers: WorkerThreads | None = None
+        self,
+        slabs: int = 1,
+        *,
+        window_bytes: int | None = None,
+        helpers: WorkerThreads | None = None,
+        overlap: bool = False,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """`slabs`: saves that may be held at once. Each costs host memory: the rank's share of the state, or
         `window_bytes` if that is less. A window must have room for the largest chunk.
-        `helpers`: threads that may be idle while training waits; they copy as well."""
+        `helpers`: threads that may be idle while training waits; they copy as well.
+        `overlap`: what only an optimizer's step changes is copied while training goes on. Of one save at a time: the
+        next stage() comes after the release of the last shard. `waiting`: entered while a step waits for that."""
         if slabs < 1:
             raise ValueError(f"a staging area needs at least one slab, not {slabs}")
         if sys.byteorder != "little":
@@ -454,6 +487,7 @@ class StagingArea:
         self._free = list(self._places)
         self._closed = False
         self._copier = Copier(helpers)
+        self._overlap = Overlap(self._copier, waiting) if overlap else None
         self._distrusted: set[str] = set()
 
     @property
@@ -466,8 +500,9 @@ class StagingArea:
     def stage(
         self, plan: LocalPlan, pieces: Sequence[TensorPiece], *, meanwhile: Callable[[], object] = lambda: None
     ) -> StagedShard:
-        """Copies the pieces that the plan stores. When it returns, training may change the tensors; but a WindowedShard
-        must still be filled, on this thread, while other threads take its chunks.
+        """Copies the pieces that the plan stores. When it returns, training may change the tensors (with `overlap` it
+        may go on, and the hook lets no step write too early); but a WindowedShard must still be filled, on this thread,
+        while other threads take its chunks.
 
         `pieces` must be the planned ones; pieces that other ranks store are ignored. Bits are copied, never values: NaN
         payloads survive. It allocates nothing if an earlier slab has room and the plan is the same.
@@ -489,8 +524,8 @@ class StagingArea:
             if gpu is not None:  # else CUDA would make a context, of some hundred MB, for nothing
                 place.lock_for(gpu)
             if isinstance(layout, WholeLayout):
-                layout.fill(self._copier, stored, meanwhile)
-                return WholeShard(layout, lambda: self._return(place))
+                late = layout.fill(self._copier, stored, meanwhile, self._overlap)
+                return WholeShard(layout, lambda: self._return(place), late)
             meanwhile()
             return WindowedShard(layout, self._copier, stored, lambda: self._return(place))
         except BaseException:
@@ -503,8 +538,15 @@ class StagingArea:
             if isinstance(layout := place.layout, WholeLayout):
                 layout.frozen.forget()
 
+    def wait_for_copies(self) -> None:
+        """Returns when no copy reads the tensors any more: call it before something else than a step writes to them."""
+        if self._overlap is not None:
+            self._overlap.wait()
+
     def close(self) -> None:
         """Releases the memory: free slabs now, held ones with their save. No stage() after this."""
+        if self._overlap is not None:
+            self._overlap.close()
         with self._lock:
             self._closed = True
             places, self._free = self._free, []

@@ -13,7 +13,7 @@ optimizer over several modules, or several optimizers, need no declaration. Enco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -33,6 +33,8 @@ from holdfast.state.components import (
     module_tensors,
     parameter_names,
     parameters_by_id,
+    stepped_parameters,
+    steps_are_seen,
 )
 from holdfast.state.tensors import Held, TensorPiece, TieBook, describe, mesh_copies
 from holdfast.state.tree import TensorRef, decode_tree, encode_tree
@@ -59,10 +61,12 @@ def encode_optimizer(
     slots: dict[str, list[list[Any]]] = {}
     named = set()
     for group, group_names in zip(optimizer.param_groups, names, strict=True):
+        guarded = steps_are_seen(optimizer, group)
         for parameter, name in zip(group["params"], group_names, strict=True):
             named.add(id(parameter))
             if parameter in optimizer.state:
-                slots[name] = _encode_slots(f"{key}/{name}", parameter, optimizer.state[parameter], name_tensor)
+                state = optimizer.state[parameter]
+                slots[name] = _encode_slots(f"{key}/{name}", parameter, state, name_tensor, guarded=guarded)
     for owner in optimizer.state:
         if id(owner) not in named:
             raise UnsupportedStateError(
@@ -94,10 +98,10 @@ def _are_pairs(value: Any) -> bool:
 
 
 def _encode_slots(
-    path: str, parameter: torch.Tensor, state: Mapping[Any, Any], name_tensor: NameTensor
+    path: str, parameter: torch.Tensor, state: Mapping[Any, Any], name_tensor: NameTensor, *, guarded: bool
 ) -> list[list[Any]]:
     def name_slot(slot_path: str, tensor: torch.Tensor) -> TensorRef:
-        return name_tensor(slot_path, tensor, _held_beside(slot_path, parameter, tensor))
+        return name_tensor(slot_path, tensor, _held_beside(slot_path, parameter, tensor)._replace(guarded=guarded))
 
     return [[slot, encode_tree(value, path=f"{path}/{slot}", name_tensor=name_slot)] for slot, value in state.items()]
 
@@ -135,8 +139,10 @@ class CapturedState:
 class TensorCollector:
     """Names the tensors of one component and describes each once. `live` finds the tensor of a name again."""
 
-    def __init__(self, component: Component) -> None:
+    def __init__(self, component: Component, stepped: Collection[int] = ()) -> None:
+        """`stepped`: id() of the parameters that only an optimizer's step changes."""
         self._component = component
+        self.stepped = stepped
         self._ties = TieBook()
         self.pieces: list[TensorPiece] = []
         self.live: dict[str, torch.Tensor] = {}
@@ -173,11 +179,12 @@ def capture(
     components = components_of(state, rank=rank, declared=declared or Declarations())
     known = parameters_by_id(components)
     _refuse_trained(components, known)
+    stepped = stepped_parameters(components)
     pieces: list[TensorPiece] = []
     trees: dict[str, Any] = {}
     replicated_trees: dict[str, Any] = {}
     for component in components:
-        collector = TensorCollector(component)
+        collector = TensorCollector(component, stepped)
         encoded = encode_component(component, known, collector)
         (replicated_trees if component.replicated else trees)[component.key] = [component.kind.value, encoded]
         pieces.extend(collector.pieces)
@@ -208,7 +215,8 @@ def encode_component(component: Component, known: Mapping[int, str], collector: 
     plain = partial(collector.add, held=Held(replicated=True))
     if component.kind is Kind.MODULE:
         for named in module_tensors(key, target):
-            collector.add(f"{key}/{named.fqn}", named.tensor, named.held(replicated=component.replicated))
+            held = named.held(replicated=component.replicated)._replace(guarded=id(named.tensor) in collector.stepped)
+            collector.add(f"{key}/{named.fqn}", named.tensor, held)
         extras = extra_states(component)
         return encode_tree(extras, path=f"{key}/extra_state", name_tensor=plain) if extras else None
     value = target.state_dict() if component.kind is Kind.STATEFUL else target

@@ -337,6 +337,29 @@ def parameters_by_id(components: tuple[Component, ...]) -> dict[int, str]:
     return known
 
 
+def stepped_parameters(components: tuple[Component, ...]) -> frozenset[int]:
+    """id() of the parameters that an optimizer of the state trains, and that nothing else changes. Not those that do
+    not require gradients: such a copy of a network (MoCo's key encoder) is moved by the script, in an optimizer or
+    not."""
+    groups = [
+        (steps_are_seen(component.target, group), group["params"])
+        for component in components
+        if component.kind is Kind.OPTIMIZER
+        for group in component.target.param_groups
+    ]
+    stepped = {id(each) for seen, those in groups if seen for each in those if each.requires_grad}
+    return frozenset(stepped.difference(id(each) for seen, those in groups if not seen for each in those))
+
+
+def steps_are_seen(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
+    """Whether torch calls its hooks before each step on this group. A CUDA graph with a `capturable` step is replayed
+    without a call, and a class that does not call Optimizer.__init__ has no hooks; the optimizer that it wraps may."""
+    inner = getattr(optimizer, "optimizer", None)
+    if isinstance(inner, torch.optim.Optimizer):
+        return steps_are_seen(inner, group)
+    return getattr(type(optimizer).step, "hooked", False) is True and not group.get("capturable")
+
+
 def _check_optimizers_follow(components: tuple[Component, ...], known: Mapping[int, str]) -> None:
     own = {component.key for component in components if component.kind is Kind.MODULE and not component.replicated}
     for component in components:

@@ -45,7 +45,7 @@ def _marks_of(pieces: Iterable[TensorPiece]) -> Marks:
     device has float64. Buffers may differ: rank 0's are stored by rule. Numbers of one byte are left out, because torch
     supports few operations on them."""
     kinds: dict[tuple[torch.device, torch.dtype], dict[tuple[str, tuple[int, ...]], torch.Tensor]] = {}
-    for spec, local in pieces:
+    for spec, local, _ in pieces:
         if spec.pack != "buffer" and local.is_floating_point() and local.element_size() > 1 and local.numel():
             middle = local[tuple(size // 2 for size in local.shape)]
             kinds.setdefault((local.device, local.dtype), {})[spec.name, spec.offsets] = middle

@@ -253,6 +253,8 @@ class TensorPiece(NamedTuple):
 
     spec: PieceSpec
     local: torch.Tensor
+    guarded: torch.Tensor | None = None
+    """The tensor as its component holds it, if only an optimizer's step changes it; else None."""
 
 
 class Held(NamedTuple):
@@ -262,6 +264,8 @@ class Held(NamedTuple):
     pack: PackGroup = "trainable"
     owner: int | None = None
     replicas: tuple[tuple[int, int], ...] = ()
+    guarded: bool = False
+    """Only a step of an optimizer changes it, and the hook on optimizers sees that step."""
 
 
 class TieBook:
@@ -312,7 +316,8 @@ def describe(name: str, component: str, tensor: torch.Tensor, held: Held, ties: 
             name, component, dtype_name(tensor.dtype), shape, (0,) * len(shape), shape, held.replicated,
             pack=held.pack, owner=held.owner, replicas=held.replicas,
         )  # fmt: skip
-    return TensorPiece(spec._replace(alias_of=ties.tied_to(name, spec, local, tensor)), local)
+    alias_of = ties.tied_to(name, spec, local, tensor)
+    return TensorPiece(spec._replace(alias_of=alias_of), local, tensor if held.guarded else None)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

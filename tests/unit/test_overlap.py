@@ -1,0 +1,354 @@
+"""`overlap=True`: what is staged is the state as it was, whatever optimizer steps at once, and a write that no hook
+sees is found. The GPUs are stand-ins."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+from holdfast.layout.plan import ChunkSizes, build_local_plan
+from holdfast.staging import StagingArea
+from holdfast.staging.overlap import TornSaveError
+from holdfast.state.capture import capture
+from tests.support.gpus import OnGpu, gpus
+from tests.support.late_copies import late_copies
+from tests.support.staged import pieces_of
+
+SIZES = ChunkSizes(own_chunk_bytes=1024, cut_bytes=4096, pack_bytes=2048)
+
+
+@pytest.fixture
+def copies():
+    with late_copies() as copies:
+        yield copies
+
+
+@pytest.fixture
+def area():
+    area = StagingArea(overlap=True)
+    yield area
+    area.close()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(24, 16))
+        self.second = nn.Parameter(torch.randn(16, 24))
+        self.still = nn.Parameter(torch.randn(5), requires_grad=False)
+        self.register_buffer("count", torch.zeros(3))
+
+
+def plan_of(pieces):
+    return build_local_plan([piece.spec for piece in pieces], rank=0, world_size=1, sizes=SIZES)
+
+
+def captured(state):
+    return capture(state, rank=0, world_size=1).pieces
+
+
+def stage(area, state):
+    pieces = captured(state)
+    return area.stage(plan_of(pieces), pieces)
+
+
+def content(shard):
+    return b"".join(bytes(shard.chunk(ordinal)) for ordinal in range(shard.chunk_count))
+
+
+def as_of_now(state):
+    """What a save that training waits for would hold."""
+    return content(stage(StagingArea(), state))
+
+
+def classes():
+    found = [each for each in vars(torch.optim).values() if inspect.isclass(each)]
+    return [each for each in found if issubclass(each, torch.optim.Optimizer) and each is not torch.optim.Optimizer]
+
+
+def variants():
+    for kind in classes():
+        yield pytest.param(kind, {}, id=kind.__name__)
+        for option in {"foreach", "fused"} & inspect.signature(kind).parameters.keys():
+            yield pytest.param(kind, {option: True}, id=f"{kind.__name__}-{option}")
+
+
+class Training:
+    def __init__(self, kind, options, compiled=None):
+        torch.manual_seed(3)
+        self.model = Net()
+        trained = [each for each in self.model.parameters() if each.requires_grad]
+        self.optimizer = kind(trained, lr=0.01, **options)
+        self.state = {"model": self.model, "optimizer": self.optimizer}
+        self.is_sparse = kind is torch.optim.SparseAdam
+        self._step = self.optimizer.step if compiled is None else torch.compile(self.optimizer.step, backend=compiled)
+
+    def step(self):
+        def closure():
+            self.optimizer.zero_grad()
+            loss = (self.model.first @ self.model.second).pow(2).mean()
+            loss.backward()
+            if self.is_sparse:
+                for each in (self.model.first, self.model.second):
+                    each.grad = each.grad.to_sparse()
+            return loss
+
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            self._step(closure)
+        else:
+            closure()
+            self._step()
+
+
+@pytest.mark.rule("overlap-is-guarded")
+@pytest.mark.parametrize(("kind", "options"), sorted(variants(), key=lambda each: each.id))
+def test_whatever_optimizer_steps_at_once_the_save_has_the_state_of_before(kind, options, copies, area):
+    training = Training(kind, options)
+    for _ in range(2):
+        training.step()
+        before = as_of_now(training.state)
+        shard = stage(area, training.state)
+        training.step()
+        assert content(shard) == before
+        assert as_of_now(training.state) != before
+        shard.release()
+    assert copies.steps_that_waited == 2
+
+
+@pytest.mark.rule("overlap-is-guarded")
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+def test_a_compiled_step_waits_too_also_if_it_was_compiled_before_there_was_a_checkpointer(options, copies):
+    training = Training(torch.optim.AdamW, options, compiled="aot_eager")
+    training.step()
+    area = StagingArea(overlap=True)
+    for _ in range(2):
+        before = as_of_now(training.state)
+        shard = stage(area, training.state)
+        training.step()
+        assert content(shard) == before
+        shard.release()
+    assert copies.steps_that_waited == 2
+    area.close()
+
+
+@pytest.mark.rule("overlap-is-guarded")
+def test_what_no_step_changes_is_copied_before_stage_returns(copies, area):
+    training = Training(torch.optim.AdamW, {})
+    lr = torch.tensor(0.5)
+    training.optimizer.param_groups[0]["lr"] = lr
+    training.step()
+    training.state |= {"average": Net(), "notes": {"seen": torch.zeros(4)}}
+    before = as_of_now(training.state)
+    shard = stage(area, training.state)
+    with torch.no_grad():
+        training.model.count.add_(1)
+        training.model.still.add_(1)
+        lr.mul_(0.1)
+        training.state["notes"]["seen"].add_(1)
+        for each in training.state["average"].parameters():
+            each.data.mul_(0.5)
+    copies.let_go()
+    assert content(shard) == before
+
+
+def add(training):
+    with torch.no_grad():
+        training.model.first.add_(1)
+
+
+def load(training):
+    training.model.load_state_dict(Net().state_dict())
+
+
+def average(training):
+    with torch.no_grad():
+        torch._foreach_lerp_([training.model.first], [training.model.second.t()], 0.5)
+
+
+def moment(training):
+    training.optimizer.state[training.model.first]["exp_avg"].zero_()
+
+
+@pytest.mark.rule("overlap-is-guarded")
+@pytest.mark.parametrize("write", [add, load, average, moment])
+def test_a_write_that_is_no_step_tears_the_save_and_later_saves_copy_that_tensor_first(write, copies, area):
+    training = Training(torch.optim.AdamW, {})
+    training.step()
+    shard = stage(area, training.state)
+    write(training)
+    copies.let_go()
+    with pytest.raises(TornSaveError, match=r"'(model/first|optimizer/model/first/exp_avg)'.* was written to"):
+        shard.chunk(0)
+    shard.release()
+    for _ in range(2):
+        before = as_of_now(training.state)
+        shard = stage(area, training.state)
+        write(training)
+        if len(copies.begun) > 1:
+            training.step()
+        assert content(shard) == before
+        shard.release()
+
+
+def test_a_write_before_the_step_that_waits_tears_the_save_as_well(copies, area):
+    training = Training(torch.optim.SGD, {"fused": True})
+    shard = stage(area, training.state)
+    add(training)
+    training.step()
+    with pytest.raises(TornSaveError, match="'model/first' was written to"):
+        content(shard)
+
+
+def test_tensors_without_a_version_are_copied_before_stage_returns(copies, area):
+    with torch.inference_mode():
+        value = torch.ones(4)
+    (piece,) = pieces_of({"value": value})
+    shard = area.stage(plan_of([piece]), [piece._replace(guarded=value)])
+    with torch.inference_mode():
+        value.zero_()
+    assert not copies.begun
+    assert content(shard) == torch.ones(4).numpy().tobytes()
+
+
+@pytest.mark.parametrize("option", ["capturable", "unhooked"])
+def test_nothing_is_copied_beside_a_step_that_torch_calls_no_hook_for(option, copies, area, monkeypatch):
+    training = Training(torch.optim.AdamW, {})
+    training.step()
+    if option == "capturable":
+        training.optimizer.param_groups[0]["capturable"] = True
+    else:
+        monkeypatch.setattr(torch.optim.AdamW.step, "hooked", False)
+    before = as_of_now(training.state)
+    shard = stage(area, training.state)
+    for each in training.model.parameters():
+        each.data.zero_()
+    assert not copies.begun
+    assert content(shard) == before
+
+
+def test_the_wait_of_a_step_is_measured_and_a_step_after_the_copy_waits_for_nothing(copies, area):
+    training = Training(torch.optim.SGD, {})
+    shard = stage(area, training.state)
+    training.step()
+    shard.late.settle()
+    assert shard.late.waited_seconds > 0
+    shard.release()
+    shard = stage(area, training.state)
+    copies.let_go()
+    shard.late.settle()
+    training.step()
+    assert copies.steps_that_waited == 1
+    assert shard.late.waited_seconds == 0
+
+
+def test_released_memory_is_not_written_to_by_a_late_copy(copies, area):
+    training = Training(torch.optim.SGD, {})
+    shard = stage(area, training.state)
+    releasing = threading.Thread(target=shard.release)
+    releasing.start()
+    assert area.free == 0
+    copies.let_go()
+    releasing.join()
+    assert area.free == 1
+
+
+def test_an_area_that_fails_in_the_middle_of_staging_keeps_its_memory_until_the_copy_is_over(copies, area):
+    training = Training(torch.optim.SGD, {})
+    pieces = captured(training.state)
+    free = []
+
+    def fails():
+        threading.Thread(target=lambda: (free.append(area.free), copies.let_go())).start()
+        raise ValueError("looked in vain")
+
+    with pytest.raises(ValueError, match="looked in vain"):
+        area.stage(plan_of(pieces), pieces, meanwhile=fails)
+    assert free == [0]
+    assert copies.begun[0].wait(0)
+    assert area.free == 1
+
+
+def test_a_copy_that_fails_fails_its_save_and_holds_no_step_up(copies, area, monkeypatch):
+    def broken(*_):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(area._copier, "copy_on_host", broken)
+    training = Training(torch.optim.SGD, {})
+    pieces = [piece for piece in captured(training.state) if piece.guarded is not None]
+    shard = area.stage(plan_of(pieces), pieces)
+    training.step()
+    with pytest.raises(MemoryError, match="no room"):
+        shard.chunk(0)
+
+
+def test_a_closed_area_leaves_no_hook_behind():
+    before = len(_global_optimizer_pre_hooks)
+    area = StagingArea(overlap=True)
+    assert len(_global_optimizer_pre_hooks) == before + 1
+    area.close()
+    assert len(_global_optimizer_pre_hooks) == before
+
+
+class OnGpus:
+    """A parameter that says it is on the second GPU, and an optimizer that steps it."""
+
+    def __init__(self):
+        self.parameter = nn.Parameter(torch.randn(600))
+        self.parameter.grad = torch.ones(600)
+        self.optimizer = torch.optim.SGD([self.parameter], lr=1.0)
+
+    def stage(self, area):
+        (piece,) = pieces_of({"weight": self.parameter})
+        return area.stage(plan_of([piece]), [piece._replace(local=OnGpu(piece.local), guarded=self.parameter)])
+
+
+@pytest.mark.rule("overlap-is-guarded")
+def test_on_a_gpu_the_stream_of_the_step_waits_and_not_its_thread(copies, area):
+    with gpus() as here:
+        training = OnGpus()
+        before = training.parameter.detach().numpy().tobytes()
+        shard = training.stage(area)
+        training.optimizer.step()
+        assert here.calls == ["lock"], "a thread of training waits for the copy"
+        copies.let_go()
+        assert content(shard) == before
+        assert shard.late.waited_seconds == 2.0, "the stream's wait is told"
+        shard.release()
+        area.close()
+
+
+def test_a_write_to_a_gpus_tensor_before_its_copy_is_over_is_found(copies, area):
+    with gpus():
+        training = OnGpus()
+        shard = training.stage(area)
+        with torch.no_grad():
+            training.parameter.add_(1)
+        copies.let_go()
+        with pytest.raises(TornSaveError, match="'weight' was written to"):
+            content(shard)
+        shard.release()
+        area.close()
+
+
+def test_once_a_step_is_captured_into_a_graph_nothing_is_copied_beside_it(copies, area, monkeypatch, caplog):
+    training = Training(torch.optim.SGD, {})
+    shard = stage(area, training.state)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with caplog.at_level(logging.WARNING, logger="holdfast"):
+        training.step()
+        training.step()
+    monkeypatch.undo()
+    copies.let_go()
+    with pytest.raises(TornSaveError, match="captured into a CUDA graph"):
+        content(shard)
+    shard.release()
+    content(stage(area, training.state))
+    assert len(copies.begun) == 1
+    assert caplog.text.count("overlap=True changes nothing any more") == 1

@@ -1,0 +1,221 @@
+"""`overlap=True`: copies that training does not wait for, and the proof that nothing wrote to what they read.
+
+    save()           versions are noted; copies are queued on the GPUs, those of host tensors are handed to a thread
+    the next step    torch's hook on all optimizers: the step waits for the copies on the host, its streams for the GPUs
+    end of the copy  the versions are as they were, or the save is torn and fails
+
+Only TensorPiece.guarded tensors are copied so. The versions are for what the hook does not see: whatever else writes in
+place, as load_state_dict() does. They do not count each write of a step (torch's fused kernels raise none), so both are
+needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from holdfast.staging.copy import Copier, Copy, Copying
+from holdfast.state.tensors import TensorPiece
+from holdfast_client.chunks.workers import WorkerThreads
+
+log = logging.getLogger("holdfast")
+
+_DEVICES = frozenset({"cpu", "cuda"})
+_CLOSE_SECONDS = 10.0
+
+
+class TornSaveError(RuntimeError):
+    """Something wrote to a tensor while it was copied."""
+
+
+class LateCopy:
+    """The copies of one save that are still running when save() returns."""
+
+    def __init__(
+        self, pieces: Sequence[TensorPiece], on_gpus: Copying, on_host: Sequence[Copy], distrusted: set[str]
+    ) -> None:
+        """`distrusted` gets the names of the tensors that were written to."""
+        self._watched = [(piece, _versions(piece)) for piece in pieces]
+        self._on_gpus = on_gpus
+        self._events = on_gpus.events
+        self._on_host = on_host
+        self._distrusted = distrusted
+        self._lock = threading.Lock()
+        self._host_is_over = threading.Event()
+        if not on_host:
+            self._host_is_over.set()
+        self._is_over = threading.Event()
+        self._is_checked = False
+        self._failure: BaseException | None = None
+        self._waits_since: float | None = None
+        self._held: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        """When a step reached its stream's wait for a GPU's copies, and their end."""
+        self.waited_seconds = 0.0
+        """How long a step has waited for this: final once it is over. On a GPU its stream did."""
+
+    def run(self, copier: Copier) -> None:
+        """On the copying thread."""
+        try:
+            copier.copy_on_host(self._on_host)
+            self._end_on_host()
+            self._on_gpus.wait()
+            self.check()
+            self.waited_seconds += self._seconds_on_gpus()
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            self._end_on_host()
+            self._watched, self._on_host = [], ()
+            self._is_over.set()
+
+    def before_step(self, waiting: Callable[[], AbstractContextManager[None]]) -> None:
+        """On the thread of the step, which may write when this returns. `waiting` is entered while it waits."""
+        if self._is_over.is_set():
+            return
+        with self._lock:
+            if not self._host_is_over.is_set() and self._waits_since is None:
+                self._waits_since = time.monotonic()
+        if self._waits_since is not None:
+            with waiting():
+                self._host_is_over.wait()
+        self.check()
+        for arrived in self._events:
+            stream = torch.cuda.current_stream(arrived.device)
+            reached = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            reached.record(stream)
+            stream.wait_event(arrived)
+            self._held.append((reached, arrived))
+
+    def check(self) -> None:
+        """Compares the versions, once: before the first step that may change them, or at the end of the copy."""
+        with self._lock:
+            if self._is_checked:
+                return
+            self._is_checked = True
+            torn = [piece.spec.name for piece, versions in self._watched if _versions(piece) != versions]
+        if torn:
+            self._distrusted.update(torn)
+            more = f" and {len(torn) - 1} more" if len(torn) > 1 else ""
+            self._fail(
+                TornSaveError(
+                    f"{torn[0]!r}{more} was written to while it was copied beside training (overlap=True), and not by "
+                    "the step of an optimizer. Later saves copy it before they return; to save that too, write to it "
+                    "before the call of step() or save()"
+                )
+            )
+
+    def step_is_captured(self) -> None:
+        """A CUDA graph may be replayed before the copy is over, and no hook is called then."""
+        if not self._is_over.is_set():
+            self._fail(
+                TornSaveError(
+                    "the step of an optimizer was captured into a CUDA graph while its tensors were copied beside "
+                    "training (overlap=True). Later saves are copied before they return; capture before the first save"
+                )
+            )
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Returns when nothing is copied any more; False if that takes longer."""
+        return self._is_over.wait(timeout_seconds)
+
+    def settle(self) -> None:
+        """As wait(). Raises TornSaveError, and the error of a failed copy."""
+        self.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+
+    def _end_on_host(self) -> None:
+        with self._lock:
+            if not self._host_is_over.is_set():
+                # Here, not where the step waits: a small save may be sealed before that thread has its turn.
+                if self._waits_since is not None:
+                    self.waited_seconds += time.monotonic() - self._waits_since
+                self._host_is_over.set()
+
+    def _seconds_on_gpus(self) -> float:
+        seconds = 0.0
+        for reached, arrived in self._held:
+            with torch.cuda.device(arrived.device):  # this thread's own may be one that the process does not use
+                if reached.query():  # type: ignore[no-untyped-call]  # else the stream gets there after the copies, and does not wait
+                    seconds += max(0.0, reached.elapsed_time(arrived) / 1000)
+        return seconds
+
+
+class Overlap:
+    """One Checkpointer's: one copy at a time, and the hook that makes steps wait for it."""
+
+    def __init__(self, copier: Copier, waiting: Callable[[], AbstractContextManager[None]]) -> None:
+        """`waiting` is entered while a step waits for copies."""
+        self._copier = copier
+        self._waiting = waiting
+        self._thread = WorkerThreads(1, "holdfast-copy")
+        self._late: LateCopy | None = None
+        self._distrusted: set[str] = set()
+        self._steps_are_captured = False
+        # Not for the compiler: it would trace into locks. A compiled step calls the hook between two graphs.
+        hook = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
+        self._hook = register_optimizer_step_pre_hook(hook)
+
+    def takes(self, piece: TensorPiece) -> bool:
+        """Whether the piece can be copied beside training. A piece that is declared frozen is copied once, and one that
+        was made in inference mode has no version."""
+        return (
+            piece.guarded is not None
+            and not self._steps_are_captured
+            and piece.spec.pack != "declared"
+            and piece.spec.name not in self._distrusted
+            and piece.local.device.type in _DEVICES
+            and not piece.guarded.is_inference()
+        )
+
+    def begin(self, copies: Sequence[tuple[TensorPiece, Copy]]) -> LateCopy | None:
+        """On the training thread. None if there is nothing to copy."""
+        if not copies:
+            return None
+        on_host = [copy for _, copy in copies if copy.source.device.type == "cpu"]
+        self._copier.wait_for_pinned(on_host)
+        on_gpus = self._copier.start(copy for _, copy in copies if copy.source.device.type != "cpu")
+        late = self._late = LateCopy([piece for piece, _ in copies], on_gpus, on_host, self._distrusted)
+        self._thread.submit(functools.partial(late.run, self._copier))
+        return late
+
+    def wait(self) -> None:
+        if self._late is not None:
+            self._late.wait()
+
+    def close(self) -> None:
+        """Waits for a copy within bounds. One that takes longer stays guarded."""
+        self._thread.end()
+        if self._late is None or self._late.wait(_CLOSE_SECONDS):
+            self._hook.remove()
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        uses_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if uses_cuda and torch.cuda.is_current_stream_capturing():
+            if not self._steps_are_captured:
+                self._steps_are_captured = True
+                log.warning(
+                    "overlap=True changes nothing any more: the step of an optimizer was captured into a CUDA graph, "
+                    "and torch calls no hook when that is replayed"
+                )
+            if self._late is not None:
+                self._late.step_is_captured()
+        elif self._late is not None:
+            self._late.before_step(self._waiting)
+
+
+def _versions(piece: TensorPiece) -> tuple[int, int]:
+    """Of a DTensor and of its local tensor, which have a version each; for a plain tensor twice the same."""
+    assert piece.guarded is not None
+    return piece.guarded._version, piece.local._version
