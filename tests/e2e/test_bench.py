@@ -50,7 +50,7 @@ def test_the_benchmark_of_a_gpu_has_all_its_rows(monkeypatch: pytest.MonkeyPatch
     said: list[str] = []
     schedule = Schedule(2**20, 1, Path(sys.executable), with_s3=False, say=said.append)
     rows = [row for row in Rows(schedule.take_gpu_measures()).gpu() if row.name.startswith("gpu_")]
-    assert len(rows) == 7
+    assert len(rows) == 8
     assert not {row.name: row.how for row in rows if row.value is None}, said
 
 

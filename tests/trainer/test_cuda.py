@@ -312,6 +312,30 @@ def test_a_save_in_flight_does_not_break_the_capture_of_a_graph(run, held, host_
         ckpt.step(1, state, metrics={"loss": batch.sum()}).committed.result(timeout=60)
 
 
+@pytest.mark.rule("overlap-is-guarded")
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+def test_a_step_that_comes_while_a_save_is_copied_is_not_in_it(run, options):
+    model = nn.ParameterList([torch.zeros(2**24 if KIND == "cuda" else 2**20)]).to(DEVICE)
+    state = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5, **options)}
+    value, momentum, saved, handles = 0.0, 0.0, {}, []
+    with holdfast.Checkpointer(run, overlap=True, strict=True) as ckpt:
+        ckpt.restore(state)
+        for step in range(4):
+            model[0].grad = torch.full_like(model[0], float(step))
+            state["optimizer"].step()  # at once after the save: on a GPU its stream waits, and not this thread
+            momentum = momentum * 0.5 + step
+            value -= momentum
+            saved[step] = ([value], [momentum])
+            handles.append(ckpt.save(step, state))
+        for handle in handles:
+            handle.committed.result(timeout=60)
+    for step in (3, 2, 1, 0):  # each restore leaves the later steps off the lineage
+        with holdfast.Checkpointer(run) as ckpt:
+            ckpt.restore(state, at=str(step))
+        slots = state["optimizer"].state[model[0]]["momentum_buffer"]
+        assert (model[0].unique().tolist(), slots.unique().tolist()) == saved[step]
+
+
 def is_pinned(shard):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the chunk is not to be written to, nor is it
