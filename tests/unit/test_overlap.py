@@ -232,6 +232,30 @@ def test_nothing_is_copied_beside_a_step_that_torch_calls_no_hook_for(option, co
     assert content(shard) == before
 
 
+class Wrapping(torch.optim.Optimizer):
+    """As accelerate's: torch calls no hook for it, but for the optimizer inside it."""
+
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    state = property(lambda self: self.optimizer.state)
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self, closure=None):
+        return self.optimizer.step(closure)
+
+
+def test_a_step_of_an_optimizer_that_wraps_another_waits(copies, area):
+    training = Training(torch.optim.AdamW, {})
+    training.step()
+    training.state["optimizer"] = Wrapping(training.optimizer)
+    before = as_of_now(training.state)
+    shard = stage(area, training.state)
+    training.state["optimizer"].step()
+    assert content(shard) == before
+    assert copies.steps_that_waited == 1
+
+
 def test_the_wait_of_a_step_is_measured_and_a_step_after_the_copy_waits_for_nothing(copies, area):
     training = Training(torch.optim.SGD, {})
     shard = stage(area, training.state)
