@@ -8,7 +8,7 @@ GUARDS = (
     Guard(
         "index-names-its-save",
         "a checkpoint is restored as the step that its row says, whatever its ranks have sealed",
-        "trainer_sdk/holdfast/restore/checkpoint_reader.py",
+        "client/holdfast_client/chunks/documents.py",
         "if (index.saved_as, index.rank) != (self._saved_as, rank):",
         "if index.rank != rank:",
         ("tests/trainer/test_bound_to_its_step.py",),
@@ -203,7 +203,7 @@ GUARDS = (
     Guard(
         "bounded-index",
         "a malformed layout is no fault of the checkpoint",
-        "trainer_sdk/holdfast/restore/checkpoint_reader.py",
+        "client/holdfast_client/chunks/documents.py",
         'raise IntegrityError(f"{document} cannot be used: {error}") from error',
         "raise",
         ("tests/trainer/test_damaged_checkpoints.py",),

@@ -13,10 +13,11 @@ from typing import Any
 
 from holdfast.dcp.metadata import COMPONENT, is_dcp, whole_tree
 from holdfast.errors import TreeFormatError
-from holdfast.restore.checkpoint_reader import CheckpointSource, ChunkLists
+from holdfast.restore.checkpoint_reader import CheckpointSource
 from holdfast.state.capture import open_optimizer
 from holdfast.state.components import Kind
 from holdfast.state.tree import decode_tree, tensor_refs
+from holdfast_client.chunks.documents import ChunkLists
 from holdfast_client.errors import IntegrityError
 from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.index_documents import Layout, ShardIndex

@@ -1,12 +1,5 @@
-"""One committed checkpoint as one rank reads it, and the chunks that the ranks of a host share. Manifest, documents,
-chunk lists and chunks:
-
-    checkpoint digest -> shard digests -> chunk digests -> bytes
-
-Each arrow is checked here or, the last one, by the fetcher: the result is the committed bytes, or IntegrityError. The
-indexes say which run and step they were saved as, and must agree with the catalog (rule index-names-its-save).
-A document may have its digest and still be malformed. So it is checked against itself and against the checkpoint's
-contents before its numbers are used: the cost of reading it is bounded by the bytes that are stored.
+"""The chunks of one committed checkpoint as one rank reads them, and those that the ranks of a host share. What says
+which chunks, and proves it, is holdfast_client/chunks/documents.py.
 """
 
 from __future__ import annotations
@@ -16,18 +9,15 @@ import shutil
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from holdfast.distributed.ranks import Ranks
-from holdfast.errors import IntegrityError, NewerFormat
 from holdfast.layout.reshard import Read, ReadPlan, Room, scatter, share_out, straight, wanted_bits
 from holdfast.settings import TrainerSettings
-from holdfast_client.chunks.fetcher import ShardFetcher
+from holdfast_client.chunks.documents import CheckpointDocuments, ChunkLists
 from holdfast_client.chunks.host_chunks import HostChunks
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
@@ -35,15 +25,7 @@ from holdfast_client.errors import HoldfastError
 from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.private_folder import job_folder_in_use, new_job_folder
 from holdfast_protocol.base import RunName
-from holdfast_protocol.checkpoints import Manifest
-from holdfast_protocol.digests import (
-    MAX_STORED_DOCUMENT_BYTES,
-    DocumentError,
-    NewerDocumentError,
-    checkpoint_digest,
-    shard_digest,
-)
-from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
+from holdfast_protocol.index_documents import Layout, SavedAs
 from holdfast_protocol.restores import RestorePoint
 from holdfast_protocol.states import StoreRole
 
@@ -145,26 +127,12 @@ class HostSharing:
         return folder
 
 
-ChunkLists = Mapping[int, Sequence[str]]
-"""Stored rank -> the digests of its chunks, by ordinal."""
-
-
 def chunk_sizes(reads: ReadPlan, layout: Layout, chunks: ChunkLists) -> dict[str, int]:
     """Digest -> bytes of each chunk that is read, as the layout says."""
     return {chunks[rank][ordinal]: layout.shards[rank].chunks[ordinal] for rank, ordinal in reads.by_chunk}
 
 
-@contextmanager
-def _refusing(document: str) -> Iterator[None]:
-    try:
-        yield
-    except NewerDocumentError as error:
-        raise NewerFormat(f"{document} is of a newer holdfast: {error}") from error
-    except DocumentError as error:
-        raise IntegrityError(f"{document} cannot be used: {error}") from error
-
-
-class CheckpointSource:
+class CheckpointSource(CheckpointDocuments):
     """Keep it open while reading: it holds a lease, and the service deletes nothing that a lease protects."""
 
     def __init__(
@@ -178,93 +146,14 @@ class CheckpointSource:
     ) -> None:
         """`run` and `point`: the request and the service's choice; the checkpoint must match both. `local`: this host's
         local tier, which is searched for documents first."""
-        self.checkpoint_id = point.checkpoint_id
-        self._point = point
-        self._saved_as = SavedAs(str(run), point.step, point.world_size)
-        self._local = None if local is None else HostChunks(local, ())
-        self._client = client
-        self._fetcher = ShardFetcher(client, point.checkpoint_id, workers=workers)
-
-    def manifest(self) -> Manifest:
-        """Raises IntegrityError unless it is the restore point's and its shards' digests make the checkpoint's."""
-        manifest = self._client.checkpoints.manifest(self.checkpoint_id)
-        view = manifest.checkpoint
-        told = SavedAs(f"{view.project}/{view.run}", view.step, view.world_size)
-        if (told, view.digest) != (self._saved_as, self._point.digest):
-            raise IntegrityError(
-                f"The service offers {self.checkpoint_id} as {self._saved_as}, and its manifest is of {told}"
-            )
-        sealed = [shard.digest or "" for shard in sorted(manifest.shards, key=lambda shard: shard.rank)]
-        if len(sealed) != manifest.checkpoint.world_size or checkpoint_digest(sealed) != manifest.checkpoint.digest:
-            raise IntegrityError(f"The manifest of {self.checkpoint_id} does not match its digest")
-        return manifest
-
-    def chunk_list(self, manifest: Manifest, layout: Layout, rank: int) -> list[str]:
-        """The digests of a shard's chunks, by ordinal. Raises IntegrityError unless they make the shard's digest and
-        have the layout's sizes."""
-        chunks = self._fetcher.chunk_list(rank).chunks
-        digests = [chunk.digest for chunk in chunks]
-        [sealed] = [shard.digest for shard in manifest.shards if shard.rank == rank]
-        if shard_digest(digests) != sealed:
-            raise IntegrityError(f"The chunk list of rank {rank} in {self.checkpoint_id} does not match its digest")
-        sizes = layout.shards[rank].chunks
-        if tuple(chunk.bytes for chunk in chunks[: len(sizes)]) != sizes:
-            raise IntegrityError(f"The chunks of rank {rank} in {self.checkpoint_id} are not those of its layout")
-        return digests
-
-    def documents(self, digests: Iterable[str], *, shard: int | None = None) -> dict[str, bytes]:
-        """Small chunks, whole, by digest. `shard`: this rank's chunk list is read next, and may come along."""
-        found: dict[str, bytes] = {}
-        self._fetcher.fetch(
-            digests,
-            lambda digest, view: found.__setitem__(digest, bytes(view)),
-            host=self._local,
-            most_bytes=MAX_STORED_DOCUMENT_BYTES,
-            shard=shard,
+        super().__init__(
+            client,
+            point.checkpoint_id,
+            SavedAs(str(run), point.step, point.world_size),
+            point.digest,
+            workers=workers,
+            host=None if local is None else HostChunks(local, ()),
         )
-        return found
-
-    def first_documents(self, manifest: Manifest) -> tuple[bytes, ShardIndex]:
-        """The layout's document and rank 0's index, in one fetch. Raises as `indexes` does."""
-        [of_first] = self._index_digests(manifest, {0}).values()
-        documents = self.documents([manifest.layout_digest, of_first], shard=0)
-        return documents[manifest.layout_digest], self._index(0, documents[of_first])
-
-    def layout(self, manifest: Manifest, document: bytes) -> Layout:
-        """Raises IntegrityError unless it is a layout of this checkpoint: of its ranks, and of no more bytes.
-        NewerFormat if a newer holdfast has written it."""
-        with _refusing(f"The layout of {self.checkpoint_id}"):
-            layout = Layout.decode(document)
-        view = manifest.checkpoint
-        if layout.world_size != view.world_size or layout.tensor_bytes > view.logical_bytes:
-            raise IntegrityError(
-                f"The layout of {self.checkpoint_id} describes {layout.tensor_bytes} bytes of {layout.world_size} "
-                f"ranks, and the checkpoint has {view.logical_bytes} bytes of {view.world_size}"
-            )
-        return layout
-
-    def indexes(self, manifest: Manifest, ranks: Iterable[int]) -> dict[int, ShardIndex]:
-        """The index documents of these stored ranks. Raises IntegrityError unless each was sealed as this rank's, in
-        the run and step that the catalog says. NewerFormat if a newer holdfast has written one."""
-        digests = self._index_digests(manifest, set(ranks))
-        documents = self.documents(digests.values(), shard=min(digests, default=None))
-        return {rank: self._index(rank, documents[digest]) for rank, digest in digests.items()}
-
-    def _index_digests(self, manifest: Manifest, ranks: set[int]) -> dict[int, str]:
-        digests = {s.rank: s.index_digest for s in manifest.shards if s.rank in ranks and s.index_digest is not None}
-        if digests.keys() != ranks:
-            raise IntegrityError(f"{self.checkpoint_id} has no index of rank {min(ranks - digests.keys())}")
-        return digests
-
-    def _index(self, rank: int, document: bytes) -> ShardIndex:
-        with _refusing(f"The index of rank {rank} in {self.checkpoint_id}"):
-            index = ShardIndex.decode(document)
-        if (index.saved_as, index.rank) != (self._saved_as, rank):
-            raise IntegrityError(
-                f"The service offers {self.checkpoint_id} as {self._saved_as}, and what rank {rank} sealed is "
-                f"rank {index.rank} of {index.saved_as}. `holdfast catalog check` compares the catalog with its records"
-            )
-        return index
 
     def read(
         self,
@@ -314,14 +203,3 @@ class CheckpointSource:
     def bytes_from(self) -> dict[StoreRole, int]:
         """Bytes fetched by ticket, by the store that gave them."""
         return self._fetcher.bytes_from
-
-    def close(self) -> None:
-        self._fetcher.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
