@@ -3,6 +3,7 @@
 `POST /v1/projects/{project}/runs/{run}/attempts`              OpenAttempt   -> AttemptOpened
 `GET  /v1/projects/{project}/runs/{run}/attempts[/{number}]`                 -> Page[AttemptView] | AttemptView
 `GET  .../attempts/{number}/config`                                          -> ConfigView
+`GET  /v1/checkpoints/{id}/diff?against={id}`                                -> CheckpointDiff
 `PUT  .../attempts/{number}/resumed-from`                      ResumedFrom   -> AttemptView
 `POST .../attempts/{number}/heartbeat`                         Heartbeat     -> HeartbeatReply
 `POST .../attempts/{number}/end`                               EndAttempt    -> AttemptView
@@ -18,6 +19,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field, JsonValue
 
 from holdfast_protocol.base import LARGEST_INTEGER, Fence, LaunchId, Reply, Request, example, fits, since
+from holdfast_protocol.checkpoints import CheckpointView, Component, MetricValue
 from holdfast_protocol.restores import RestoreDecision, Skipped
 from holdfast_protocol.runs import ToldMetrics
 from holdfast_protocol.states import AttemptOutcome, Doing
@@ -73,6 +75,33 @@ class ConfigView(Reply):
     )
     differences: list[ConfigDifference] = Field(description="Each value that is another one, by its path.")
     differences_left_out: int = Field(default=0, description=f"Beyond the first {MOST_DIFFERENCES}.")
+
+
+class MetricPair(Reply):
+    name: str
+    before: MetricValue | None = Field(description="Null: that checkpoint has no such metric.")
+    after: MetricValue | None
+
+
+class ComponentPair(Reply):
+    name: str
+    before: Component | None = Field(description="Null: that checkpoint has no such component.")
+    after: Component | None
+
+
+class CheckpointDiff(Reply):
+    """Two checkpoints as the catalog knows them. It knows chunks, and no tensors."""
+
+    before: CheckpointView
+    after: CheckpointView
+    config: list[ConfigDifference] | None = Field(
+        description="Each value of their attempts' configurations that is another one. Null: one of them gave none."
+    )
+    config_left_out: int = Field(default=0, description=f"Beyond the first {MOST_DIFFERENCES}.")
+    metrics: list[MetricPair] = Field(description="Every metric of either, by name.")
+    components: list[ComponentPair] = Field(description="Every component of either, by name.")
+    shared_chunks: int = Field(description="How many distinct chunks both consist of, documents included.")
+    shared_bytes: int = Field(description="The bytes of these chunks: of `chunk_bytes` of both.")
 
 
 def config_differences(before: dict[str, JsonValue], after: dict[str, JsonValue]) -> list[ConfigDifference]:

@@ -115,6 +115,8 @@ def test_no_route_tells_or_changes_anything_of_another_project(
             sent["json"] = bodies[method, path]
         if path == "/v1/events/stream":
             sent["params"] = {"seconds": 0}
+        if path.endswith("/diff"):
+            sent["params"] = {"against": theirs["checkpoint_id"]}
         reply = neighbour.request(method, filled(path, theirs), **sent)
         assert reply.is_error or NAME not in reply.text, f"{method} {path} tells {reply.text}"
         if "{" not in path:

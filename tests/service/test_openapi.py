@@ -17,6 +17,7 @@ FACTS = {
     "config",
     "cost",
     "current",
+    "diff",
     "goodput",
     "impact",
     "manifest",

@@ -1,15 +1,18 @@
-"""`holdfast checkpoints list | show | edit | pin | unpin`; `copies`, `tiers` and `trash` have its other verbs."""
+"""`holdfast checkpoints list | show | diff | edit | pin | unpin`; `copies`, `usage` and `trash` have others."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from holdfast_client.cli.arguments import (
+    WHICH,
     DeletedOption,
     JsonOption,
+    LimitedOption,
     LimitOption,
     OnlyTarget,
     ReasonOption,
@@ -25,8 +28,9 @@ from holdfast_client.cli.arguments import (
 from holdfast_client.cli.holds import hold_in_words
 from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, as_bytes, as_metric, as_time, show_facts, show_json, show_table
-from holdfast_client.cli.runs import taken_by
+from holdfast_client.cli.runs import config_side, taken_by
 from holdfast_client.cli.say import show_line
+from holdfast_protocol.attempts import CheckpointDiff, ConfigDifference
 from holdfast_protocol.checkpoints import (
     CheckpointView,
     Component,
@@ -38,6 +42,9 @@ from holdfast_protocol.checkpoints import (
 )
 from holdfast_protocol.states import CheckpointState, Health
 from holdfast_protocol.text import counted
+
+if TYPE_CHECKING:
+    from holdfast_client.comparison import TensorDiff
 
 checkpoints = noun("checkpoints")
 
@@ -271,6 +278,84 @@ def _in_words(name: str, value: Any) -> str:
         case HealthVerdict():
             return "healthy" if value.healthy else value.reason or "diverged"
     return as_bytes(value) if name.endswith("_bytes") else f"{value:.2f} s" if name.endswith("_seconds") else str(value)
+
+
+@checkpoints.command()
+def diff(
+    before: Annotated[str, typer.Argument(metavar="A", help=f"PROJECT/RUN[@WHICH]. {WHICH} Without it: latest.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="Likewise, of the same run or of any other.")],
+    *,
+    limit: LimitedOption = 10,
+    json: JsonOption = False,
+) -> None:
+    """Compare two checkpoints, tensor by tensor.
+
+    Tensors are compared by the digests of their chunks, and none is read. --limit is for each kind of difference;
+    --json has them all.
+    """
+    from holdfast_client.comparison import compare
+
+    with connect() as client:
+        found = compare(client, select(client, before).id, select(client, after).id)
+    if json:
+        show_json(found)
+        return
+    show_table(["", "A", "B"], [*_sides(found), *_config_sides((found.config or [])[:limit])], nothing="")
+    if found.config is None:
+        show_line("The configurations are not compared: not both attempts have given one.")
+    elif not found.config:
+        show_line("The configurations are the same.")
+    elif (left := len(found.config[limit:]) + found.config_left_out) > 0:
+        show_line(f"The configurations have {counted(left, 'more difference')}.")
+    _show_tensors(found.tensors, limit)
+
+
+def _sides(found: CheckpointDiff) -> Iterator[Sequence[str]]:
+    both = (found.before, found.after)
+    shared = f"{counted(found.shared_chunks, 'chunk')}, {as_bytes(found.shared_bytes)}"
+    yield "checkpoint", *map(_name, both)
+    yield "id", *(one.id for one in both)
+    yield "committed (UTC)", *(as_time(one.committed_at) for one in both)
+    yield "health", *(one.health.value for one in both)
+    yield "world size", *(str(one.world_size) for one in both)
+    yield "size", *(as_bytes(one.logical_bytes) for one in both)
+    yield "chunks", *(as_bytes(one.chunk_bytes) for one in both)
+    yield "in both", shared, shared
+    for part in found.components:
+        sizes = (NOTHING if one is None else as_bytes(one.logical_bytes) for one in (part.before, part.after))
+        yield f"component {part.name}", *sizes
+    for metric in found.metrics:
+        values = (NOTHING if one is None else as_metric(one) for one in (metric.before, metric.after))
+        yield f"metric {metric.name}", *values
+
+
+def _config_sides(found: Sequence[ConfigDifference]) -> Iterator[Sequence[str]]:
+    for each in found:
+        yield f"config {each.path}", config_side(each, "added", each.before), config_side(each, "removed", each.after)
+
+
+def _show_tensors(found: TensorDiff, limit: int) -> None:
+    """How many there are of each kind, and the first names of each that is not equal."""
+    kinds = {
+        "only in A": found.only_before,
+        "only in B": found.only_after,
+        "other shape or dtype": [f"{each.name}: {each.before}, {each.after}" for each in found.other_form],
+        "other bytes": found.other_bytes,
+        "undecided: in a chunk that differs, with other tensors": found.undecided,
+        "cut differently: not compared by digest": found.cut_differently,
+    }
+    counts = [(str(len(names)), kind) for kind, names in kinds.items() if names]
+    show_line("")
+    show_table([">count", "tensors"], [*counts, (str(len(found.equal)), "equal")], nothing="")
+    for kind, names in kinds.items():
+        if not names:
+            continue
+        show_line("")
+        show_line(f"{kind}:")
+        for name in names[:limit]:
+            show_line(f"  {name}")
+        if len(names) > limit:
+            show_line(f"  and {len(names) - limit} more: --limit shows more of them, --json all")
 
 
 class Said(StrEnum):

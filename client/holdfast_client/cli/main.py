@@ -66,7 +66,7 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
         Entry(
             "checkpoints",
             "Saved states of a run",
-            "list show edit prune undelete pin unpin pull thaw impact",
+            "list show diff edit prune undelete pin unpin pull thaw impact",
             "checkpoints copies usage trash",
         ),
         Entry("holds", "Checkpoints that no policy and no person may delete", "list create extend release", "holds"),

@@ -228,7 +228,7 @@ def show_config(
     show_table(
         ["value", f"attempt {found.compared_with}", f"attempt {number}"],
         (
-            (each.path, _side(each, "added", each.before), _side(each, "removed", each.after))
+            (each.path, config_side(each, "added", each.before), config_side(each, "removed", each.after))
             for each in found.differences
         ),
         nothing=f"Attempt {found.compared_with} had the same.",
@@ -237,7 +237,7 @@ def show_config(
         show_note(f"holdfast: {found.differences_left_out} differences more")
 
 
-def _side(difference: ConfigDifference, absent_if: str, value: JsonValue) -> str:
+def config_side(difference: ConfigDifference, absent_if: str, value: JsonValue) -> str:
     return NOTHING if difference.change == absent_if else _value(value)
 
 

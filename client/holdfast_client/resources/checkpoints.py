@@ -7,6 +7,7 @@ from datetime import datetime
 
 from holdfast_client.resources.base import Resource, all_items, if_match
 from holdfast_client.transport import path
+from holdfast_protocol.attempts import CheckpointDiff
 from holdfast_protocol.base import Page
 from holdfast_protocol.checkpoints import (
     AbortCheckpoint,
@@ -156,6 +157,12 @@ class Checkpoints(Resource):
 
     def shard_chunks(self, checkpoint_id: str, rank: int) -> ShardChunks:
         return self.transport.call("GET", path("checkpoints", checkpoint_id, "shards", rank), ShardChunks)
+
+    def diff(self, before_id: str, after_id: str) -> CheckpointDiff:
+        """What the catalog knows of two whole checkpoints, side by side. `comparison.compare` tells of their tensors
+        too."""
+        route = path("checkpoints", after_id, "diff")
+        return self.transport.call("GET", route, CheckpointDiff, params={"against": before_id})
 
     def edit(self, checkpoint_id: str, request: EditCheckpoint, etag: str) -> CheckpointView:
         """Edits labels, health or metrics: what the request was given. Raises EditConflict if the checkpoint is not the

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 
+from holdfast_protocol.attempts import CheckpointDiff
 from holdfast_protocol.base import Label, Name, Page, RunName
 from holdfast_protocol.checkpoints import CheckpointView, EditCheckpoint, Step
 from holdfast_protocol.runs import EditProject, EditRun, ProjectView, RunView
@@ -15,6 +16,7 @@ from holdfast_service.context import Context
 from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.runs import list_runs as runs
 from holdfast_service.runs import projects
+from holdfast_service.runs.compare_checkpoints import compare_checkpoints
 from holdfast_service.runs.list_checkpoints import (
     CheckpointFilter,
     edit_checkpoint,
@@ -229,6 +231,20 @@ def selected(
     response: Response,
 ) -> CheckpointView:
     return tagged(response, select_checkpoint(context, caller, project, run, selector))
+
+
+@checkpoints_router.get(
+    "/checkpoints/{checkpoint_id}/diff",
+    summary="Compare a checkpoint with another one, of any run that the caller sees",
+)
+def diff(
+    *,
+    checkpoint_id: str,
+    against: Annotated[str, Query(max_length=200, description="The id of the one before.")],
+    context: Context,
+    caller: Reader,
+) -> CheckpointDiff:
+    return compare_checkpoints(context, caller, checkpoint_id, against=against)
 
 
 @checkpoints_router.patch(
