@@ -311,12 +311,17 @@ def test_a_copy_that_fails_fails_its_save_and_holds_no_step_up(copies, area, mon
         shard.chunk(0)
 
 
-def test_a_closed_area_leaves_no_hook_behind():
-    before = len(_global_optimizer_pre_hooks)
+def test_a_closed_area_leaves_no_hook_and_no_thread_behind():
+    def left():
+        return len(_global_optimizer_pre_hooks), sum(
+            each.name.startswith("holdfast-copy") for each in threading.enumerate()
+        )
+
+    hooks, threads = left()
     area = StagingArea(overlap=True)
-    assert len(_global_optimizer_pre_hooks) == before + 1
+    assert left() == (hooks + 1, threads + 1)
     area.close()
-    assert len(_global_optimizer_pre_hooks) == before
+    assert left() == (hooks, threads)
 
 
 class OnGpus:

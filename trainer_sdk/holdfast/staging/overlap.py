@@ -197,7 +197,8 @@ class Overlap:
     def close(self) -> None:
         """Waits for a copy within bounds. One that takes longer stays guarded."""
         self._thread.end()
-        if self._late is None or self._late.wait(_CLOSE_SECONDS):
+        self._thread.join(time.monotonic() + _CLOSE_SECONDS)
+        if self._late is None or self._late.wait(0):
             self._hook.remove()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
