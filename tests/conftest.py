@@ -89,6 +89,7 @@ _SLOW = (
     "trainer/test_hf.py",
     "trainer/test_leftovers.py",
     "trainer/test_lightning.py",
+    "trainer/test_lightning_resumes.py",
     "trainer/test_second_store.py",
     "trainer/test_torchtitan.py",
     "upgrade/test_litestream.py",
