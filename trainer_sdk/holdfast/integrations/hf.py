@@ -250,8 +250,9 @@ class HoldfastTrainerMixin:
 
     def _explain_skipping(self, step: int) -> None:
         trainer, saved, now = self._trainer, self._progress.samples_per_step, self._samples_per_step
-        skips = not trainer.args.ignore_data_skip and saved is not None and saved != now
-        if skips and trainer.is_world_process_zero():
+        if saved is None or saved == now or trainer.args.ignore_data_skip:
+            return
+        if trainer.is_world_process_zero():
             log.warning(
                 "step %d was saved by a job that took %d samples a step, and this one takes %d: Trainer skips as many "
                 "steps of this job as were trained, so it %s. Choose per_device_train_batch_size and "
