@@ -78,6 +78,26 @@ def test_a_pin_and_a_hold_that_end_count_no_more_without_a_word(service: Running
     assert kept(service) == true(service)
 
 
+def test_what_changed_while_the_clock_was_ahead_is_taken_up_and_has_not_drifted(
+    service: RunningService, clock: Clock
+) -> None:
+    job = Job(service.http())
+    clock.advance(-2 * 86400)  # the triggers go by the clock itself
+    saved = job.save(100, content=b"x" * 1000)
+    path = f"/v1/checkpoints/{saved['id']}"
+    answer(service.http().put(f"{path}/pin", json={"reason": "paper", "expires_in_seconds": 3 * 86400}))
+    take_up(service)
+    assert (usage(service)["committed_bytes"], usage(service)["pinned_bytes"]) == (2006, 2006)
+    set_state(service, saved["id"], CheckpointState.TRASHED)
+    take_up(service, whole=True)
+    assert (usage(service)["trashed_bytes"], usage(service)["pinned_bytes"]) == (2006, 2006)
+    clock.advance(3 * 86400 + 1)
+    take_up(service, whole=True)
+    assert usage(service)["pinned_bytes"] == 0, "its end was waited for"
+    assert kept(service) == true(service)
+    assert drifted(service) == 0
+
+
 def test_a_chunk_that_comes_back_into_use_from_the_trash_or_from_nothing_arrives(service: RunningService) -> None:
     job = Job(service.http())
     trashed = job.begin(100).write(0, [b"shared" * 100, b"index"])

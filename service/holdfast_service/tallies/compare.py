@@ -32,7 +32,7 @@ from holdfast_service.db.tables.tallies import (
     TallyComparison,
 )
 from holdfast_service.tallies.fold import add_to_checkpoint_tallies
-from holdfast_service.tallies.recount import add_deltas, recount
+from holdfast_service.tallies.recount import add_deltas, is_due, recount
 from holdfast_service.tallies.sums import SUMMED, sums_of_runs
 
 BATCH = 1000
@@ -137,10 +137,10 @@ def _put_right(session: Session, keeps: dict[int, bool]) -> int:
 
 def _marked(session: Session, chunk_ids: Collection[int]) -> set[int]:
     """The chunks of these that a mark names, or may name through its checkpoint."""
-    due = RecountMark.due_at <= database_now(session)
+    due = is_due(database_now(session))
     if session.scalar(select(RecountMark.id).where(due, RecountMark.checkpoint_id.is_not(None)).limit(1)) is not None:
         return set(chunk_ids)
-    marked = select(RecountMark.chunk_id).where(due, RecountMark.chunk_id.in_(chunk_ids))
+    marked = select(RecountMark.chunk_id).where(RecountMark.chunk_id.in_(chunk_ids))
     return {chunk_id for chunk_id in session.scalars(marked) if chunk_id is not None}
 
 

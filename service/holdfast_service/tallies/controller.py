@@ -16,7 +16,7 @@ from holdfast_service.quotas.crossings import tell_crossings
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.tallies.compare import KINDS, Compared, compare, resting_kinds
 from holdfast_service.tallies.fold import fold
-from holdfast_service.tallies.recount import Recounted, take_up_marks
+from holdfast_service.tallies.recount import Recounted, is_due, take_up_marks
 from holdfast_service.work.report import MOST_COUNTED, Backlog, ControllerLoop, ReconcileReport
 
 NAME = "tally"
@@ -62,15 +62,14 @@ def _nothing_to_do(context: ServiceContext) -> bool:
     with context.database.read() as session:
         now = database_now(session)
         deltas = or_(exists(select(ByteDelta.id)), exists(select(CheckpointDelta.id)))
-        marked = exists().where(RecountMark.due_at <= now)
+        marked = exists().where(is_due(now))
         return not session.scalar(select(or_(deltas, marked))) and resting_kinds(session, now) >= KINDS
 
 
 def backlog(session: Session, _context: ServiceContext) -> Backlog:
     """Changes that wait to be taken up."""
     now = database_now(session)
-    due = RecountMark.due_at <= now
-    some = select(RecountMark.due_at).where(due).order_by(RecountMark.due_at).limit(MOST_COUNTED).subquery()
+    some = select(RecountMark.due_at).where(is_due(now)).order_by(RecountMark.due_at).limit(MOST_COUNTED).subquery()
     count, oldest = session.execute(select(func.count(), func.min(some.c.due_at))).one()
     return Backlog(due=int(count), oldest_due_at=oldest)
 

@@ -4,10 +4,11 @@
     a chunk's mark      ─> as what its copies are counted ─> copies.counted, and the difference as deltas
 
 Whatever changes what a byte is kept for leaves a mark in its own transaction, so a mark is seen only when its change
-is. A first look locks nothing, and mostly finds that nothing has changed. What has changed is looked at again behind
-locks: the copies' own, so that no two counts of one copy cross; and the chunk's, if nothing but trash seems to need it,
-so that no negotiation is just relying on it (rule mark-before-delete). A chunk that is locked stays marked: a recount
-waits for nobody who writes.
+is. Only the end of a pin or a hold is waited for: any other mark that is dated later than now was dated by a clock that
+was ahead. A first look locks nothing, and mostly finds that nothing has changed. What has changed is looked at again
+behind locks: the copies' own, so that no two counts of one copy cross; and the chunk's, if nothing but trash seems to
+need it, so that no negotiation is just relying on it (rule mark-before-delete). A chunk that is locked stays marked: a
+recount waits for nobody who writes.
 """
 
 from __future__ import annotations
@@ -48,6 +49,13 @@ class Recounted:
     waiting: int = 0
 
 
+def is_due(now: datetime) -> ColumnElement[bool]:
+    """Over `recount_marks`: all, but those of a pin or a hold whose end is still to come."""
+    pin = exists().where(Checkpoint.id == RecountMark.checkpoint_id, Checkpoint.pinned_until == RecountMark.due_at)
+    hold = exists().where(Hold.checkpoint_id == RecountMark.checkpoint_id, Hold.retain_until == RecountMark.due_at)
+    return or_(RecountMark.due_at <= now, RecountMark.checkpoint_id.is_(None), ~RecountMark.keeps, ~or_(pin, hold))
+
+
 def take_up_marks(context: ServiceContext, recounted: Recounted, *, most: int = 200) -> bool:
     """At most so many portions of them; whether none is due any more, but for chunks that were locked."""
     for _ in range(most):
@@ -68,7 +76,7 @@ def _expand(session: Session) -> int:
     marks of the chunks keep: so the oldest mark always says until when all is counted."""
     due = (
         select(RecountMark)
-        .where(RecountMark.due_at <= database_now(session), RecountMark.checkpoint_id.is_not(None))
+        .where(is_due(database_now(session)), RecountMark.checkpoint_id.is_not(None))
         .order_by(RecountMark.due_at, RecountMark.id)
         .limit(_SHARDS)
         .with_for_update(skip_locked=True)
@@ -105,7 +113,7 @@ def _was_ever_held(session: Session, checkpoint_id: str | None) -> bool:
 def _recount_marked(session: Session) -> Recounted:
     due = (
         select(RecountMark.id, RecountMark.chunk_id, RecountMark.keeps)
-        .where(RecountMark.due_at <= database_now(session), RecountMark.chunk_id.is_not(None))
+        .where(RecountMark.chunk_id.is_not(None))
         .order_by(RecountMark.due_at, RecountMark.id)
         .limit(_MARKS)
         .with_for_update(skip_locked=True)
