@@ -50,6 +50,8 @@ def test_an_unknown_route_and_a_wrong_method_are_problems_too(http: httpx.Client
     assert reply.headers["Allow"] == "GET"
     # Its methods are those of several routes.
     assert http.request("TRACE", "/v1/projects/demo").headers["Allow"] == "DELETE, GET, PUT"
+    # It is no token's id.
+    assert http.request("OPTIONS", "/v1/tokens/exchange").headers["Allow"] == "POST"
 
 
 def test_a_call_hops_to_a_thread_for_its_token_and_for_its_work_alone(

@@ -147,7 +147,9 @@ def _pattern(path: str) -> re.Pattern[str]:
 
 
 def _methods_of(request: Request) -> list[str]:
-    """Every method that the request's path has, of whichever route."""
+    """Every method that the request's path has, of whichever route. Of a path that routes have word for word, theirs
+    alone: it names no token, run or project of another route."""
     path = request.url.path.removeprefix(request.scope.get("root_path", ""))
     routes = [each for each in iter_route_contexts(request.app.routes) if _pattern(each.path or "").match(path)]
-    return sorted({method for each in routes for method in each.methods or ()})
+    word_for_word = [each for each in routes if each.path == path]
+    return sorted({method for each in word_for_word or routes for method in each.methods or ()})
