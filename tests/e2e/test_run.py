@@ -221,6 +221,36 @@ def test_torchrun_does_not_start_preempted_ranks_again_and_never_gets_what_kills
     assert "demo/gpt, attempt 2," in printed
 
 
+@pytest.mark.rule("told-outcome")
+def test_ranks_whose_agent_another_process_has_killed_are_killed_too(tmp_path):
+    """A stand-in of torchrun's name, with a rank that has a loader."""
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text(
+        f"#!{sys.executable}\n"
+        "import os, pathlib, signal\n"
+        "agent = os.getpid()\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    loader = os.fork()\n"
+        "    if loader:\n"
+        f"        told = pathlib.Path({str(tmp_path)!r}, 'telling')\n"
+        "        told.write_text(f'{agent} {os.getpid()} {loader}')\n"
+        "        told.rename(told.with_name('ready'))\n"
+        "while True: signal.pause()\n"
+    )
+    torchrun.chmod(0o755)
+    log = tmp_path / "log"
+    with launched(str(torchrun), log=log) as process:
+        agent, *ranks = (psutil.Process(int(pid)) for pid in wait_for(tmp_path / "ready", process).split())
+        agent.kill()
+        process.wait(timeout=60)
+    _, alive = psutil.wait_procs(ranks, timeout=60)
+    for each in alive:
+        each.kill()
+    assert process.returncode == 128 + signal.SIGKILL, log.read_text()
+    assert alive == []
+
+
 def test_a_command_that_is_not_there_is_said():
     with launched("no-such-command", "--x") as process:
         printed, _ = process.communicate(timeout=60)

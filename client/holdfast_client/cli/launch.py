@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import re
@@ -84,6 +85,7 @@ def is_preemption(number: int, *, torchrun: bool) -> bool:
 TICK_SECONDS = 0.5
 
 _SENT_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_PR_SET_CHILD_SUBREAPER = 36
 _FROM_THE_TERMINAL = 0x80  # SI_KERNEL: the terminal has sent it to all of its foreground processes, the child too
 
 
@@ -97,6 +99,7 @@ class Child:
         # A terminal's foreground group has the keyboard, so the child stays in it. Without a terminal it gets a group
         # of its own: batch systems signal groups, and torchrun must not get a signal that kills it.
         self._shares_terminal = sys.stdin is not None and sys.stdin.isatty()
+        _become_parent_of_orphans()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._taken = {number for number in _SENT_ON if signal.getsignal(number) is not signal.SIG_IGN}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {*self._taken, signal.SIGCHLD})
@@ -135,16 +138,14 @@ class Child:
 
     def kill(self) -> None:
         """Kills the child, its group (a terminal's group is ours too, and stays), and all that descends from it:
-        torchrun starts each rank in a session of its own."""
-        if self.code is not None:
-            return
-        family = _family_of(self._pid)  # found first: who loses its parent is not to be found by it any more
+        torchrun starts each rank in a session of its own. After the child's end, those that it has left."""
+        family = _family_of([] if self.code is not None else [self._pid])
         for pid in family:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
-        # All of them: as the first process of a container we are the parent of orphans too.
+        # All of them: we are the parent of orphans too.
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -156,9 +157,16 @@ class Child:
                 self.code = os.waitstatus_to_exitcode(status)
 
 
-def _family_of(child: int) -> list[int]:
-    """A child of ours, its descendants, and what else is in its group or in their sessions. Parents come before their
-    children, so that none starts anew what is killed."""
+def _become_parent_of_orphans() -> None:
+    """Of the job's: what outlives its parent is found by `_family_of` all the same. Linux has it, others do without."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _family_of(children: list[int]) -> list[int]:
+    """These children of ours and any others, their descendants, and what else is in their groups or sessions. Parents
+    come before their children, so that none starts anew what is killed."""
     parents: dict[int, list[int]] = {}
     groups: dict[int, list[int]] = {}
     sessions: dict[int, list[int]] = {}
@@ -167,7 +175,7 @@ def _family_of(child: int) -> list[int]:
             fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             for members, leader in zip((parents, groups, sessions), fields[1:4], strict=True):
                 members.setdefault(int(leader), []).append(int(folder.name))
-    family = [child]
+    family = list(dict.fromkeys([*children, *parents.get(os.getpid(), [])]))
     for pid in family:  # it grows
         family += parents.get(pid, [])
     # Only a session's or a group's leader has its number: ours, which the child may be in, is not among these.
@@ -373,7 +381,11 @@ class _Job:
         self._child = Child(command, environment)
 
     def wait(self) -> int:
-        return self._child.wait(self._send_on, self._reconcile)
+        status = self._child.wait(self._send_on, self._reconcile)
+        if status < 0 and self._torchrun and not self.asked_to_end:
+            # Something else has killed the agent, as the kernel does when memory is short: nobody would end its ranks.
+            self._child.kill()
+        return status
 
     def outcome(self) -> Outcome | None:
         """How the job ended; None if it opened no attempt."""
