@@ -34,7 +34,8 @@ def run(spec: Spec) -> dict[str, Any]:
     captured = capture(state.objects(), rank=0, world_size=1)
     staged = StagingArea().stage(build_local_plan(captured.specs, rank=0, world_size=1), captured.pieces)
     chunks = [staged.chunk(ordinal) for ordinal in range(staged.chunk_count)]
-    buffers = [memoryview(bytearray(chunk)) for chunk in chunks]
+    # Written to, so that their pages are there.
+    buffers = [memoryview(bytearray(b"\xff" * chunk.nbytes)) for chunk in chunks]
     bare = _BareS3(spec)
     headers = [bare.headers(chunk) for chunk in chunks]
     figures: dict[str, Any] = {"bytes": state.bytes}
@@ -87,3 +88,5 @@ class _BareS3:
         while filled < buffer.nbytes and (count := reply.readinto(buffer[filled : filled + _BLOCK_BYTES])):
             filled += count
         reply.release_conn()
+        if reply.status != 200 or filled < buffer.nbytes:
+            raise RuntimeError(f"a bare GET was answered {reply.status} with {filled} of {buffer.nbytes} bytes")

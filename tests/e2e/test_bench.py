@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Mapping
@@ -11,8 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+import urllib3
 from benchmarks import processes, run, servers
 from benchmarks.bars import BARS
+from benchmarks.cases.raw_s3 import _BareS3
 from benchmarks.processes import Failed
 from benchmarks.rows import Row, Rows
 from benchmarks.schedule import Schedule
@@ -87,3 +90,14 @@ def test_a_peer_that_could_not_run_says_why_in_the_row() -> None:
     refused = rows["s3_save_vs_s3torchconnector"]
     assert refused.value is None
     assert "no wheel for this machine" in refused.how
+
+
+def test_a_bare_get_that_brings_too_little_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    bare = _BareS3(Spec("raw_s3", 1))
+    for status, body in ((503, b""), (200, b"too little")):
+        reply = urllib3.HTTPResponse(io.BytesIO(body), status=status, preload_content=False)
+        monkeypatch.setattr(bare._http, "request", lambda *_, reply=reply, **__: reply)
+        with pytest.raises(RuntimeError, match=f"answered {status} with {len(body)} of 20 bytes"):
+            bare.get("http://store", {}, memoryview(bytearray(20)))
