@@ -32,7 +32,7 @@ Figures = dict[str, Any]
 
 
 def measured(python: Path, spec: Spec, environment: Mapping[str, str], *, ranks: int = 1) -> Figures | Failed:
-    """Several ranks: rank 0's figures, with the CPU seconds and sent bytes of all."""
+    """Several ranks: rank 0's figures, with the CPU seconds of all."""
     together = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports())}
     with TemporaryDirectory() as folder:
         logs = [Path(folder) / str(rank) for rank in range(ranks)]

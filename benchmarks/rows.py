@@ -2,7 +2,7 @@
 
 A row is {name, value, unit, better, peer, peer_value, ratio, how}. The rows of the bars come first, by the names that
 the bars have; those after them are the figures they were made of. A row whose value could not be measured has null and
-says why in `how`.
+says why in `how`; so does one of fewer repeats than there were, because some failed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True)
 class _Found:
-    """A median, or why there is none."""
+    """A median, or why there is none. `why` beside a value: why it is not of all repeats."""
 
     value: float | None
     label: str
@@ -230,11 +230,16 @@ class Rows:
         ]
         neighbour = "" if not beside else f"; beside a process that only copies and hashes {min(beside):.3f}"
         why = "; ".join(
-            one.why
+            f"{label.removeprefix('training, ')}: {one.why}"
             for label, ones in self._measures.items()
             if label.startswith("training, ")
             for one in ones
             if isinstance(one, Failed)
+        )
+        failed = f"could not be measured: {why}"
+        told = (
+            f"the lower of: {quiet}{neighbour}; training on a core of its own, save and servers on the others"
+            f"{f'; {failed}' if why else ''}"
         )
         return Row(
             name,
@@ -244,9 +249,7 @@ class Rows:
             "no save in flight",
             1.0 if worst is not None else None,
             worst,
-            f"the lower of: {quiet}{neighbour}; training on a core of its own, save and servers on the others"
-            if worst is not None
-            else f"could not be measured: {why}",
+            failed if worst is None else told,
         )
 
     def _compression(self) -> list[Row]:
@@ -278,7 +281,8 @@ class Rows:
             for name, unit, better, figure in _DETAILS:
                 found = self._median(label, figure)
                 if found.value is not None:
-                    how = f"median of {len(self._measures[label])}{self._servers(label)}"
+                    taken = sum(isinstance(one, dict) for one in self._measures[label])
+                    how = _why(f"median of {taken}{self._servers(label)}", found)
                     rows.append(Row(f"{label}: {name}", found.value, unit, better, None, None, None, how))
             if not any(isinstance(one, dict) for one in self._measures[label]):
                 why = self._median(label, _of("seconds")).why
@@ -305,9 +309,11 @@ class Rows:
                     values.append(figure(one))
                 except KeyError:
                     return _Found(None, label, "it has no such figure")
+        failed = [one.why for one in taken if isinstance(one, Failed)]
         if values:
-            return _Found(median(values), label)
-        return _Found(None, label, next((one.why for one in taken if isinstance(one, Failed)), "it was left out"))
+            why = f"{len(failed)} of {len(taken)} repeats failed: {failed[0]}" if failed else ""
+            return _Found(median(values), label, why)
+        return _Found(None, label, failed[0] if failed else "it was left out")
 
     def _best(
         self, subject: str, figure: Callable[[Figures], float], choose: Callable[..., _Found], suffix: str = ""
@@ -372,4 +378,5 @@ def _quotient(ours: _Found, peer: _Found) -> float | None:
 
 
 def _why(how: str, *found: _Found) -> str:
-    return "; ".join([how, *(f"no figure of {one.label}: {one.why}" for one in found if one.value is None)])
+    lacks = [f"{'no figure of ' if one.value is None else ''}{one.label}: {one.why}" for one in found if one.why]
+    return "; ".join([how, *lacks])

@@ -157,6 +157,8 @@ class Schedule:
             spec = self._spec(subject.save, subject.rounds, started, subject.options)
             saved = self._note(label, measured(python, spec, started.environment, ranks=subject.ranks))
             if isinstance(saved, Failed):
+                if subject.restore is not None:
+                    self._note(f"{label}, restore", Failed(f"its save failed: {saved.why}"))
                 return float("inf")
             if subject.restore is not None:
                 of_saved = {"fingerprint": saved["fingerprint"], "number": subject.rounds}

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from benchmarks.bars import BARS
 from benchmarks.cases.raw_s3 import _BareS3
 from benchmarks.processes import Failed
 from benchmarks.rows import Row, Rows
-from benchmarks.schedule import Schedule
+from benchmarks.schedule import POSIX, Schedule
 from benchmarks.spec import Spec
 
 from tests.support.forked import ForkedProgram
@@ -90,6 +91,33 @@ def test_a_peer_that_could_not_run_says_why_in_the_row() -> None:
     refused = rows["s3_save_vs_s3torchconnector"]
     assert refused.value is None
     assert "no wheel for this machine" in refused.how
+
+
+def test_a_row_tells_of_repeats_that_failed() -> None:
+    saved = {"bytes": 1e9, "seconds": 2.0, "cpu_seconds": 0.8}
+    trained = {"rate": 0.9, "rate_beside_hashing": 0.95}
+    rows = {
+        row.name: row
+        for row in Rows(
+            {
+                "s3 holdfast": [saved, Failed("the store was full"), saved],
+                "s3 bare": [{"bytes": 1e9, "put_seconds": 1.0, "get_seconds": 1.0}],
+                "training, holdfast-posix": [trained],
+                "training, holdfast-s3": [Failed("no room")],
+            }
+        ).all()
+    }
+    assert rows["s3_save_vs_bare_put"].how.endswith("s3 holdfast: 1 of 3 repeats failed: the store was full")
+    assert rows["s3 holdfast: rate"].how.startswith("median of 2; ")
+    assert rows["train_rate_during_save"].how.endswith("could not be measured: holdfast-s3: no room")
+
+
+def test_a_restore_that_had_no_save_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.schedule.measured", lambda *_, **__: Failed("no room"))
+    schedule = Schedule(2**20, 1, Path(sys.executable), with_s3=False, say=lambda _: None)
+    schedule._measure(replace(POSIX[2], threads=(1,)))
+    row = next(row for row in Rows(schedule.measures).all() if row.name == "posix_restore_vs_dcp")
+    assert "posix dcp.save x1, restore: its save failed: no room" in row.how
 
 
 def test_a_bare_get_that_brings_too_little_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
