@@ -135,7 +135,7 @@ def _calls(checkpoints: int, repeats: int) -> dict[str, Any]:
 
 
 def _row(storms: list[Storm]) -> dict[str, Any]:
-    """The medians; calls as they were in the last storm."""
+    """The medians, and the storms."""
     ranks = storms[-1].ranks
 
     def middle(of: Callable[[Storm], float]) -> float:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import psycopg
 import pytest
+from benchmarks.scale.lock_waits import LockWaits
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 JOBS = {"open attempt", "heartbeat", "begin", "negotiate", "seal", "restore point", "read tickets"}
@@ -36,3 +39,15 @@ def test_a_small_scale_run_has_every_figure(tmp_path: Path) -> None:
         assert measured["calls"].keys() == JOBS | OPERATORS
         assert all(0 < each["p50_ms"] <= each["p99_ms"] for each in measured["calls"].values())
         assert measured["database_bytes"] > 0
+
+
+def test_waits_for_locks_that_could_not_be_sampled_are_not_told_as_none() -> None:
+    asked = threading.Event()
+
+    class Refusing:
+        def execute(self, _query: str) -> None:
+            asked.set()
+            raise psycopg.OperationalError("the server closed the connection")
+
+    with pytest.raises(RuntimeError, match="could not be sampled: the server closed"), LockWaits(Refusing()):  # type: ignore[arg-type]
+        assert asked.wait(60)
