@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,7 +146,7 @@ def storm(cluster: Cluster, ranks: int, *, ranks_per_host: int = RANKS_PER_HOST)
             print(file=process.stdin, flush=True)
         told = [_told(process) for process in processes]
         ended = time.monotonic()
-        _expect_committed(client, run, begin.step + 1)
+        _expect_committed(client, run, begin.step + 1, told)
         service = cpu_seconds_of_tree(cluster.service_pid) - service
         database = cpu_seconds_of_tree(cluster.postgres.pid) - database
         calls_after, seconds_after = _counted(cluster)
@@ -218,11 +218,14 @@ def _told(process: subprocess.Popen[str]) -> Told:
     return Told.model_validate_json(_line(process))
 
 
-def _expect_committed(client: Client, run: RunName, step: int) -> None:
+def _expect_committed(client: Client, run: RunName, step: int, told: Sequence[Told]) -> None:
+    """By one of the ranks' seals: of another commit it is not known when it was."""
     view = client.checkpoints.select(run.project, run.run, str(step))
     view = client.checkpoints.get(view.id, wait_seconds=_COMMIT_SECONDS)
     if view.state is not CheckpointState.COMMITTED:
         raise RuntimeError(f"{run} step {step} is {view.state} after all ranks have sealed: {view.abort_reason}")
+    if not any(each.committed for each in told):
+        raise RuntimeError(f"{run} step {step} was committed after all ranks had sealed")
 
 
 def _counted(cluster: Cluster) -> tuple[Counter[str], Counter[str]]:

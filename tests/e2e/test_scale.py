@@ -7,10 +7,17 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psycopg
 import pytest
 from benchmarks.scale.lock_waits import LockWaits
+from benchmarks.scale.ranks import Told
+from benchmarks.scale.storm import _expect_committed
+
+from holdfast_protocol.base import RunName
+from holdfast_protocol.states import CheckpointState
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 JOBS = {"open attempt", "heartbeat", "begin", "negotiate", "seal", "restore point", "read tickets"}
@@ -51,3 +58,12 @@ def test_waits_for_locks_that_could_not_be_sampled_are_not_told_as_none() -> Non
 
     with pytest.raises(RuntimeError, match="could not be sampled: the server closed"), LockWaits(Refusing()):  # type: ignore[arg-type]
         assert asked.wait(60)
+
+
+def test_a_storm_whose_commit_no_seal_has_seen_has_no_seconds() -> None:
+    view = SimpleNamespace(id="1", state=CheckpointState.COMMITTED)
+    client: Any = SimpleNamespace(checkpoints=SimpleNamespace(select=lambda *_: view, get=lambda *_, **__: view))
+    told = [Told(seconds=[0.1], cpu_seconds=0.1, committed=False)]
+    with pytest.raises(RuntimeError, match="committed after all ranks had sealed"):
+        _expect_committed(client, RunName("scale", "of-1"), 1, told)
+    _expect_committed(client, RunName("scale", "of-1"), 1, [*told, told[0].model_copy(update={"committed": True})])
