@@ -375,6 +375,17 @@ def test_a_folder_that_is_a_mount_is_refused_before_the_service_is_asked(run, cl
         pull(client, run, Latest(), Path("/proc"), Format.TORCH, force=True)
 
 
+def test_a_bind_mount_of_the_same_file_system_is_refused_likewise(run, client, tmp_path, monkeypatch):
+    target = tmp_path / "my out"
+    target.mkdir()
+    mounts = tmp_path / "mountinfo"
+    place = str(target.resolve()).replace(" ", "\\040")
+    mounts.write_text(f"36 35 98:0 /else {place} rw,noatime master:1 - ext4 /dev/root rw\n")
+    monkeypatch.setattr("holdfast.export.publish._MOUNTS", mounts)
+    with pytest.raises(errors.ConfigurationError, match="my out is where a file system is mounted"):
+        pull(client, run, Latest(), target, Format.TORCH)
+
+
 def test_progress_is_told_up_to_the_total(run, client, tmp_path):
     save(run, {"w": {"x": torch.randn(6_000_000)}, "v": {"y": torch.randn(10)}})
     totals, parts = [], []

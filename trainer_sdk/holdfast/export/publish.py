@@ -18,6 +18,8 @@ from holdfast_client.errors import ConfigurationError, HoldfastError
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # torch's and safetensors' writers are native code and report a full disk in words only.
 _FULL_WORDS = re.compile(r"No space left|File too large|Disk quota|os error (28|27|122)\b|unexpected pos")
+_MOUNTS = Path("/proc/self/mountinfo")
+_OCTAL = re.compile(rb"\\([0-7]{3})")
 _SPARE_BYTES = 16 * 1024**2
 
 
@@ -34,8 +36,20 @@ def check_target(target: Path, *, force: bool) -> None:
         raise _not_empty(target)
     if not target.absolute().parent.is_dir():
         raise ConfigurationError(f"{target.absolute().parent} is not there. Make it first.")
-    if os.path.ismount(target):  # no finished folder can take its place
+    if _is_mount(target):  # no finished folder can take its place
         raise ConfigurationError(f"{target} is where a file system is mounted. Choose a folder in it, which is made.")
+
+
+def _is_mount(target: Path) -> bool:
+    """Where a folder of the same file system is mounted, only Linux's list of mounts tells it."""
+    if os.path.ismount(target):
+        return True
+    try:
+        mounts = [line.split()[4] for line in _MOUNTS.read_bytes().splitlines()]
+    except OSError:
+        return False
+    place = os.fsencode(target.absolute().parent.resolve() / target.absolute().name)
+    return any(_OCTAL.sub(lambda found: bytes([int(found[1], 8)]), each) == place for each in mounts)
 
 
 def _not_empty(target: Path) -> ConfigurationError:
