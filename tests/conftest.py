@@ -77,6 +77,7 @@ _SLOW = (
     "e2e/test_demo.py",
     "e2e/test_elastic.py",
     "e2e/test_examples.py",
+    "e2e/test_import.py",
     "e2e/test_pull.py",
     "e2e/test_run.py",
     "e2e/test_slurm.py",

@@ -69,6 +69,7 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
             "list show diff edit prune undelete pin unpin pull thaw impact",
             "checkpoints copies usage trash",
         ),
+        Entry("import", "Bring in a checkpoint that another tool saved."),
         Entry("holds", "Checkpoints that no policy and no person may delete", "list create extend release", "holds"),
     ),
     "What stays, and what goes": (

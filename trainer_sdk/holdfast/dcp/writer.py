@@ -13,12 +13,10 @@ import dataclasses
 import logging
 import os
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
@@ -36,10 +34,11 @@ from holdfast.errors import (
     UnsupportedStateError,
 )
 from holdfast.health.diverged import FiniteCheck
+from holdfast.layout.chunk_bytes import Bytes, chunks_of
 from holdfast.layout.plan import ChunkSizes, PieceSpec, agreed_entries, check_whole, item_bytes_of_chunks, place
 from holdfast.save.job import SaveStats, Standstill
 from holdfast.session.session import Session
-from holdfast.state.tensors import dtype_name, refuse_unsupported
+from holdfast.state.tensors import dtype_name, refuse_unsupported, row_major_bytes
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.shard_writer import ShardWriter
@@ -49,7 +48,6 @@ from holdfast_protocol.index_documents import (
     Layout,
     Piece,
     SavedAs,
-    Segment,
     ShardIndex,
     ShardLayout,
     TensorEntry,
@@ -292,33 +290,13 @@ def _outgoing(
 ) -> Iterator[OutgoingChunk]:
     dtypes = {piece.tensor: _spec(items[piece.tensor, piece.offsets]).dtype for piece in shard.pieces}
     sizes = item_bytes_of_chunks(shard, dtypes)
-    for chunk, item_bytes in zip(_chunks(shard, items, planner, look), sizes, strict=True):
+    chunks = chunks_of(shard, lambda piece: _bytes_of(items[piece.tensor, piece.offsets], piece, planner, look))
+    for chunk, item_bytes in zip(chunks, sizes, strict=True):
         yield OutgoingChunk.of(chunk, item_bytes=item_bytes)
 
 
-def _chunks(
-    shard: ShardLayout, items: dict[_Box, WriteItem], planner: SavePlanner, look: _Look
-) -> Iterator[memoryview]:
-    """The shard's chunks by ordinal, each made on demand, and each tensor resolved once."""
-    parts: dict[int, list[tuple[Piece, int, Segment]]] = defaultdict(list)
-    for piece in shard.pieces:
-        start = 0
-        for segment in piece.segments:
-            parts[segment.ordinal].append((piece, start, segment))
-            start += segment.bytes
-    # The chunks of a cut tensor follow each other, so the last resolved tensor is often needed again.
-    resolved: tuple[Piece, np.ndarray[Any, np.dtype[np.uint8]]] | None = None
-    for ordinal, size in enumerate(shard.chunks):
-        chunk = np.zeros(size, dtype=np.uint8)
-        for piece, start, segment in parts[ordinal]:
-            if resolved is None or resolved[0] is not piece:
-                resolved = piece, _bytes_of(items[piece.tensor, piece.offsets], piece, planner, look)
-            chunk[segment.offset : segment.offset + segment.bytes] = resolved[1][start : start + segment.bytes]
-        yield chunk.data
-
-
 @torch.no_grad()
-def _bytes_of(item: WriteItem, piece: Piece, planner: SavePlanner, look: _Look) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _bytes_of(item: WriteItem, piece: Piece, planner: SavePlanner, look: _Look) -> Bytes:
     tensor = planner.resolve_data(item)
     if not isinstance(tensor, torch.Tensor):
         raise UnsupportedStateError(piece.tensor, "the planner gave no tensor for it", "use DCP's DefaultSavePlanner")
@@ -332,6 +310,4 @@ def _bytes_of(item: WriteItem, piece: Piece, planner: SavePlanner, look: _Look) 
             "save from a planner that resolves what it has planned",
         )
     look(piece.tensor, local)
-    plain = local.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    flat: np.ndarray[Any, np.dtype[np.uint8]] = plain.reshape(-1).view(torch.uint8).numpy()
-    return flat
+    return row_major_bytes(local)

@@ -20,10 +20,15 @@ _NEEDED = ("torch", "numpy", "safetensors")
 
 def register(app: typer.Typer) -> None:
     """Raises ModuleNotFoundError if the extra is not installed; the CLI then names the extra."""
+    refuse_without_torch()
+    app.command("pull")(pull)
+
+
+def refuse_without_torch() -> None:
+    """Raises ModuleNotFoundError with the name of the first module that the extra would bring."""
     for module in _NEEDED:
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
-    app.command("pull")(pull)
 
 
 def pull(
@@ -46,7 +51,7 @@ def pull(
     from holdfast.export.pull import Format
     from holdfast.export.pull import pull as pull_checkpoint
 
-    with connect() as client, _progress(json) as progress:
+    with connect() as client, transfer_progress(quiet=json) as progress:
         task = progress.add_task("fetching", total=None)
         summary = pull_checkpoint(
             client,
@@ -67,7 +72,8 @@ def pull(
         show_line(f"{name}@{summary['step']}#{summary['attempt']} ({size}) is in {directory}, as {format_}.")
 
 
-def _progress(quiet: bool) -> Progress:
+def transfer_progress(*, quiet: bool) -> Progress:
+    """A bar on stderr, if that is a terminal."""
     console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),

@@ -146,14 +146,19 @@ def components_of(state: Mapping[str, Any], *, rank: int, declared: Declarations
     Raises StateError for a key that cannot be a component's name or a declaration of a missing component,
     UnsupportedStateError for objects that cannot be captured.
     """
+    check_keys(state)
+    if unknown := sorted((declared.replicated | declared.per_rank) - state.keys()):
+        raise StateError(f"component {unknown[0]!r} is declared but not in the state; its keys are {sorted(state)}")
+    return tuple(_component(key, value, rank, declared) for key, value in state.items())
+
+
+def check_keys(state: Mapping[str, Any]) -> None:
+    """Raises StateError unless each key can be a component's name."""
     if len(state) > MAX_COMPONENTS:
         raise StateError(f"the state has {len(state)} keys, and {MAX_COMPONENTS} are the most; put some into one dict")
     for key in state:
         if not (isinstance(key, str) and _KEY.match(key)):
             raise StateError(f"the state's key {key!r:.80} is not usable; use letters, digits, '_', '-' and '.'")
-    if unknown := sorted((declared.replicated | declared.per_rank) - state.keys()):
-        raise StateError(f"component {unknown[0]!r} is declared but not in the state; its keys are {sorted(state)}")
-    return tuple(_component(key, value, rank, declared) for key, value in state.items())
 
 
 def unwrap(module: torch.nn.Module) -> torch.nn.Module:

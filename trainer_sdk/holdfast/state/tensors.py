@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -159,6 +159,14 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     write to it without torch's knowledge, so no step may run meanwhile."""
     view: memoryview = flat(tensor).view(torch.uint8).numpy().data
     return view
+
+
+def row_major_bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The logical bytes of a tensor on any device, one after another. In its own memory if it is contiguous on the
+    host."""
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    found: np.ndarray[Any, np.dtype[np.uint8]] = plain.reshape(-1).view(torch.uint8).numpy()
+    return found
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

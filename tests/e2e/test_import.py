@@ -1,0 +1,353 @@
+"""`holdfast import`: what torch, safetensors, transformers and DCP wrote, bit for bit, for jobs to restore."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file, save_model
+from torch import nn
+
+import holdfast
+from holdfast.export.pull import Format, pull
+from holdfast.imports import steps
+from holdfast.imports.sources import find_sources
+from holdfast_client import Client, errors
+from holdfast_protocol.base import RunName
+from holdfast_protocol.runs import EditProject, Latest, parse_point
+from holdfast_protocol.states import AttemptOutcome, CheckpointState
+from tests.support.forked import ForkedProgram
+from tests.support.serve import ENTRY_POINT, HOLDFAST, ServedHoldfast, holdfast_serve
+from tests.support.training import Job
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Iterator[ServedHoldfast]:
+    with holdfast_serve(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def client(served, monkeypatch) -> Iterator[Client]:
+    for name, value in served.environment.items():
+        monkeypatch.setenv(name, value)
+    with Client() as connected:
+        connected.projects.edit("tests", EditProject())
+        yield connected
+
+
+@pytest.fixture
+def run() -> RunName:
+    return RunName("tests", f"r{uuid.uuid4().hex}")
+
+
+def bring(client, run, source, step=None, *, only=(), renamed=None) -> dict:
+    return steps.import_sources(client, run, find_sources(source, step), only=only, renamed=renamed or {})
+
+
+def holdfast_command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [HOLDFAST, *map(str, arguments)], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+    )
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit for bit."""
+    one, other = one.detach().contiguous().reshape(-1), other.detach().contiguous().reshape(-1)
+    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def assert_same(found: dict, expected: dict) -> None:
+    assert found.keys() == expected.keys()
+    assert not [name for name, tensor in expected.items() if not same(found[name], tensor)]
+
+
+class Net(nn.Module):
+    """Tied weights, a buffer, a NaN with a payload, and a tensor that is larger than a chunk that others share."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Embedding(30, 8)
+        self.head = nn.Linear(8, 30, bias=False)
+        self.head.weight = self.embed.weight
+        self.narrow = nn.Parameter(torch.randn(5, 3).to(torch.bfloat16))
+        self.wide = nn.Parameter(torch.randn(1500, 1500))
+        self.register_buffer("seen", torch.tensor(seed))
+        with torch.no_grad():
+            self.narrow.view(torch.int16)[0, 0] = 0x7FC1
+
+
+def restored(run: RunName) -> tuple[Net, int]:
+    model = Net(99)
+    with holdfast.Checkpointer(str(run)) as ckpt:
+        return model, ckpt.restore({"model": model})
+
+
+def test_a_state_dict_of_torch_is_restored_bit_for_bit_and_pulled_under_its_name(run, client, tmp_path):
+    model = Net(1)
+    torch.save(model.state_dict(), tmp_path / "gpt.pt")
+    done = holdfast_command("import", tmp_path / "gpt.pt", f"{run}@1200", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["tensors"], report["steps"][0]["tied"], report["steps"][0]["skipped"]) == (5, 1, False)
+    assert report["bytes"] == sum(each.nbytes for name, each in model.state_dict().items() if name != "head.weight")
+    assert report["sent_bytes"] + report["present_bytes"] == report["bytes"]
+    found, start = restored(run)
+    assert start == 1201
+    assert_same(found.state_dict(), model.state_dict())
+    fresh = Net(99)
+    holdfast.load_weights(f"{run}@1200", fresh)
+    assert_same(fresh.state_dict(), model.state_dict())
+    pull(client, run, Latest(), tmp_path / "out", Format.TORCH)
+    pulled = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
+    assert_same(pulled, model.state_dict())
+    assert pulled["head.weight"].data_ptr() == pulled["embed.weight"].data_ptr()
+
+
+def test_a_dict_of_a_training_script_becomes_components_that_a_job_goes_on_with(run, client, tmp_path):
+    job = Job(loader=False)
+    for step in range(3):
+        job.step(step)
+    model, optimizer = job.state["model"], job.state["optimizer"]
+    torch.save(
+        {"model_state_dict": model.state_dict(), "optimizer_state_dict": optimizer.state_dict(), "epoch": 3},
+        tmp_path / "step_3.pt",
+    )
+    bring(client, run, tmp_path / "step_3.pt", renamed={"model_state_dict": "model"})
+    other = Job(loader=False)
+    state = {"model": other.state["model"], "optimizer_state_dict": {}, "epoch": 0}
+    with holdfast.Checkpointer(str(run)) as ckpt:
+        assert ckpt.restore(state) == 4
+        other.state["optimizer"].load_state_dict(state["optimizer_state_dict"])
+        assert state["epoch"] == 3
+        assert_same(other.state["model"].state_dict(), model.state_dict())
+        slots = other.state["optimizer"].state_dict()["state"]
+        for number, of_parameter in optimizer.state_dict()["state"].items():
+            assert_same(slots[number], of_parameter)
+        other.step(4)
+        ckpt.save(4, state).committed.result(timeout=60)
+    found = client.checkpoints.select(run.project, run.run, "3").components
+    kinds = {name: component.kind for name, component in found.items()}
+    assert kinds == {"model": "model", "optimizer_state_dict": "optimizer", "epoch": "extra"}
+
+
+def test_what_needs_pickle_is_refused_by_its_name_and_the_rest_can_be_taken(run, client, tmp_path):
+    torch.save({"model": {"w": torch.ones(2)}, "args": argparse.Namespace(lr=1)}, tmp_path / "full.pt")
+    refused = holdfast_command("import", tmp_path / "full.pt", f"{run}@1")
+    assert (refused.returncode, "argparse.Namespace" in refused.stderr) == (2, True)
+    assert "Traceback" not in refused.stderr
+    state = {"model": {"w": torch.ones(2)}, "args": {"when": argparse.Namespace(lr=1)}}
+    dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    with pytest.raises(errors.ConfigurationError, match=r"args\.when.*argparse\.Namespace"):
+        bring(client, run, tmp_path / "dcp", 1)
+    with pytest.raises(errors.NotFound):  # nothing was made, and no attempt was opened
+        client.runs.get(run.project, run.run)
+    bring(client, run, tmp_path / "dcp", 1, only=["model"])
+    pull(client, run, Latest(), tmp_path / "out", Format.TORCH)
+    assert_same(torch.load(tmp_path / "out" / "model.pt", weights_only=True), {"w": torch.ones(2)})
+
+
+@pytest.mark.parametrize("world", ["one file", "several files and an index"])
+def test_a_model_of_transformers_is_imported_with_its_tied_weights(run, client, tmp_path, world):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    def config() -> GPT2Config:
+        return GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+
+    model = GPT2LMHeadModel(config())
+    folder = tmp_path / "checkpoint-500"
+    model.save_pretrained(folder, max_shard_size="20KB" if world != "one file" else "1GB")
+    assert (folder / "model.safetensors").exists() is (world == "one file")
+    torch.save({"state": {}}, folder / "optimizer.pt")
+    report = bring(client, run, folder)
+    assert report["steps"][0]["step"] == 500
+    assert {"config.json", "optimizer.pt"} <= set(report["steps"][0]["left_out"])
+    fresh = GPT2LMHeadModel(config())
+    holdfast.load_weights(str(run), fresh)
+    assert fresh.lm_head.weight is fresh.transformer.wte.weight
+    assert_same(fresh.state_dict(), model.state_dict())
+    state = {"model": GPT2LMHeadModel(config())}
+    with holdfast.Checkpointer(str(run)) as ckpt:
+        assert ckpt.restore(state) == 501
+    assert_same(state["model"].state_dict(), model.state_dict())
+
+
+def test_a_safetensors_file_keeps_its_ties_from_a_pull_to_a_pull(run, client, tmp_path):
+    model = Net(2)
+    save_model(model, tmp_path / "model.safetensors")
+    bring(client, run, tmp_path, 7)
+    assert_same(restored(run)[0].state_dict(), model.state_dict())
+    pull(client, run, Latest(), tmp_path / "out", Format.SAFETENSORS)
+    assert_same(load_file(tmp_path / "out" / "model.safetensors"), load_file(tmp_path / "model.safetensors"))
+    again = RunName("tests", f"r{uuid.uuid4().hex}")
+    report = bring(client, again, tmp_path / "out" / "model.safetensors", 7)
+    assert (report["steps"][0]["tied"], report["sent_bytes"]) == (1, 0)
+
+
+def test_a_dcp_folder_is_imported_with_its_nested_names(run, client, tmp_path):
+    job = Job(loader=False)
+    job.step(0)
+    model, optimizer = job.state["model"], job.state["optimizer"]
+    state = {"model": model.state_dict(), "optim": optimizer.state_dict(), "epoch": 3}
+    dcp.save(state, checkpoint_id=tmp_path / "step-40", no_dist=True)
+    report = bring(client, run, tmp_path / "step-40")
+    assert (report["steps"][0]["format"], report["steps"][0]["components"]) == ("dcp", ["epoch", "model", "optim"])
+    fresh = Job(loader=False).state["model"]
+    with holdfast.Checkpointer(str(run)) as ckpt:
+        assert ckpt.restore({"model": fresh, "epoch": 0}) == 41
+    assert_same(fresh.state_dict(), model.state_dict())
+    pull(client, run, Latest(), tmp_path / "out", Format.DCP)
+    wanted = {"model": {name: torch.zeros_like(each) for name, each in model.state_dict().items()}}
+    slot = optimizer.state_dict()["state"]
+    number = next(key for key, each in slot.items() if each["exp_avg"].shape == model.up.weight.shape)
+    wanted["optim"] = {"state": {str(number): {"exp_avg": torch.zeros_like(model.up.weight)}}}
+    dcp.load(wanted, checkpoint_id=tmp_path / "out", no_dist=True)
+    assert_same(wanted["model"], model.state_dict())
+    assert same(wanted["optim"]["state"][str(number)]["exp_avg"], slot[number]["exp_avg"])
+
+
+class Marks:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_dcp_folder_whose_metadata_would_run_code_is_refused_and_runs_nothing(run, client, tmp_path):
+    dcp.save({"model": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / "step-1", no_dist=True)
+    with (tmp_path / "step-1" / ".metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    metadata.planner_data = Marks(tmp_path / "ran")
+    (tmp_path / "step-1" / ".metadata").write_bytes(pickle.dumps(metadata))
+    refused = holdfast_command("import", tmp_path / "step-1", run)
+    assert (refused.returncode, f"{os.mkdir.__module__}.mkdir" in refused.stderr) == (2, True), refused.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def series(folder: Path, numbers: list[int], rows: int = 100) -> dict[int, dict[str, torch.Tensor]]:
+    """Steps that share a frozen tensor."""
+    folder.mkdir(exist_ok=True)
+    base = torch.randn(rows, 1000)
+    found = {}
+    for number in numbers:
+        found[number] = {"base": base, "w": torch.full((rows, 1000), float(number))}
+        save_file(found[number], folder / f"checkpoint-{number}.safetensors")
+    return found
+
+
+def test_a_series_is_imported_in_order_and_what_is_there_is_skipped_and_fences_nobody(run, client, tmp_path):
+    expected = series(tmp_path / "runs", [1000, 500, 90], rows=3000)  # 500 < 90 as text
+    report = bring(client, run, tmp_path / "runs")
+    assert [step["step"] for step in report["steps"]] == [90, 500, 1000]
+    assert report["steps"][1]["present_bytes"] >= expected[90]["base"].nbytes  # sent once for all
+    [attempt] = client.attempts.list(run.project, run.run).items
+    assert (attempt.outcome, attempt.number) == (AttemptOutcome.FINISHED, 1)
+    for step, tensors in expected.items():
+        pull(client, run, parse_point(str(step)), tmp_path / f"out{step}", Format.SAFETENSORS)
+        assert_same(load_file(tmp_path / f"out{step}" / "model.safetensors"), tensors)
+    again = holdfast_command("import", tmp_path / "runs", run)
+    assert again.returncode == 0, again.stderr
+    assert "0 steps imported, 3 there already" in again.stdout
+    assert "step 500 is there already" in again.stderr
+    assert len(client.attempts.list(run.project, run.run).items) == 1
+    series(tmp_path / "runs", [2000])
+    later = bring(client, run, tmp_path / "runs")
+    assert [step["skipped"] for step in later["steps"]] == [True, True, True, False]
+    assert client.restores.restore_point(run.project, run.run).restore_point.step == 2000
+    assert client.restores.restore_point(run.project, run.run, "500").restore_point.step == 500
+
+
+def test_other_content_earlier_steps_and_runs_of_training_jobs_are_left_alone(run, client, tmp_path):
+    series(tmp_path / "runs", [5])
+    bring(client, run, tmp_path / "runs")
+    series(tmp_path / "runs", [5])
+    with pytest.raises(errors.ConfigurationError, match="another content at step 5"):
+        bring(client, run, tmp_path / "runs")
+    with pytest.raises(errors.ConfigurationError, match="Step 3 cannot be imported after step 5"):
+        bring(client, run, tmp_path / "runs" / "checkpoint-5.safetensors", 3)
+    trained = RunName("tests", f"r{uuid.uuid4().hex}")
+    with holdfast.Checkpointer(str(trained)) as ckpt:
+        ckpt.restore({})
+        ckpt.save(1, {"epoch": 1}).committed.result(timeout=60)
+        with pytest.raises(errors.ConfigurationError, match=r"training job.*would fence it"):
+            bring(client, trained, tmp_path / "runs")
+        ckpt.save(2, {"epoch": 2}).committed.result(timeout=60)
+
+
+def test_a_run_whose_name_is_like_another_is_made_only_if_that_is_meant(client, tmp_path):
+    series(tmp_path / "runs", [5])
+    run = RunName("tests", "finetune")
+    bring(client, run, tmp_path / "runs")
+    mistyped = "tests/finetunes"
+    refused = holdfast_command("import", tmp_path / "runs", mistyped)
+    assert (refused.returncode, f"Did you mean {run}" in refused.stderr) == (3, True), refused.stderr
+    meant = holdfast_command("import", tmp_path / "runs", mistyped, "--create")
+    assert meant.returncode == 0, meant.stderr
+
+
+def test_what_was_stored_otherwise_than_the_source_has_it_is_told(run, client, tmp_path, monkeypatch):
+    series(tmp_path / "runs", [1, 2])
+    read = steps.read_tensors
+
+    def flipped(*arguments):
+        found = read(*arguments)
+        found["model/w"].view(torch.uint8)[7] ^= 1
+        return found
+
+    monkeypatch.setattr(steps, "read_tensors", flipped)
+    with pytest.raises(errors.IntegrityError, match=r"'model/w' in ck_.* is not what the source has"):
+        bring(client, run, tmp_path / "runs")
+    [attempt] = client.attempts.list(run.project, run.run).items
+    assert attempt.outcome is AttemptOutcome.FAILED
+    # The next import compares the newest step again, although it is committed.
+    with pytest.raises(errors.IntegrityError):
+        bring(client, run, tmp_path / "runs")
+    monkeypatch.undo()
+
+
+def test_an_import_that_is_killed_goes_on_where_it_was(run, client, served, tmp_path):
+    expected = series(tmp_path / "runs", [1, 2, 3], rows=5000)
+    os.mkfifo(tmp_path / "runs" / "checkpoint-4.pt")  # the import can never end: it waits for a writer
+    killed = ForkedProgram(
+        ENTRY_POINT,
+        ["import", str(tmp_path / "runs"), str(run)],
+        environment={**os.environ, **served.environment},
+        log=tmp_path / "log",
+    )
+
+    def is_in_the_middle() -> bool:
+        assert killed.poll() is None, (tmp_path / "log").read_text()
+        try:
+            found = client.checkpoints.list(run.project, run.run).items
+        except errors.NotFound:
+            return False
+        return any(view.step == 2 for view in found)
+
+    while not is_in_the_middle():
+        time.sleep(0.01)
+    killed.kill()
+    killed.wait(timeout=60)
+    (tmp_path / "runs" / "checkpoint-4.pt").unlink()
+    report = bring(client, run, tmp_path / "runs")
+    assert [step["step"] for step in report["steps"]] == [1, 2, 3]
+    assert report["steps"][0]["skipped"]
+    committed = list(client.checkpoints.all(run.project, run.run, state=CheckpointState.COMMITTED))
+    assert sorted(view.step for view in committed) == [1, 2, 3]
+    assert client.restores.restore_point(run.project, run.run).restore_point.step == 3
+    for step, tensors in expected.items():
+        pull(client, run, parse_point(str(step)), tmp_path / f"out{step}", Format.SAFETENSORS)
+        assert_same(load_file(tmp_path / f"out{step}" / "model.safetensors"), tensors)

@@ -1,0 +1,148 @@
+"""What `holdfast import` takes a file or folder for: format, step, components, and what it refuses unread."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from holdfast.imports.checkpoint_plan import plan_import
+from holdfast.imports.safetensors_weights import open_safetensors
+from holdfast.imports.source_state import SourceState, components_in
+from holdfast.imports.sources import SourceFormat, find_sources
+from holdfast.imports.torch_file import open_torch_file
+from holdfast_client.errors import ConfigurationError
+
+
+def make(*paths: Path) -> None:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("checkpoint-500", 500),
+        ("step_500", 500),
+        ("step-0500", 500),
+        ("global_step500", 500),
+        ("global_step_500", 500),
+        ("step500.pt", 500),
+        ("checkpoint-7.safetensors", 7),
+    ],
+)
+def test_the_usual_names_say_the_step(tmp_path, name, step):
+    path = tmp_path / name
+    make(path if path.suffix else path / "model.safetensors")
+    assert [source.step for source in find_sources(path, None)] == [step]
+    assert [source.step for source in find_sources(tmp_path, None)] == [step]
+    assert [source.step for source in find_sources(path, 3)] == [3]
+
+
+@pytest.mark.parametrize("name", ["final.pt", "epoch-3.pt", "step_5_ema.pt", "mystep5.pt"])
+def test_another_name_needs_the_step_to_be_said(tmp_path, name):
+    make(tmp_path / name)
+    with pytest.raises(ConfigurationError, match=r"does not say its step.*@1200"):
+        find_sources(tmp_path / name, None)
+    assert find_sources(tmp_path / name, 0)[0].step == 0
+
+
+def test_a_series_is_in_the_order_of_its_steps_and_other_things_beside_it_are_none(tmp_path):
+    make(*(tmp_path / f"checkpoint-{step}" / "model.safetensors" for step in (1000, 20, 300)))
+    make(tmp_path / "runs" / "events", tmp_path / "model.safetensors", tmp_path / "checkpoint-40" / "notes.txt")
+    assert [source.step for source in find_sources(tmp_path, None)] == [20, 300, 1000]
+    [final] = find_sources(tmp_path, 1000)
+    assert final.path == tmp_path / "model.safetensors"
+    make(tmp_path / "step_20" / "model.pt")
+    with pytest.raises(ConfigurationError, match="both step 20"):
+        find_sources(tmp_path, None)
+
+
+def test_the_format_follows_the_files_and_what_is_left_is_named(tmp_path):
+    make(tmp_path / "hf" / "model.safetensors", tmp_path / "hf" / "optimizer.pt", tmp_path / "hf" / "config.json")
+    make(*(tmp_path / "cut" / name for name in ("model-1.safetensors", "model-2.safetensors", "optimizer.pt")))
+    make(tmp_path / "cut" / "model.safetensors.index.json")
+    make(tmp_path / "old" / "pytorch_model.bin", tmp_path / "old" / "training_args.bin")
+    make(tmp_path / "dcp" / ".metadata", tmp_path / "dcp" / "__0_0.distcp")
+    found = {name: find_sources(tmp_path / name, 1)[0] for name in ("hf", "cut", "old", "dcp")}
+    assert {name: (source.format, source.left_out) for name, source in found.items()} == {
+        "hf": (SourceFormat.SAFETENSORS, ("config.json", "optimizer.pt")),
+        "cut": (SourceFormat.SAFETENSORS, ("optimizer.pt",)),
+        "old": (SourceFormat.TORCH, ("training_args.bin",)),
+        "dcp": (SourceFormat.DCP, ()),
+    }
+    make(tmp_path / "ranks" / "mp_rank_00.pt", tmp_path / "ranks" / "mp_rank_01.pt")
+    with pytest.raises(ConfigurationError, match=r"mp_rank_00\.pt, mp_rank_01\.pt, and nothing says which"):
+        find_sources(tmp_path / "ranks", 1)
+    with pytest.raises(ConfigurationError, match="is not there"):
+        find_sources(tmp_path / "nothing", 1)
+    with pytest.raises(ConfigurationError, match="no checkpoint that can be imported"):
+        find_sources(tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    ("weights", "why"),
+    [
+        ({"w": "../other.safetensors"}, "no name of a file"),
+        ({"v": "a.safetensors"}, "has 'v', and it does not"),
+        ([], "no index"),
+    ],
+)
+def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path, weights, why):
+    save_file({"w": torch.ones(2)}, tmp_path / "a.safetensors")
+    save_file({"w": torch.ones(2)}, tmp_path.parent / "other.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weights}))
+    with pytest.raises(ConfigurationError, match=why):
+        open_safetensors(index)
+
+
+def test_files_that_are_cut_short_or_old_are_refused_with_their_names(tmp_path):
+    torch.save({"w": torch.ones(1000)}, tmp_path / "a.pt")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "a.pt").read_bytes()[:2000])
+    torch.save({"w": torch.ones(2)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    torch.save([torch.ones(2)], tmp_path / "list.pt")
+    for name, why in (("cut.pt", "damaged"), ("old.pt", "before 1.6"), ("list.pt", "holds a list")):
+        with pytest.raises(ConfigurationError, match=f"{name}.*{why}"):
+            open_torch_file(tmp_path / name)
+    save_file({"w": torch.ones(1000)}, tmp_path / "a.safetensors")
+    (tmp_path / "cut.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes()[:100])
+    with pytest.raises(ConfigurationError, match=r"cut\.safetensors cannot be read"):
+        open_safetensors(tmp_path / "cut.safetensors")
+
+
+def planned(loaded, *, renamed=None, only=()):
+    return plan_import(SourceState(components_in(loaded)), renamed=renamed or {}, only=frozenset(only))
+
+
+def test_a_state_dict_is_a_model_and_all_else_a_value():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    assert {key: tree[0] for key, tree in planned(model.state_dict()).trees.items()} == {"model": "module"}
+    assert {key: tree[0] for key, tree in planned(optimizer.state_dict()).trees.items()} == {"optimizer": "value"}
+    whole = {"net": OrderedDict(model.state_dict()), "opt": optimizer.state_dict(), "step": 3, "best": torch.ones(1)}
+    plan = planned(whole, renamed={"net": "model"}, only=["net", "step", "best"])
+    assert {key: tree[0] for key, tree in plan.trees.items()} == {"model": "module", "step": "value", "best": "value"}
+    assert sorted(plan.layout.tensors) == ["best/", "model/bias", "model/weight"]
+
+
+@pytest.mark.parametrize(
+    ("loaded", "options", "why"),
+    [
+        ({"a": 1}, {"only": ["b"]}, "no component 'b'. Its components are 'a'"),
+        ({"a": 1}, {"renamed": {"b": "c"}}, "no component 'b'"),
+        ({"a": 1, "b": 2}, {"renamed": {"a": "b"}}, "Two of its components"),
+        ({"a/b": 1}, {}, "'a/b' is not usable.*--rename"),
+        ({1: 1}, {}, "is no text"),
+        ({"a": {"w": torch.ones(2).to_sparse()}}, {}, "sparse"),
+    ],
+)
+def test_what_no_checkpoint_can_hold_is_refused_with_what_to_do(loaded, options, why):
+    with pytest.raises(ConfigurationError, match=why):
+        planned(loaded, **options)

@@ -1,0 +1,141 @@
+"""The state of a source as one shard of a checkpoint: components, layout, documents, chunks on demand.
+
+Flow: source_state -> **checkpoint_plan** -> steps. A checkpoint of one rank. Its components are those of a
+job with the same state, under the same names: a state_dict is a model, and all else a value. So a restore,
+load_weights() and `holdfast checkpoints pull` take it for one of Holdfast's own. All ranks share each component: any
+world size loads it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import chain
+from typing import Any
+
+import torch
+
+from holdfast.errors import StateError
+from holdfast.imports.source_state import SourceState, is_extra, is_model
+from holdfast.layout.chunk_bytes import Bytes, chunks_of
+from holdfast.layout.plan import LocalPlan, PieceSpec, build_local_plan, global_layout
+from holdfast.state.capture import TensorCollector
+from holdfast.state.components import Component, Declarations, Kind, check_keys
+from holdfast.state.tensors import Held, row_major_bytes
+from holdfast.state.tree import encode_tree
+from holdfast_client.chunks.encoding import OutgoingChunk
+from holdfast_client.errors import ConfigurationError
+from holdfast_protocol import checkpoints as wire
+from holdfast_protocol.base import RunName
+from holdfast_protocol.digests import chunk_digest
+from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
+
+_HELD = Held(replicated=True)
+
+
+@dataclass(frozen=True)
+class ImportPlan:
+    """One checkpoint to be. `resolve` reads one tensor from the source, by its stored name."""
+
+    local: LocalPlan
+    layout: Layout
+    trees: Mapping[str, Any]
+    """[kind, typed tree] by component."""
+    resolve: Callable[[str], torch.Tensor]
+
+    @property
+    def tensor_bytes(self) -> int:
+        return self.layout.tensor_bytes
+
+    def bytes_of(self, name: str) -> Bytes:
+        """The tensor's row-major bytes in the source."""
+        return row_major_bytes(self.resolve(name))
+
+    def tensor_chunks(self) -> Iterator[OutgoingChunk]:
+        """Those of the tensors, by ordinal."""
+        made = chunks_of(self.local.shard, lambda piece: self.bytes_of(piece.tensor))
+        for chunk, item_bytes in zip(made, self.local.item_bytes, strict=True):
+            yield OutgoingChunk.of(chunk, item_bytes=item_bytes)
+
+    def documents(self, run: RunName, step: int) -> Iterator[OutgoingChunk]:
+        """The index and the layout: the chunks after those of the tensors."""
+        index = ShardIndex(
+            SavedAs(str(run), step, world_size=1),
+            rank=0,
+            layout_digest=self.layout.digest,
+            trees={},
+            replicated_trees=self.trees,
+        )
+        return map(OutgoingChunk.of, (index.encode(), self.layout.encode()))
+
+    @property
+    def index_ordinals(self) -> wire.IndexOrdinals:
+        first = len(self.local.shard.chunks)
+        return wire.IndexOrdinals(shard=first, layout=first + 1)
+
+    @cached_property
+    def summary(self) -> wire.ShardSummary:
+        stored = dict.fromkeys(self.trees, 0)
+        for piece in self.local.shard.pieces:
+            stored[self.layout.tensors[piece.tensor].component] += sum(segment.bytes for segment in piece.segments)
+        return wire.ShardSummary(
+            components={
+                key: wire.Component(kind=_told_kind(key, kind), logical_bytes=stored[key])
+                for key, (kind, _) in self.trees.items()
+            }
+        )
+
+    def digests(self, run: RunName, step: int) -> list[str]:
+        """Of every chunk, by ordinal: reads the whole source."""
+        never = threading.Event()
+        return [chunk_digest(each.load(never)) for each in chain(self.tensor_chunks(), self.documents(run, step))]
+
+
+def _told_kind(key: str, kind: str) -> Any:
+    return "model" if kind == Kind.MODULE else "optimizer" if key.startswith("optim") else "extra"
+
+
+def plan_import(source: SourceState, *, renamed: Mapping[str, str], only: frozenset[str]) -> ImportPlan:
+    """`only`: just these components of the source, or all. `renamed`: the source's names -> the checkpoint's. Raises
+    ConfigurationError for a name that is not there or not usable, and for a value that cannot be kept exactly."""
+    if unknown := sorted((only | renamed.keys()) - source.components.keys()):
+        has = ", ".join(map(repr, source.components))
+        raise ConfigurationError(f"It has no component {unknown[0]!r}. Its components are {has or 'none'}.")
+    chosen = {renamed.get(key, key): value for key, value in source.components.items() if not only or key in only}
+    if len(chosen) < len(only or source.components):
+        raise ConfigurationError("Two of its components would have one name. Rename them apart.")
+    try:
+        check_keys(chosen)
+        return _planned(chosen, source)
+    except StateError as error:
+        remedy = "`--rename OLD=NEW` renames a component, `--only` leaves the others out"
+        raise ConfigurationError(f"{error}. {remedy}.") from None
+
+
+def _planned(components: Mapping[str, Any], source: SourceState) -> ImportPlan:
+    specs: list[PieceSpec] = []
+    trees: dict[str, Any] = {}
+    live: dict[str, torch.Tensor] = {}
+    for key, value in components.items():
+        kind = Kind.MODULE if is_model(value) else Kind.VALUE
+        collector = TensorCollector(Component(key, kind, None, replicated=True, rank=0, declared=Declarations()))
+        trees[key] = [kind.value, _encoded(key, kind, value, collector)]
+        specs += [piece.spec for piece in collector.pieces]
+        live |= collector.live
+    local = build_local_plan(specs, rank=0, world_size=1)
+    return ImportPlan(local, global_layout([local]), trees, lambda name: source.read(live[name]))
+
+
+def _encoded(key: str, kind: Kind, value: Any, collector: TensorCollector) -> Any:
+    name_tensor = partial(collector.add, held=_HELD)
+    if kind is Kind.VALUE:
+        return encode_tree(value, path=f"{key}/", name_tensor=name_tensor)
+    extras = {}
+    for name, each in value.items():
+        if is_extra(name):
+            extras[name.removesuffix("_extra_state").removesuffix(".")] = each
+        else:
+            collector.add(f"{key}/{name}", each, _HELD)
+    return encode_tree(extras, path=f"{key}/extra_state", name_tensor=name_tensor) if extras else None

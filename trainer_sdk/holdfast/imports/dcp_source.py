@@ -1,0 +1,158 @@
+"""A folder of torch.distributed.checkpoint. Flow: sources -> **dcp_source** -> source_state.
+
+torch reads the folder's `.metadata` with plain pickle, which can run any code. Here it is unpickled with the classes
+that DCP's own writer puts there, and with no others: they hold data, and making one runs nothing. DCP's reader
+reads the tensors in the other files with `weights_only=True`, and the values are read so here.
+"""
+
+from __future__ import annotations
+
+import io
+import pathlib
+import pickle
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from holdfast.dcp.metadata import nested
+from holdfast.imports.source_state import SourceState, components_in, placeholder
+from holdfast.imports.torch_file import load_without_pickle
+from holdfast_client.errors import ConfigurationError
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_ALLOWED: Mapping[tuple[str, str], Any] = {
+    **{
+        (_METADATA, name): getattr(metadata, name)
+        for name in (
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+            "TensorProperties",
+            "TensorStorageMetadata",
+            "_MEM_FORMAT_ENCODING",
+        )
+    },
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+    ("collections", "OrderedDict"): OrderedDict,
+    # Where the folder was. From Python 3.13 on the module has another name.
+    **{
+        (module, name): getattr(pathlib, f"Pure{name}")
+        for module in ("pathlib", "pathlib._local")
+        for name in ("PosixPath", "WindowsPath")
+    },
+}
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        found = _ALLOWED.get((module_name, global_name))
+        if found is None and module_name == "torch" and isinstance(getattr(torch, global_name, None), torch.dtype):
+            found = getattr(torch, global_name)
+        if found is None:
+            raise _NotAllowedError(f"{module_name}.{global_name}")
+        return found
+
+
+class _NotAllowedError(Exception):
+    """Its text: the name that pickle asked for."""
+
+
+class _Reader(FileSystemReader):
+    """Of metadata that was read already."""
+
+    def __init__(self, folder: Path, known: Metadata) -> None:
+        super().__init__(folder)
+        self._known = known
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self._known
+
+
+class _Planner(DefaultLoadPlanner):
+    """Loads tensors in place, and values without pickle."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._folder = folder
+        self.values: dict[str, Any] = {}
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        fqn = read_item.dest_index.fqn
+        self.values[fqn] = load_without_pickle(value, f"{fqn!r:.200} in {self._folder}", mmap=False)
+
+
+def open_dcp_folder(folder: Path, only: Collection[str]) -> SourceState:
+    """`only`: the components whose values are read; without any, all. Raises ConfigurationError for what needs pickle,
+    by its name, and for a folder that is damaged."""
+    known = _read_metadata(folder / ".metadata")
+    reader = _Reader(folder, known)
+    paths = known.planner_data if isinstance(known.planner_data, dict) else {}
+    reads: dict[int, Callable[[], torch.Tensor]] = {}
+    flat: dict[str, Any] = {}
+    values: list[str] = []
+    for fqn, described in known.state_dict_metadata.items():
+        if isinstance(described, TensorStorageMetadata):
+            flat[fqn] = placeholder(tuple(described.size), described.properties.dtype)
+            reads[id(flat[fqn])] = partial(_read_tensor, reader, folder, fqn, flat[fqn])
+        elif not only or str(next(iter(paths.get(fqn, ())), fqn)) in only:
+            values.append(fqn)
+    planner = _Planner(folder)
+    if values:
+        _load(folder, dict.fromkeys(values), reader, planner)
+    return SourceState(components_in(nested({**flat, **planner.values}, known.planner_data)), reads)
+
+
+def _read_metadata(path: Path) -> Metadata:
+    try:
+        known = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
+        if not isinstance(known, Metadata):
+            raise TypeError(f"it holds a {type(known).__name__}")
+        if any(not isinstance(fqn, str) for fqn in known.state_dict_metadata):
+            raise TypeError("a name in it is no text")
+        files = {Path(stored.relative_path) for stored in known.storage_data.values()}
+    except OSError:
+        raise
+    except _NotAllowedError as error:
+        raise ConfigurationError(
+            f"{path} needs pickle, which can run any code, for {error}. DCP's own writer puts no such thing there. "
+            "Load the checkpoint where you trust it, and save it again with torch.distributed.checkpoint.save()."
+        ) from None
+    except Exception as error:  # whatever a damaged pickle leads to
+        raise ConfigurationError(f"{path} cannot be read: {error}.") from None
+    if outside := next((each for each in files if each.is_absolute() or ".." in each.parts), None):
+        raise ConfigurationError(f"{path} names {outside}, which is not in its folder.")
+    return known
+
+
+def _read_tensor(reader: _Reader, folder: Path, fqn: str, like: torch.Tensor) -> torch.Tensor:
+    read = torch.empty(like.shape, dtype=like.dtype)
+    _load(folder, {fqn: read}, reader, _Planner(folder))
+    return read
+
+
+def _load(folder: Path, state: dict[str, Any], reader: _Reader, planner: _Planner) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # there is no process group, on purpose
+            load(state, storage_reader=reader, planner=planner, no_dist=True)
+    except CheckpointException as error:  # a BaseException
+        [failure, *_] = [each for each, _ in error.failures.values()]
+        if isinstance(failure, ConfigurationError | OSError):
+            raise failure from None
+        raise ConfigurationError(f"{folder} cannot be read: {failure}.") from None

@@ -1,0 +1,107 @@
+"""What SOURCE is: one checkpoint or a series of them, each with its step and its format. Opens no file.
+
+Flow: the command -> **sources** -> the reader of the format.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from holdfast_client.errors import ConfigurationError
+
+_TORCH = (".pt", ".pth", ".bin")
+_SAFETENSORS = ".safetensors"
+_INDEX = "*.safetensors.index.json"
+_STEP = re.compile(r"(?:checkpoint|global_step|step)[-_]?(\d{1,18})")
+_FORMATS = (
+    "a torch file (.pt, .pth, .bin), a .safetensors file, a folder with either, or a folder of "
+    "torch.distributed.checkpoint"
+)
+
+
+class SourceFormat(StrEnum):
+    TORCH = "torch"
+    SAFETENSORS = "safetensors"
+    DCP = "dcp"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One checkpoint. `path`: the file that is read, the index of several, or the folder of torch.distributed."""
+
+    path: Path
+    format: SourceFormat
+    step: int
+    left_out: tuple[str, ...] = ()
+    """The names of the files beside it in its own folder, which are not read, such as optimizer.pt of Trainer."""
+
+
+def find_sources(given: Path, step: int | None) -> list[Source]:
+    """By step. With `step`, `given` is one checkpoint. Without it, a series (`checkpoint-500`, `step_500`, …), or one
+    checkpoint whose name has the step. Raises ConfigurationError, which says what was found instead."""
+    if not given.exists():
+        raise ConfigurationError(f"{given} is not there. Give {_FORMATS}.")
+    if step is None and given.is_dir() and (series := _series(given)):
+        return series
+    found = _one(given, _step_of(given) if step is None else step)
+    if found is None:
+        if given.is_dir() and _series(given):
+            raise ConfigurationError(f"{given} has several steps. Leave the step out, or name one of them.")
+        raise ConfigurationError(f"{given} is no checkpoint that can be imported. Give {_FORMATS}.")
+    if found.step < 0:
+        raise ConfigurationError(
+            f"The name of {given} does not say its step. Say it after the run: demo/gpt@1200, or @0 for a base model."
+        )
+    return [found]
+
+
+def _series(folder: Path) -> list[Source]:
+    found: dict[int, Source] = {}
+    for path in sorted(folder.iterdir()):
+        step = _step_of(path)
+        source = _one(path, step) if step >= 0 else None
+        if source is None:
+            continue
+        if step in found:
+            raise ConfigurationError(
+                f"{found[step].path} and {source.path} are both step {step}. Move one of them away, or import them one "
+                "by one."
+            )
+        found[step] = source
+    return [found[step] for step in sorted(found)]
+
+
+def _step_of(path: Path) -> int:
+    """-1 if its name does not say it."""
+    name = path.resolve().name if path.name in ("", ".", "..") else path.name
+    match = _STEP.fullmatch(name.removesuffix(path.suffix) if path.suffix in (*_TORCH, _SAFETENSORS) else name)
+    return int(match[1]) if match else -1
+
+
+def _one(path: Path, step: int) -> Source | None:
+    if not path.is_dir():
+        if path.suffix in _TORCH:
+            return Source(path, SourceFormat.TORCH, step)
+        return Source(path, SourceFormat.SAFETENSORS, step) if path.suffix == _SAFETENSORS or _is_index(path) else None
+    if (path / ".metadata").exists():
+        return Source(path, SourceFormat.DCP, step)
+    for kinds in ([_INDEX], [f"*{_SAFETENSORS}"], ["pytorch_model.bin"], [f"*{suffix}" for suffix in _TORCH]):
+        files = sorted(each for kind in kinds for each in path.glob(kind))
+        if len(files) > 1:
+            raise ConfigurationError(
+                f"{path} has {', '.join(each.name for each in files[:10])}, and nothing says which is the checkpoint. "
+                "Name the file."
+            )
+        if files and (found := _one(files[0], step)) is not None:
+            read = files if kinds != [_INDEX] else [*files, *path.glob(f"*{_SAFETENSORS}")]
+            beside = sorted(each.name for each in path.iterdir() if not each.is_dir() and each not in read)
+            return dataclasses.replace(found, left_out=tuple(beside))
+    return None
+
+
+def _is_index(path: Path) -> bool:
+    return path.match(_INDEX)

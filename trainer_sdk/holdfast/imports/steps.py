@@ -1,0 +1,266 @@
+"""Imports one source after another as the steps of a run, and proves each before the next one begins.
+
+    committed already, same digest -> skipped      else: upload and seal -> commit
+                     `---------------------------------------------------> read back and compared with the source
+
+A kill at any moment leaves whole steps and at most one that is not committed, or committed and not yet compared. The
+next import goes on there: it skips what is committed, compares the newest step again, and finds the chunks of the
+unfinished one in the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from holdfast.distributed.ranks import Ranks
+from holdfast.export.contents import Contents, read_contents
+from holdfast.export.tensors import read_tensors
+from holdfast.imports.checkpoint_plan import ImportPlan, plan_import
+from holdfast.imports.dcp_source import open_dcp_folder
+from holdfast.imports.safetensors_weights import open_safetensors
+from holdfast.imports.source_state import SourceState
+from holdfast.imports.sources import Source, SourceFormat
+from holdfast.imports.torch_file import open_torch_file
+from holdfast.progress import readable_bytes
+from holdfast.restore.checkpoint_reader import CheckpointSource
+from holdfast.session.heartbeat import OutcomeFile
+from holdfast.session.session import Session
+from holdfast.settings import TrainerSettings
+from holdfast.state.tensors import row_major_bytes
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.client import Client
+from holdfast_client.errors import CheckpointAborted, ConfigurationError, IntegrityError, NotFound
+from holdfast_protocol.base import RunName
+from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.digests import checkpoint_digest, shard_digest
+from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState, Health
+
+HELD_BYTES = 256 * 1024**2
+"""Chunks that are hashed and not yet verified by the service, while a source is uploaded."""
+COMPARED_BYTES = 64 * 1024**2
+"""Tensors that are read back together; a larger one alone."""
+_CONFIG = "imported_from"
+
+OnTotal = Callable[[int], object]
+OnBytes = Callable[[int], object]
+OnNote = Callable[[str], object]
+
+
+def import_sources(
+    client: Client,
+    run: RunName,
+    sources: Sequence[Source],
+    *,
+    renamed: Mapping[str, str],
+    only: Collection[str],
+    create: bool | None = None,
+    on_total: OnTotal = lambda count: None,
+    on_bytes: OnBytes = lambda count: None,
+    on_note: OnNote = lambda note: None,
+) -> dict[str, Any]:
+    """Returns the report. `create`: as in OpenAttempt. `on_total` gets the bytes of each step before it is read,
+    `on_bytes` their parts, `on_note` a sentence when a step is done.
+
+    Raises ConfigurationError for a source that cannot be imported and for a run that must not be written to;
+    IntegrityError if what was read back is not the source, and whatever a save or a restore raises.
+    """
+    with _Import(client, run, create, str(sources[0].path), on_bytes) as into:
+        into.check(sources)
+        steps = []
+        for source in sources:
+            plan = _plan_of(source, renamed, only)
+            on_total(plan.tensor_bytes)
+            steps.append(_step_report(source, plan, into.take(source, plan)))
+            on_note(_told(steps[-1]))
+    return {
+        "run": str(run),
+        **{name: sum(step[name] for step in steps) for name in ("tensors", "bytes", "sent_bytes", "present_bytes")},
+        "steps": steps,
+    }
+
+
+def _plan_of(source: Source, renamed: Mapping[str, str], only: Collection[str]) -> ImportPlan:
+    try:
+        return plan_import(_opened(source, only), renamed=renamed, only=frozenset(only))
+    except ConfigurationError as error:
+        told = str(error)
+        raise error if str(source.path) in told else ConfigurationError(f"{source.path}: {told}") from None
+
+
+def _opened(source: Source, only: Collection[str]) -> SourceState:
+    match source.format:
+        case SourceFormat.TORCH:
+            return open_torch_file(source.path)
+        case SourceFormat.SAFETENSORS:
+            return open_safetensors(source.path)
+        case SourceFormat.DCP:
+            return open_dcp_folder(source.path, only)
+
+
+def _step_report(source: Source, plan: ImportPlan, taken: tuple[str, bool, int]) -> dict[str, Any]:
+    checkpoint_id, skipped, sent_bytes = taken
+    return {
+        "step": source.step,
+        "source": str(source.path),
+        "format": source.format.value,
+        "checkpoint_id": checkpoint_id,
+        "skipped": skipped,
+        "components": sorted(plan.trees),
+        "tensors": len(plan.layout.tensors),
+        "tied": sum(entry.alias_of is not None for entry in plan.layout.tensors.values()),
+        "bytes": plan.tensor_bytes,
+        "sent_bytes": sent_bytes,
+        "present_bytes": plan.tensor_bytes - sent_bytes,
+        "left_out": list(source.left_out),
+    }
+
+
+class _Import:
+    """Of one call. The attempt is opened by the first step that must be written: what is all there fences nobody."""
+
+    def __init__(self, client: Client, run: RunName, create: bool | None, told: str, on_bytes: OnBytes) -> None:
+        self._client = client
+        self._run = run
+        self._create = create
+        self._told = told
+        self._on_bytes = on_bytes
+        self._session: Session | None = None
+        self._workers = TransferWorkers()
+        self._committed: dict[int, CheckpointView] = {}
+
+    def __enter__(self) -> _Import:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._session is not None:
+            if error is not None:
+                self._session.crashed(error)
+            outcome = AttemptOutcome.FINISHED if error is None else AttemptOutcome.FAILED
+            self._session.end(outcome, "" if error is None else f"{type(error).__name__}: {error}")
+            self._session.ranks.close()
+        self._workers.close()
+
+    def check(self, sources: Sequence[Source]) -> None:
+        """Before anything is read. Raises ConfigurationError for a step that cannot come after the committed ones, and
+        for a run that a training job has written to."""
+        try:
+            views = self._client.checkpoints.all(self._run.project, self._run.run, state=CheckpointState.COMMITTED)
+            self._committed = {view.step: view for view in views}
+            newest = self._client.attempts.list(self._run.project, self._run.run, limit=1).items
+        except NotFound:  # the opening of the attempt makes it, or says why not
+            return
+        new = [source.step for source in sources if source.step not in self._committed]
+        if not new:
+            return
+        if self._committed and min(new) < max(self._committed):
+            raise ConfigurationError(
+                f"Step {min(new)} cannot be imported after step {max(self._committed)}, which {self._run} has: steps "
+                "follow each other. Import into another run."
+            )
+        if newest and _CONFIG not in (
+            self._client.attempts.config(self._run.project, self._run.run, newest[0].number).config or {}
+        ):
+            raise ConfigurationError(
+                f"Attempt {newest[0].number} of {self._run} is that of a training job, and an import would fence it. "
+                "Import into a run of its own."
+            )
+
+    def take(self, source: Source, plan: ImportPlan) -> tuple[str, bool, int]:
+        """The checkpoint's id, whether it was committed before, and the bytes of tensors that were sent."""
+        before = self._committed.get(source.step)
+        if before is not None:
+            self._refuse_another(before, plan)
+            if source.step == max(self._committed):  # the import that committed it may have been killed since
+                self._compare(before.id, plan)
+            self._on_bytes(plan.tensor_bytes)
+            return before.id, True, 0
+        session = self._opened()
+        writer = session.shard_writer(source.step, CheckpointKind.PERIODIC, self._workers)
+        try:
+            writer.upload(plan.tensor_chunks(), held_bytes=HELD_BYTES)
+            sent_bytes = min(writer.sent_chunk_bytes, plan.tensor_bytes)
+            view = writer.upload_and_seal(
+                plan.documents(self._run, source.step), lambda: (plan.summary, plan.index_ordinals)
+            )
+            if view.state is not CheckpointState.COMMITTED:
+                raise CheckpointAborted(view.abort_reason or f"Step {source.step} was not committed")
+        except BaseException as error:
+            writer.fail(error)
+            raise
+        self._committed[source.step] = view
+        self._compare(view.id, plan)
+        self._on_bytes(plan.tensor_bytes)
+        return view.id, False, sent_bytes
+
+    def _opened(self) -> Session:
+        if self._session is None:
+            settings = TrainerSettings()
+            ranks = Ranks(timeout_seconds=settings.collective_timeout_seconds)
+            session = Session(
+                self._client,
+                self._run,
+                ranks,
+                create=self._create,
+                config={_CONFIG: self._told},
+                outcome_file=OutcomeFile(self._run, ranks.rank, settings),
+            )
+            point = session.open().restore_point
+            self._session = session
+            if session.opened.ever_committed:
+                if point is None or point.step != max(self._committed, default=-1):
+                    raise ConfigurationError(
+                        f"The newest step of {self._run} cannot be restored now, so no step can follow it. "
+                        f"`holdfast runs restore-point {self._run}` says why."
+                    )
+                session.restored_from(point.checkpoint_id, rollback=False)
+        return self._session
+
+    def _refuse_another(self, before: CheckpointView, plan: ImportPlan) -> None:
+        if before.health is Health.CORRUPT:
+            raise ConfigurationError(f"Step {before.step} of {self._run} is corrupt. Import into another run.")
+        if checkpoint_digest([shard_digest(plan.digests(self._run, before.step))]) != before.digest:
+            raise ConfigurationError(f"{self._run} has another content at step {before.step}. Import into another run.")
+
+    def _compare(self, checkpoint_id: str, plan: ImportPlan) -> None:
+        """Reads every tensor as a restore does, with every chunk's digest checked, and compares it with the source, bit
+        for bit. Raises IntegrityError, which names the first that differs."""
+        point = self._client.restores.restore_point(self._run.project, self._run.run, checkpoint_id).restore_point
+        if point is None:
+            raise IntegrityError(f"{checkpoint_id} is committed, and the service does not offer it to a restore")
+        with CheckpointSource(self._client, self._run, point, workers=self._workers) as stored:
+            contents = read_contents(stored)
+            found = {unit.name: [unit.kind, unit.tree] for unit in contents.units}
+            if contents.layout.digest != plan.layout.digest or found != plan.trees:
+                raise IntegrityError(f"{checkpoint_id} describes other content than the source")
+            for names in _groups(contents):
+                read = read_tensors(stored, contents, names, lambda count: None)
+                for name in names:
+                    if not np.array_equal(row_major_bytes(read[name]), plan.bytes_of(name)):
+                        raise IntegrityError(f"{name!r:.200} in {checkpoint_id} is not what the source has")
+
+
+def _groups(contents: Contents) -> Iterator[list[str]]:
+    """The names of all tensors that have bytes, as they lie in the chunks."""
+    group: list[str] = []
+    total = 0
+    for piece in contents.layout.shards[0].pieces:
+        size = contents.layout.tensors[piece.tensor].total_bytes
+        if group and total + size > COMPARED_BYTES:
+            yield group
+            group, total = [], 0
+        group.append(piece.tensor)
+        total += size
+    if group:
+        yield group
+
+
+def _told(step: dict[str, Any]) -> str:
+    if step["skipped"]:
+        done = "is there already, with the same content"
+    else:
+        done = f"is committed, and what was read back is the source ({readable_bytes(step['sent_bytes'])} sent)"
+    beside = f" Not imported: {', '.join(step['left_out'])}." if step["left_out"] else ""
+    return f"step {step['step']} {done}.{beside}"

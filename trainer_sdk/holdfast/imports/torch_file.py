@@ -1,0 +1,51 @@
+"""A file of torch.save, mapped and read without pickle. Flow: sources -> **torch_file** -> source_state."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint
+
+from holdfast.imports.source_state import SourceState, components_in
+from holdfast_client.errors import ConfigurationError
+
+
+def open_torch_file(path: Path) -> SourceState:
+    """Raises ConfigurationError for what needs pickle, by its name, and for a file that is damaged or no dict."""
+    with path.open("rb") as file:  # a missing file is told by its name
+        is_zip = zipfile.is_zipfile(file)
+    if not is_zip:
+        raise ConfigurationError(
+            f"{path} is damaged, or of a torch before 1.6. If torch.load() reads it, save it again with torch.save()."
+        )
+    loaded = load_without_pickle(path, str(path), mmap=True)
+    if not isinstance(loaded, dict):
+        raise ConfigurationError(f"{path} holds a {type(loaded).__name__}. Save a dict, such as a state_dict.")
+    return SourceState(components_in(loaded))
+
+
+def load_without_pickle(file: Path | IO[bytes], told: str, *, mmap: bool) -> Any:
+    """`told`: what it is, for messages. Raises ConfigurationError."""
+    try:
+        return torch.load(file, weights_only=True, mmap=mmap, map_location="cpu")
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _refusal(file, told, error) from None
+
+
+def _refusal(file: Path | IO[bytes], told: str, error: Exception) -> ConfigurationError:
+    try:
+        if not isinstance(file, Path):
+            file.seek(0)
+        needed = sorted(get_unsafe_globals_in_checkpoint(file))
+    except Exception:  # of a damaged file
+        needed = []
+    if needed:
+        return ConfigurationError(
+            f"{told} needs pickle, which can run any code, for {', '.join(needed[:10])}. Load it where you trust it, "
+            "and save it again without these: tensors, numbers, text, lists and dicts need no pickle."
+        )
+    return ConfigurationError(f"{told} cannot be read: {str(error).partition(chr(10))[0][:300]}.")
