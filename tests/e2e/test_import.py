@@ -19,8 +19,10 @@ from safetensors.torch import load_file, save_file, save_model
 from torch import nn
 
 import holdfast
+from holdfast.errors import StateMismatchError
 from holdfast.export.pull import Format, pull
 from holdfast.imports import steps
+from holdfast.imports.checkpoint_plan import Choices
 from holdfast.imports.sources import find_sources
 from holdfast_client import Client, errors
 from holdfast_protocol.base import RunName
@@ -51,8 +53,10 @@ def run() -> RunName:
     return RunName("tests", f"r{uuid.uuid4().hex}")
 
 
-def bring(client, run, source, step=None, *, only=(), renamed=None) -> dict:
-    return steps.import_sources(client, run, find_sources(source, step), only=only, renamed=renamed or {})
+def bring(client, run, source, step=None, *, only=(), **choices) -> dict:
+    return steps.import_sources(
+        client, run, find_sources(source, step), choices=Choices(only=frozenset(only), **choices)
+    )
 
 
 def holdfast_command(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -215,6 +219,18 @@ def test_a_dcp_folder_is_imported_with_its_nested_names(run, client, tmp_path):
     dcp.load(wanted, checkpoint_id=tmp_path / "out", no_dist=True)
     assert_same(wanted["model"], model.state_dict())
     assert same(wanted["optim"]["state"][str(number)]["exp_avg"], slot[number]["exp_avg"])
+
+
+def test_a_tied_pair_that_lies_twice_in_the_source_is_tied_if_the_user_says_it(run, client, tmp_path):
+    model = Net(3)
+    dcp.save({"model": model.state_dict()}, checkpoint_id=tmp_path / "step-1", no_dist=True)
+    bring(client, run, tmp_path / "step-1")
+    with pytest.raises(StateMismatchError, match="two values"):
+        restored(run)
+    other = f"tests/r{uuid.uuid4().hex}"
+    done = holdfast_command("import", tmp_path / "step-1", other, "--tie", "model/head.weight=model/embed.weight")
+    assert done.returncode == 0, done.stderr
+    assert_same(restored(other)[0].state_dict(), model.state_dict())
 
 
 class Marks:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from holdfast.imports.checkpoint_plan import plan_import
+from holdfast.imports.checkpoint_plan import Choices, plan_import
 from holdfast.imports.safetensors_weights import open_safetensors
 from holdfast.imports.source_state import SourceState, components_in
 from holdfast.imports.sources import SourceFormat, find_sources
@@ -117,8 +117,8 @@ def test_files_that_are_cut_short_or_old_are_refused_with_their_names(tmp_path):
         open_safetensors(tmp_path / "cut.safetensors")
 
 
-def planned(loaded, *, renamed=None, only=()):
-    return plan_import(SourceState(components_in(loaded)), renamed=renamed or {}, only=frozenset(only))
+def planned(loaded, *, only=(), **choices):
+    return plan_import(SourceState(components_in(loaded)), Choices(only=frozenset(only), **choices))
 
 
 def test_a_state_dict_is_a_model_and_all_else_a_value():
@@ -138,6 +138,9 @@ def test_a_state_dict_is_a_model_and_all_else_a_value():
         ({"a": 1}, {"only": ["b"]}, "no component 'b'. Its components are 'a'"),
         ({"a": 1}, {"renamed": {"b": "c"}}, "no component 'b'"),
         ({"a": 1, "b": 2}, {"renamed": {"a": "b"}}, "Two of its components"),
+        ({"v": torch.ones(2), "w": torch.zeros(2)}, {"tied": {"model/v": "model/w"}}, "different values"),
+        ({"v": torch.ones(2), "w": torch.ones(1)}, {"tied": {"model/v": "model/w"}}, "different values"),
+        ({"v": torch.ones(2)}, {"tied": {"model/v": "model/w"}}, "No model of it has both"),
         ({"a/b": 1}, {}, "'a/b' is not usable.*--rename"),
         ({1: 1}, {}, "is no text"),
         ({"a": {"w": torch.ones(2).to_sparse()}}, {}, "sparse"),

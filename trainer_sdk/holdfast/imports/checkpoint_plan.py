@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 
 from holdfast.errors import StateError
@@ -97,9 +98,22 @@ def _told_kind(key: str, kind: str) -> Any:
     return "model" if kind == Kind.MODULE else "optimizer" if key.startswith("optim") else "extra"
 
 
-def plan_import(source: SourceState, *, renamed: Mapping[str, str], only: frozenset[str]) -> ImportPlan:
-    """`only`: just these components of the source, or all. `renamed`: the source's names -> the checkpoint's. Raises
-    ConfigurationError for a name that is not there or not usable, and for a value that cannot be kept exactly."""
+@dataclass(frozen=True)
+class Choices:
+    """What the user says of the components: all of them, under their own names, unless it is said."""
+
+    only: frozenset[str] = frozenset()
+    """Just these, by the source's names."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """The source's names -> the checkpoint's."""
+    tied: Mapping[str, str] = field(default_factory=dict)
+    """The name of a tensor in the checkpoint -> that of the one which it is tied to. The source has both."""
+
+
+def plan_import(source: SourceState, choices: Choices) -> ImportPlan:
+    """Raises ConfigurationError for a name that is not there or not usable, for a tie of two values, and for a value
+    that cannot be kept exactly."""
+    only, renamed = choices.only, choices.renamed
     if unknown := sorted((only | renamed.keys()) - source.components.keys()):
         has = ", ".join(map(repr, source.components))
         raise ConfigurationError(f"It has no component {unknown[0]!r}. Its components are {has or 'none'}.")
@@ -108,10 +122,26 @@ def plan_import(source: SourceState, *, renamed: Mapping[str, str], only: frozen
         raise ConfigurationError("Two of its components would have one name. Rename them apart.")
     try:
         check_keys(chosen)
-        return _planned(chosen, source)
+        return _planned(_with_ties(chosen, choices.tied, source), source)
     except StateError as error:
         remedy = "`--rename OLD=NEW` renames a component, `--only` leaves the others out"
         raise ConfigurationError(f"{error}. {remedy}.") from None
+
+
+def _with_ties(components: dict[str, Any], tied: Mapping[str, str], source: SourceState) -> dict[str, Any]:
+    found = dict(components)
+    for name, kept in tied.items():
+        (key, _, fqn), (kept_key, _, kept_fqn) = name.partition("/"), kept.partition("/")
+        model = found.get(key)
+        if key != kept_key or not is_model(model) or not {fqn, kept_fqn} <= model.keys():
+            raise ConfigurationError(f"No model of it has both {name!r} and {kept!r}, which are to be tied.")
+        one, other = source.read(model[fqn]), source.read(model[kept_fqn])
+        alike = (one.dtype, one.shape) == (other.dtype, other.shape)
+        if not alike or not np.array_equal(row_major_bytes(one), row_major_bytes(other)):
+            raise ConfigurationError(f"{name!r} and {kept!r} have different values, so they are not tied.")
+        # The first of two names is the one that is stored.
+        found[key] = {**{each: tensor for each, tensor in model.items() if each != fqn}, fqn: model[kept_fqn]}
+    return found
 
 
 def _planned(components: Mapping[str, Any], source: SourceState) -> ImportPlan:

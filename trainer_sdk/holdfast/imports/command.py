@@ -39,6 +39,10 @@ def import_(
     rename: Annotated[
         list[str] | None, typer.Option(metavar="OLD=NEW", help="Name a component NEW; may be given several times.")
     ] = None,
+    tie: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=KEPT", help="Two equal tensors are tied: model/head.weight=model/embed.weight."),
+    ] = None,
     create: Annotated[
         bool, typer.Option("--create", help="The run is new, though its name is like that of another.")
     ] = False,
@@ -51,7 +55,8 @@ def import_(
     run, point = read_selector(target)
     if not isinstance(point, Latest) and not (isinstance(point, AtStep) and point.attempt is None):
         raise typer.BadParameter(f"{target!r} names no step; write for example demo/gpt@1200.")
-    renamed = dict(_pair(each) for each in rename or ())
+    renamed, tied = dict(map(_pair, rename or ())), dict(map(_pair, tie or ()))
+    from holdfast.imports.checkpoint_plan import Choices
     from holdfast.imports.sources import find_sources
     from holdfast.imports.steps import import_sources
 
@@ -62,8 +67,7 @@ def import_(
             client,
             run,
             sources,
-            renamed=renamed,
-            only=only or (),
+            choices=Choices(only=frozenset(only or ()), renamed=renamed, tied=tied),
             create=True if create else None,
             on_total=lambda count: progress.update(task, total=(progress.tasks[0].total or 0) + count),
             on_bytes=lambda count: progress.advance(task, count),
@@ -83,5 +87,5 @@ def import_(
 def _pair(text: str) -> tuple[str, str]:
     old, equals, new = text.partition("=")
     if not (old and equals and new):
-        raise typer.BadParameter(f"{text!r} renames nothing; write for example --rename model_state_dict=model.")
+        raise typer.BadParameter(f"{text!r} names no two; write for example --rename model_state_dict=model.")
     return old, new

@@ -10,7 +10,7 @@ unfinished one in the store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from holdfast.distributed.ranks import Ranks
 from holdfast.export.contents import Contents, read_contents
 from holdfast.export.tensors import read_tensors
-from holdfast.imports.checkpoint_plan import ImportPlan, plan_import
+from holdfast.imports.checkpoint_plan import Choices, ImportPlan, plan_import
 from holdfast.imports.dcp_source import open_dcp_folder
 from holdfast.imports.safetensors_weights import open_safetensors
 from holdfast.imports.source_state import SourceState
@@ -54,8 +54,7 @@ def import_sources(
     run: RunName,
     sources: Sequence[Source],
     *,
-    renamed: Mapping[str, str],
-    only: Collection[str],
+    choices: Choices,
     create: bool | None = None,
     on_total: OnTotal = lambda count: None,
     on_bytes: OnBytes = lambda count: None,
@@ -71,7 +70,7 @@ def import_sources(
         into.check(sources)
         steps = []
         for source in sources:
-            plan = _plan_of(source, renamed, only)
+            plan = _plan_of(source, choices)
             on_total(plan.tensor_bytes)
             steps.append(_step_report(source, plan, into.take(source, plan)))
             on_note(_told(steps[-1]))
@@ -82,15 +81,15 @@ def import_sources(
     }
 
 
-def _plan_of(source: Source, renamed: Mapping[str, str], only: Collection[str]) -> ImportPlan:
+def _plan_of(source: Source, choices: Choices) -> ImportPlan:
     try:
-        return plan_import(_opened(source, only), renamed=renamed, only=frozenset(only))
+        return plan_import(_opened(source, choices.only), choices)
     except ConfigurationError as error:
         told = str(error)
         raise error if str(source.path) in told else ConfigurationError(f"{source.path}: {told}") from None
 
 
-def _opened(source: Source, only: Collection[str]) -> SourceState:
+def _opened(source: Source, only: frozenset[str]) -> SourceState:
     match source.format:
         case SourceFormat.TORCH:
             return open_torch_file(source.path)
