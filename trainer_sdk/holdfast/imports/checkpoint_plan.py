@@ -132,7 +132,7 @@ def _with_ties(components: dict[str, Any], tied: Mapping[str, str], source: Sour
     found = dict(components)
     for name, kept in tied.items():
         (key, _, fqn), (kept_key, _, kept_fqn) = name.partition("/"), kept.partition("/")
-        model = found.get(key)
+        model = found.get(key, {})
         if key != kept_key or not is_model(model) or not {fqn, kept_fqn} <= model.keys():
             raise ConfigurationError(f"No model of it has both {name!r} and {kept!r}, which are to be tied.")
         one, other = source.read(model[fqn]), source.read(model[kept_fqn])
