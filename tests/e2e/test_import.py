@@ -31,6 +31,7 @@ from holdfast_protocol.states import AttemptOutcome, CheckpointState
 from tests.support.forked import ForkedProgram
 from tests.support.serve import ENTRY_POINT, HOLDFAST, ServedHoldfast, holdfast_serve
 from tests.support.training import Job
+from tests.trainer.gloo import run_ranks
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +220,24 @@ def test_a_dcp_folder_is_imported_with_its_nested_names(run, client, tmp_path):
     dcp.load(wanted, checkpoint_id=tmp_path / "out", no_dist=True)
     assert_same(wanted["model"], model.state_dict())
     assert same(wanted["optim"]["state"][str(number)]["exp_avg"], slot[number]["exp_avg"])
+
+
+def save_sharded(rank: int, folder: Path) -> dict[str, torch.Tensor]:
+    job = Job(rank, kind="fsdp", loader=False)
+    job.step(0)
+    state = job.state["model"].state_dict()
+    dcp.save({"model": state}, checkpoint_id=folder)
+    return {name: each.full_tensor() for name, each in state.items()}
+
+
+def test_a_dcp_folder_of_several_ranks_is_imported_whole(run, client, tmp_path):
+    [whole, _] = run_ranks(save_sharded, 2, tmp_path / "global_step8")
+    assert len(list((tmp_path / "global_step8").glob("*.distcp"))) == 2
+    bring(client, run, tmp_path / "global_step8")
+    fresh = Job(seed=5, loader=False).state["model"]
+    with holdfast.Checkpointer(str(run)) as ckpt:
+        assert ckpt.restore({"model": fresh}) == 9
+    assert_same(fresh.state_dict(), whole)
 
 
 def test_a_tied_pair_that_lies_twice_in_the_source_is_tied_if_the_user_says_it(run, client, tmp_path):
