@@ -170,9 +170,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item], is_out: Callable[[pytest.Item], bool]) -> None:
-    out = [item for item in items if is_out(item)]
-    config.hook.pytest_deselected(items=out)
-    items[:] = [item for item in items if item not in set(out)]
+    out = {item for item in items if is_out(item)}
+    config.hook.pytest_deselected(items=list(out))
+    items[:] = [item for item in items if item not in out]
 
 
 def _left_to_the_other_database(item: pytest.Item) -> bool:

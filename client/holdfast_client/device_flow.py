@@ -6,7 +6,6 @@ are of the provider's own discovery document.
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from pydantic import SecretStr
 
 from holdfast_client.errors import ServiceUnavailable, SignInFailed
 from holdfast_protocol.service import SignInProvider
+from holdfast_protocol.stores import is_this_machine
 from holdfast_protocol.text import printable
 
 _GRANT = "urn:ietf:params:oauth:grant-type:device_code"
@@ -180,11 +180,7 @@ def _is_web(url: str) -> bool:
 
 
 def _on_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return is_this_machine(urlsplit(url).hostname or "")
 
 
 def _seconds(document: Mapping[str, Any], name: str, default: float) -> float:

@@ -6,7 +6,6 @@ Each is `HOLDFAST_<NAME>`; docs/settings.md is made from the descriptions below.
 from __future__ import annotations
 
 import functools
-import ipaddress
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from holdfast_client.errors import ConfigurationError
 from holdfast_client.logins import Login, file_of, read_login
 from holdfast_protocol.states import Role
+from holdfast_protocol.stores import is_this_machine
 
 TOKEN_FILE = "token"  # noqa: S105
 
@@ -143,11 +143,7 @@ class ClientSettings(BaseSettings):
 
     @property
     def on_loopback(self) -> bool:
-        host = urlsplit(self.url).hostname or ""
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost" or host.endswith(".localhost")
+        return is_this_machine(urlsplit(self.url).hostname or "")
 
     @property
     def has_identity(self) -> bool:

@@ -26,6 +26,8 @@ case). The libraries differ in what they read, and service and clients must reac
 
 from __future__ import annotations
 
+import ipaddress
+from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
@@ -283,8 +285,16 @@ class SweepReport(Reply):
     problems: list[str] = Field(default_factory=list, description="Stores that could not be swept, and why.")
 
 
-_NEVER_BY_PROXY = ("localhost", "metadata.google.internal", "169.254.169.254", "::1")
-"""This machine, and what a cloud tells it of itself."""
+_TOLD_BY_THE_CLOUD = ("metadata.google.internal", "169.254.169.254")
+"""Where a cloud tells a machine of itself."""
+
+
+def is_this_machine(host: str) -> bool:
+    """`localhost`, a name below it, and the addresses of the loopback."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def proxy_for(url: str) -> str | None:
@@ -292,9 +302,9 @@ def proxy_for(url: str) -> str | None:
     parts = urlsplit(url)
     proxies = getproxies_environment()
     host = parts.hostname or ""
-    if host in _NEVER_BY_PROXY or host.startswith("127."):
+    if host in _TOLD_BY_THE_CLOUD or is_this_machine(host):
         return None
-    if proxy_bypass_environment(parts.netloc.rpartition("@")[2], proxies):
+    if proxy_bypass_environment(parts.netloc.rpartition("@")[2], proxies) or _in_a_network(host, proxies.get("no", "")):
         return None
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if not proxy:
@@ -303,6 +313,19 @@ def proxy_for(url: str) -> str | None:
     if found.scheme not in {"http", "https"} or not found.hostname:
         raise ValueError("HTTPS_PROXY, HTTP_PROXY or ALL_PROXY is no http:// or https:// URL; correct it")
     return found.geturl()
+
+
+def _in_a_network(host: str, left_out: str) -> bool:
+    """Whether it is an address in one of NO_PROXY's networks, such as 10.0.0.0/8. Python's own look leaves them out."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    for each in left_out.split(","):
+        with suppress(ValueError):
+            if address in ipaddress.ip_network(each.strip(), strict=False):
+                return True
+    return False
 
 
 def split_login(proxy: str) -> tuple[str, str | None]:

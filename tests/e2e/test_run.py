@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -191,6 +192,25 @@ def test_ranks_in_sessions_of_their_own_are_killed_too_with_what_they_have_left_
         each.kill()
     assert process.returncode == 75, log.read_text()
     assert alive == []
+
+
+def test_what_a_shell_had_started_before_it_became_the_launch_is_none_of_the_jobs(tmp_path):
+    """`tensorboard & exec holdfast launch …`."""
+    job = "import signal; signal.signal(15, signal.SIG_IGN); open('job', 'w').close(); signal.pause(); signal.pause()"
+    line = f"sleep 1000 & echo $!; exec {HOLDFAST} launch --grace 1 -- {sys.executable} -c {shlex.quote(job)}"
+    shell = ["sh", "-c", line]
+    process = subprocess.Popen(shell, cwd=tmp_path, env=without_holdfast_settings(), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    beside = psutil.Process(int(process.stdout.readline()))
+    try:
+        wait_for(tmp_path / "job", process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 75
+        assert beside.status() != psutil.STATUS_ZOMBIE
+    finally:
+        beside.kill()
+        process.kill()
+        process.stdout.close()
 
 
 @pytest.mark.rule("told-outcome")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -64,6 +66,24 @@ def test_weight_averages_come_back_in_the_dict_of_one_process(run: str, tmp_path
     assert len(resumed.seen) < len(whole.seen)
     for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+class Copying(pl.Callback):
+    """Makes copies of the module in the middle of a fit."""
+
+    copies: tuple[pl.LightningModule, ...] = ()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: pl.LightningModule, *_: Any) -> None:
+        taken_apart, pl_module.trainer = pl_module.trainer, None  # a Trainer cannot be pickled
+        self.copies = (pickle.loads(pickle.dumps(pl_module)), copy.deepcopy(pl_module))
+        pl_module.trainer = taken_apart
+
+
+def test_a_copy_of_the_module_that_is_made_in_mid_fit_has_its_own_hook_alone(run: str, tmp_path: Path) -> None:
+    copying = Copying()
+    fitted(trainer_of(tmp_path, copying, plugins=[HoldfastCheckpointIO(run)]))
+    for each in copying.copies:
+        assert each.on_train_batch_end.__self__ is each
 
 
 class RanksOwn:

@@ -49,3 +49,30 @@ def test_an_event_that_is_committed_behind_newer_ones_is_told_once_and_older_one
         monkeypatch.setenv("HOLDFAST_TOKEN", "hold_id_secret")
         told = CliRunner().invoke(app, ["audit", "follow", "--json", "-n", "2"]).stdout
     assert [json.loads(line)["id"] for line in told.splitlines()] == [6, 9, 10, 4, 7, 8, 11]
+
+
+def test_events_are_told_after_the_clock_that_dates_them_was_put_back(monkeypatch):
+    """The service's clock is an hour ahead when the user begins, and has dated an event by then."""
+    clock = [NOW + timedelta(hours=1)]
+    committed = [event(1, -3600)]
+    later = [[], [event(2, -10)], []]
+
+    def answer(seen: Seen):
+        if seen.path != "/v1/audit-events":
+            return as_json({**SERVER, "now": clock[0].isoformat()})
+        since = datetime.fromisoformat(seen.query["since"]) if "since" in seen.query else None
+        found = [each for each in committed if since is None or datetime.fromisoformat(str(each["at"])) >= since]
+        return as_json({"items": found[::-1], "next_cursor": None})
+
+    def poll(_: float) -> None:
+        if not later:
+            raise KeyboardInterrupt
+        clock[0] = NOW
+        committed.extend(later.pop(0))
+
+    monkeypatch.setattr(events_command.time, "sleep", poll)
+    with scripted(answer) as server:
+        monkeypatch.setenv("HOLDFAST_URL", server.url)
+        monkeypatch.setenv("HOLDFAST_TOKEN", "hold_id_secret")
+        told = CliRunner().invoke(app, ["audit", "follow", "--json"]).stdout
+    assert [json.loads(line)["id"] for line in told.splitlines()] == [1, 2]

@@ -14,6 +14,7 @@ from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.chunks import mounted_files as direct_files
 from holdfast_client.chunks.uploader import put_chunk
 from holdfast_protocol.checkpoints import UploadTicket
+from holdfast_protocol.stores import proxy_for
 from tests.support.scripted_http import DROP, Reply, in_turn, problem, scripted
 
 BODY = os.urandom(3 * 1024 * 1024 + 17)
@@ -68,6 +69,18 @@ def test_a_chunk_goes_by_the_proxy_that_the_environment_names_and_not_to_what_it
         with pytest.raises(errors.StoreUnavailable):
             put(here, url="http://store.invalid/bucket/key?sig=1", retry_seconds=0)
         assert len(proxy.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "goes_directly"),
+    [("10.1.2.3", True), ("11.1.2.3", False), ("minio.lan", True), ("a.localhost", True), ("127.example.com", False)],
+)
+def test_a_store_in_a_network_that_no_proxy_names_is_reached_directly(monkeypatch, host, goes_directly):
+    for name in ("http_proxy", "no_proxy", "REQUEST_METHOD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.lan:3128")
+    monkeypatch.setenv("NO_PROXY", "minio.lan, 10.0.0.0/8")
+    assert (proxy_for(f"http://{host}:9000/bucket/key") is None) is goes_directly
 
 
 def test_a_proxy_that_lets_nobody_through_is_named(monkeypatch):

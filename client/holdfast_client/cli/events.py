@@ -106,7 +106,7 @@ def follow(
     """
     with connect() as client:
         page = _pages(client, what, actor=actor, people=people, action=action, until=None, limit=500)
-        for event in _followed(page, read_past(since), limit, client.service.info().now):
+        for event in _followed(page, read_past(since), limit, lambda: client.service.info().now):
             show_line(json_lines.dumps(event.model_dump(mode="json")) if json else _line(event))
 
 
@@ -154,10 +154,12 @@ def _chosen(client: Client, what: str | None) -> dict[str, Any]:
     return {"checkpoint": client.checkpoints.select(name.project, name.run, str(point)).id}
 
 
-def _followed(read_page: _ReadPage, begins: datetime | None, limit: int, now: datetime) -> Iterator[AuditEventView]:
+def _followed(
+    read_page: _ReadPage, begins: datetime | None, limit: int, now: Callable[[], datetime]
+) -> Iterator[AuditEventView]:
     """First the newest ones, then each new one, the oldest first; until the user ends it. `now`: by the service's
-    clock."""
-    since = now - _LONGEST_WRITE
+    clock, which dates the events and may be put back."""
+    since = now() - _LONGEST_WRITE
     # Before the newest: what commits in between is told, and older ones are not taken for new.
     seen = {event.id: event.at for event in all_items(partial(read_page, since))}
     fresh = first(all_items(partial(read_page, begins)), limit)
@@ -165,9 +167,9 @@ def _followed(read_page: _ReadPage, begins: datetime | None, limit: int, now: da
         for event in reversed(fresh):
             seen[event.id] = event.at
             yield event
-        since = max([since, *(at - _LONGEST_WRITE for at in seen.values())])
-        seen = {each: at for each, at in seen.items() if at >= since}
         time.sleep(_FOLLOW_SECONDS)
+        since = now() - _LONGEST_WRITE
+        seen = {each: at for each, at in seen.items() if at >= since}
         fresh = [event for event in all_items(partial(read_page, since)) if event.id not in seen]
 
 

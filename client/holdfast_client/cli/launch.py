@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,6 +85,7 @@ def is_preemption(number: int, *, torchrun: bool) -> bool:
 TICK_SECONDS = 0.5
 
 _SENT_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_KILL_ROUNDS = 3
 _PR_SET_CHILD_SUBREAPER = 36
 _FROM_THE_TERMINAL = 0x80  # SI_KERNEL: the terminal has sent it to all of its foreground processes, the child too
 
@@ -100,6 +101,8 @@ class Child:
         # of its own: batch systems signal groups, and torchrun must not get a signal that kills it.
         self._shares_terminal = sys.stdin is not None and sys.stdin.isatty()
         _become_parent_of_orphans()
+        # Of the shell whose place this process has taken.
+        self._others = frozenset(_family_of([]))
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._taken = {number for number in _SENT_ON if signal.getsignal(number) is not signal.SIG_IGN}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {*self._taken, signal.SIGCHLD})
@@ -139,10 +142,11 @@ class Child:
     def kill(self) -> None:
         """Kills the child, its group (a terminal's group is ours too, and stays), and all that descends from it:
         torchrun starts each rank in a session of its own. After the child's end, those that it has left."""
-        family = _family_of([] if self.code is not None else [self._pid])
-        for pid in family:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        for _ in range(_KILL_ROUNDS):  # what one of them starts between the look and the kill is seen in the next
+            family = _family_of([] if self.code is not None else [self._pid], self._others)
+            for pid in family:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
         # All of them: we are the parent of orphans too.
@@ -164,18 +168,18 @@ def _become_parent_of_orphans() -> None:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _family_of(children: list[int]) -> list[int]:
-    """These children of ours and any others, their descendants, and what else is in their groups or sessions. Parents
-    come before their children, so that none starts anew what is killed."""
+def _family_of(children: list[int], others: Collection[int] = ()) -> list[int]:
+    """These children of ours and any more but `others`, their descendants, and what else is in their groups or
+    sessions. Parents come before their children, so that none starts anew what is killed."""
     parents: dict[int, list[int]] = {}
     groups: dict[int, list[int]] = {}
     sessions: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or is hidden from us
             fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             for members, leader in zip((parents, groups, sessions), fields[1:4], strict=True):
                 members.setdefault(int(leader), []).append(int(folder.name))
-    family = list(dict.fromkeys([*children, *parents.get(os.getpid(), [])]))
+    family = [pid for pid in dict.fromkeys([*children, *parents.get(os.getpid(), [])]) if pid not in others]
     for pid in family:  # it grows
         family += parents.get(pid, [])
     # Only a session's or a group's leader has its number: ours, which the child may be in, is not among these.

@@ -2,7 +2,7 @@
 
 An hour in which no process ran has no sample, and gets none later: what was then is not known any more.
 
-In the hour after one without samples nothing is forgotten: the clock may have jumped. In the next hour it is (rule
+In the hour after a day without samples nothing is forgotten: the clock may have jumped. In the next hour it is (rule
 database-clock).
 """
 
@@ -25,6 +25,7 @@ from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileRepor
 
 NAME = "samples"
 _FORGOTTEN_AT_ONCE = 500
+_LONGEST_STANDSTILL_HOURS = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,9 @@ def reconcile(context: ServiceContext) -> SamplesReport:
     missed = 0 if before is None else (hour - before) // HOUR - 1
     oldest = now - timedelta(days=context.settings.keep_samples_days)
     tables = ((RunSampleRow, RunSampleRow.run_id), (ProjectSampleRow, ProjectSampleRow.project_id))
-    forgotten = 0 if missed else sum(_forget(context, table, key, oldest) for table, key in tables)
+    forgotten = (
+        0 if missed > _LONGEST_STANDSTILL_HOURS else sum(_forget(context, table, key, oldest) for table, key in tables)
+    )
     return SamplesReport(done=done, forgotten=forgotten, missed_hours=missed if done else 0)
 
 

@@ -88,8 +88,7 @@ class HoldfastCallback(Callback):
         batch, which moves the loader on. So a step ends, and is saved, with that hook."""
         own, is_inherited = pl_module.on_train_batch_end, "on_train_batch_end" not in vars(pl_module)
 
-        def on_train_batch_end(*args: Any, **kwargs: Any) -> None:
-            own(*args, **kwargs)
+        def end_step() -> None:
             if self._has_told:
                 self._has_told = False
                 self._fit.step(trainer.global_step, _live_state(trainer))
@@ -101,13 +100,29 @@ class HoldfastCallback(Callback):
                 pl_module.on_train_batch_end = own
             self._unhook = _nothing
 
-        pl_module.on_train_batch_end, self._unhook = on_train_batch_end, unhook
+        pl_module.on_train_batch_end, self._unhook = _WithStepsEnd(own, end_step), unhook
 
     @property
     def _fit(self) -> NamedRun:
         if self._run is None:
             raise AssertionError("setup() comes before any other hook of a fit")
         return self._run
+
+
+class _WithStepsEnd:
+    """The module's own hook, and the end of the step behind it. A copy of the module, pickled or deep, has its own hook
+    alone."""
+
+    def __init__(self, own: Callable[..., None], end_step: Callable[[], None]) -> None:
+        self._own = own
+        self._end_step = end_step
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self._own(*args, **kwargs)
+        self._end_step()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._own.__self__, self._own.__name__)  # type: ignore[attr-defined]  # a bound method
 
 
 def _nothing() -> None:
