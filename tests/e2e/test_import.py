@@ -297,7 +297,7 @@ def test_a_series_is_imported_in_order_and_what_is_there_is_skipped_and_fences_n
     again = holdfast_command("import", tmp_path / "runs", run)
     assert again.returncode == 0, again.stderr
     assert "0 steps imported, 3 there already" in again.stdout
-    assert "step 500 is there already" in again.stderr
+    assert "checkpoint-500.safetensors: step 500 is there already" in again.stderr
     assert len(client.attempts.list(run.project, run.run).items) == 1
     series(tmp_path / "runs", [2000])
     later = bring(client, run, tmp_path / "runs")

@@ -57,11 +57,22 @@ def test_a_series_is_in_the_order_of_its_steps_and_other_things_beside_it_are_no
     make(*(tmp_path / f"checkpoint-{step}" / "model.safetensors" for step in (1000, 20, 300)))
     make(tmp_path / "runs" / "events", tmp_path / "model.safetensors", tmp_path / "checkpoint-40" / "notes.txt")
     assert [source.step for source in find_sources(tmp_path, None)] == [20, 300, 1000]
-    [final] = find_sources(tmp_path, 1000)
-    assert final.path == tmp_path / "model.safetensors"
     make(tmp_path / "step_20" / "model.pt")
     with pytest.raises(ConfigurationError, match="both step 20"):
         find_sources(tmp_path, None)
+
+
+def test_a_folder_of_several_steps_is_none_of_them_and_not_its_final_model_either(tmp_path):
+    final, inner = tmp_path / "model.safetensors", tmp_path / "checkpoint-1000" / "model.safetensors"
+    make(final, inner, tmp_path / "checkpoint-500" / "model.safetensors")
+    with pytest.raises(ConfigurationError, match=rf"which of them is step 1000.*Name one: {inner}, {final}\."):
+        find_sources(tmp_path, 1000)
+    with pytest.raises(ConfigurationError, match=rf"which of them is step 7.*checkpoint-500.*{inner}, {final}\."):
+        find_sources(tmp_path, 7)
+    assert [source.path for source in find_sources(final, 1000)] == [final]
+    final.unlink()
+    with pytest.raises(ConfigurationError, match=rf"which of them is step 1000.*Name one: {inner}\."):
+        find_sources(tmp_path, 1000)
 
 
 def test_the_format_follows_the_files_and_what_is_left_is_named(tmp_path):

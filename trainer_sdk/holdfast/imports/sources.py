@@ -42,15 +42,22 @@ class Source:
 
 def find_sources(given: Path, step: int | None) -> list[Source]:
     """By step. With `step`, `given` is one checkpoint. Without it, a series (`checkpoint-500`, `step_500`, …), or one
-    checkpoint whose name has the step. Raises ConfigurationError, which says what was found instead."""
+    checkpoint whose name has the step. Raises ConfigurationError, which says what was found instead; also for a folder
+    of several with `step`, because its own files may be another step's."""
     if not given.exists():
         raise ConfigurationError(f"{given} is not there. Give {_FORMATS}.")
-    if step is None and given.is_dir() and (series := _series(given)):
+    series = _series(given) if given.is_dir() else []
+    if series and step is None:
         return series
     found = _one(given, _step_of(given) if step is None else step)
+    alike = [source for source in series if source.step == step] or series
+    if alike and alike != [found]:
+        paths = [str(source.path) for source in (*alike[:10], *([found] if found else []))]
+        raise ConfigurationError(
+            f"{given} has several checkpoints, and which of them is step {step} is not said. Name one: "
+            f"{', '.join(dict.fromkeys(paths))}."
+        )
     if found is None:
-        if given.is_dir() and _series(given):
-            raise ConfigurationError(f"{given} has several steps. Leave the step out, or name one of them.")
         raise ConfigurationError(f"{given} is no checkpoint that can be imported. Give {_FORMATS}.")
     if found.step < 0:
         raise ConfigurationError(

@@ -262,4 +262,4 @@ def _told(step: dict[str, Any]) -> str:
     else:
         done = f"is committed, and what was read back is the source ({readable_bytes(step['sent_bytes'])} sent)"
     beside = f" Not imported: {', '.join(step['left_out'])}." if step["left_out"] else ""
-    return f"step {step['step']} {done}.{beside}"
+    return f"{step['source']}: step {step['step']} {done}.{beside}"
