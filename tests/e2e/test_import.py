@@ -208,10 +208,16 @@ def test_a_dcp_folder_is_imported_with_its_nested_names(run, client, tmp_path):
     dcp.save(state, checkpoint_id=tmp_path / "step-40", no_dist=True)
     report = bring(client, run, tmp_path / "step-40")
     assert (report["steps"][0]["format"], report["steps"][0]["components"]) == ("dcp", ["epoch", "model", "optim"])
-    fresh = Job(loader=False).state["model"]
+    other = Job(loader=False)
+    fresh, into = other.state["model"], {"model": other.state["model"], "optim": {}, "epoch": 0}
     with holdfast.Checkpointer(str(run)) as ckpt:
-        assert ckpt.restore({"model": fresh, "epoch": 0}) == 41
+        assert ckpt.restore(into) == 41
     assert_same(fresh.state_dict(), model.state_dict())
+    other.state["optimizer"].load_state_dict(into["optim"])
+    slots = other.state["optimizer"].state_dict()["state"]
+    assert slots.keys() == optimizer.state_dict()["state"].keys()
+    for parameter, expected in optimizer.state_dict()["state"].items():
+        assert_same(slots[parameter], expected)
     pull(client, run, Latest(), tmp_path / "out", Format.DCP)
     wanted = {"model": {name: torch.zeros_like(each) for name, each in model.state_dict().items()}}
     slot = optimizer.state_dict()["state"]

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import nn
 
 from holdfast.imports.checkpoint_plan import Choices, plan_import
+from holdfast.imports.dcp_source import open_dcp_folder
 from holdfast.imports.safetensors_weights import open_safetensors
 from holdfast.imports.source_state import SourceState, components_in
 from holdfast.imports.sources import SourceFormat, find_sources
@@ -160,3 +162,50 @@ def test_a_state_dict_is_a_model_and_all_else_a_value():
 def test_what_no_checkpoint_can_hold_is_refused_with_what_to_do(loaded, options, why):
     with pytest.raises(ConfigurationError, match=why):
         planned(loaded, **options)
+
+
+def read_whole(value, source: SourceState):
+    match value:
+        case torch.Tensor():
+            return source.read(value)
+        case dict():
+            return {key: read_whole(each, source) for key, each in value.items()}
+        case list():
+            return [read_whole(each, source) for each in value]
+    return value
+
+
+@pytest.mark.parametrize("moments", [True, False])
+def test_the_optimizer_of_a_dcp_folder_has_its_moments_at_the_parameters_again(tmp_path, moments):
+    def made() -> torch.optim.Optimizer:
+        params = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+        return torch.optim.AdamW(params) if moments else torch.optim.SGD(params)
+
+    optimizer = made()
+    for number, param in enumerate(optimizer.param_groups[0]["params"]):
+        param.grad = torch.full((2,), float(number))
+    optimizer.step()
+    saved = optimizer.state_dict()
+    dcp.save({"optimizer": saved, "several": [saved]}, checkpoint_id=tmp_path, no_dist=True)
+    source = open_dcp_folder(tmp_path, ())
+    dcp.save(saved, checkpoint_id=tmp_path / "bare", no_dist=True)
+    bare = open_dcp_folder(tmp_path / "bare", ())
+    for found in (
+        read_whole(source.components["optimizer"], source),
+        read_whole(source.components["several"], source)[0],
+        read_whole(bare.components["optimizer"], bare),
+    ):
+        other = made()
+        other.load_state_dict(found)
+        assert other.state_dict().keys() == saved.keys()
+        assert other.state_dict()["param_groups"] == saved["param_groups"]
+        assert list(other.state_dict()["state"]) == list(saved["state"]) == ([0, 1, 2] if moments else [])
+        for number, slots in saved["state"].items():
+            for name, tensor in slots.items():
+                assert torch.equal(other.state_dict()["state"][number][name], tensor)
+
+
+def test_a_dict_of_a_dcp_folder_that_is_no_optimizer_keeps_its_keys(tmp_path):
+    state = {"named": {"state": {"w": {"m": 1}}, "param_groups": [{"params": ["w"]}]}, "other": {"state": {"0": 1}}}
+    dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
+    assert open_dcp_folder(tmp_path, ()).components == state

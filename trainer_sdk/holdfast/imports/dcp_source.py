@@ -115,7 +115,24 @@ def open_dcp_folder(folder: Path, only: Collection[str]) -> SourceState:
     planner = _Planner(folder)
     if values:
         _load(folder, dict.fromkeys(values), reader, planner)
-    return SourceState(components_in(nested({**flat, **planner.values}, known.planner_data)), reads)
+    found = nested({**flat, **planner.values}, known.planner_data)
+    return SourceState(components_in(_with_numbers(found)), reads)
+
+
+def _with_numbers(value: Any) -> Any:
+    """DCP keeps every key as text, and no empty dict. Here the state of an optimizer has its parameters' numbers again,
+    and is there without entries too: load_state_dict() would take neither otherwise."""
+    if isinstance(value, list):
+        return [_with_numbers(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _with_numbers(each) for key, each in value.items()}
+    groups, state = found.get("param_groups"), found.get("state", {})
+    if not (found.keys() <= {"state", "param_groups"} and isinstance(groups, list) and isinstance(state, dict)):
+        return found
+    params = [each.get("params") for each in groups if isinstance(each, dict)]
+    numbers = {str(each): each for some in params if isinstance(some, list) for each in some if type(each) is int}
+    return {"state": {numbers.get(key, key): each for key, each in state.items()}, "param_groups": groups}
 
 
 def _read_metadata(path: Path) -> Metadata:
