@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 
@@ -128,6 +129,18 @@ def test_files_that_are_cut_short_or_old_are_refused_with_their_names(tmp_path):
     (tmp_path / "cut.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes()[:100])
     with pytest.raises(ConfigurationError, match=r"cut\.safetensors cannot be read"):
         open_safetensors(tmp_path / "cut.safetensors")
+
+
+def test_a_torch_file_that_was_zipped_again_with_compression_is_refused(tmp_path):
+    torch.save({"w": torch.ones(1000)}, tmp_path / "a.pt")
+    for name, method in (("again.pt", zipfile.ZIP_STORED), ("packed.pt", zipfile.ZIP_DEFLATED)):
+        with zipfile.ZipFile(tmp_path / "a.pt") as whole, zipfile.ZipFile(tmp_path / name, "w", method) as copy:
+            for record in whole.namelist():
+                copy.writestr(record, whole.read(record))
+        assert torch.equal(torch.load(tmp_path / name, weights_only=True)["w"], torch.ones(1000))
+    assert torch.equal(open_torch_file(tmp_path / "again.pt").components["model"]["w"], torch.ones(1000))
+    with pytest.raises(ConfigurationError, match=r"packed\.pt was compressed.*save it again"):
+        open_torch_file(tmp_path / "packed.pt")
 
 
 def planned(loaded, *, only=(), **choices):

@@ -15,12 +15,19 @@ from holdfast_client.errors import ConfigurationError
 
 
 def open_torch_file(path: Path) -> SourceState:
-    """Raises ConfigurationError for what needs pickle, by its name, and for a file that is damaged or no dict."""
-    with path.open("rb") as file:  # a missing file is told by its name
-        is_zip = zipfile.is_zipfile(file)
-    if not is_zip:
+    """Raises ConfigurationError for what needs pickle, by its name, and for a file that is damaged, compressed or no
+    dict."""
+    try:
+        with zipfile.ZipFile(path) as file:  # a missing file is told by its name
+            packed = [each.filename for each in file.infolist() if each.compress_type != zipfile.ZIP_STORED]
+    except (zipfile.BadZipFile, NotImplementedError, ValueError):
         raise ConfigurationError(
             f"{path} is damaged, or of a torch before 1.6. If torch.load() reads it, save it again with torch.save()."
+        ) from None
+    if packed:  # torch maps a record as it lies there: the tensors would be compressed bytes
+        raise ConfigurationError(
+            f"{path} was compressed after torch.save(): {packed[0]!r:.200} in it cannot be mapped. Load it with "
+            "torch.load(), and save it again with torch.save()."
         )
     loaded = load_without_pickle(path, str(path), mmap=True)
     if not isinstance(loaded, dict):
