@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from holdfast.imports.checkpoint_plan import Choices, plan_import
 from holdfast.imports.dcp_source import open_dcp_folder
@@ -222,3 +224,54 @@ def test_a_dict_of_a_dcp_folder_that_is_no_optimizer_keeps_its_keys(tmp_path):
     state = {"named": {"state": {"w": {"m": 1}}, "param_groups": [{"params": ["w"]}]}, "other": {"state": {"0": 1}}}
     dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
     assert open_dcp_folder(tmp_path, ()).components == state
+
+
+def edit_metadata(folder: Path, change) -> None:
+    with (folder / ".metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    change(metadata)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def test_a_dcp_folder_whose_pieces_do_not_make_a_tensor_whole_is_refused(tmp_path):
+    whole = torch.arange(12.0).reshape(4, 3)
+    saved = {"model": {"w": whole, "one": torch.tensor(5), "none": torch.ones(0, 2)}}
+    dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
+    source = open_dcp_folder(tmp_path, ())
+    found = read_whole(source.components["model"], source)
+    assert [found[name].tolist() for name in ("w", "one", "none")] == [whole.tolist(), 5, []]
+
+    def of_pieces(*pieces):
+        def change(metadata):
+            metadata.state_dict_metadata["model.w"].chunks = [
+                ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in pieces
+            ]
+
+        return change
+
+    for pieces, why in (
+        ([], "do not make it whole"),
+        ([((0, 0), (2, 3))], "do not make it whole"),
+        ([((0, 0), (4, 3)), ((0, 0), (2, 3))], "do not make it whole"),
+        ([((0, 0), (5, 3))], "lies outside"),
+        ([((-1, 0), (4, 3))], "lies outside"),
+        ([((0,), (4,))], "zip"),
+    ):
+        edit_metadata(tmp_path, of_pieces(*pieces))
+        with pytest.raises(ConfigurationError, match=rf"\.metadata cannot be read: .*{why}"):
+            open_dcp_folder(tmp_path, ())
+    edit_metadata(tmp_path, of_pieces(((0, 0), (4, 3))))
+    source = open_dcp_folder(tmp_path, ())
+    assert torch.equal(source.read(source.components["model"]["w"]), whole)
+
+
+def test_a_dcp_tensor_that_is_stored_with_another_dtype_than_its_metadata_says_is_refused(tmp_path):
+    dcp.save({"model": {"w": torch.ones(3)}}, checkpoint_id=tmp_path, no_dist=True)
+
+    def change(metadata):
+        metadata.state_dict_metadata["model.w"].properties.dtype = torch.float16
+
+    edit_metadata(tmp_path, change)
+    source = open_dcp_folder(tmp_path, ())
+    with pytest.raises(ConfigurationError, match=r"stored as torch\.float32, and the metadata says torch\.float16"):
+        source.read(source.components["model"]["w"])

@@ -25,11 +25,13 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.overrides import TorchFunctionMode
 
 from holdfast.dcp.metadata import nested
 from holdfast.imports.source_state import SourceState, components_in, placeholder
 from holdfast.imports.torch_file import load_without_pickle
 from holdfast_client.errors import ConfigurationError
+from holdfast_protocol.index_documents import tiles
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _ALLOWED: Mapping[tuple[str, str], Any] = {
@@ -97,6 +99,15 @@ class _Planner(DefaultLoadPlanner):
         self.values[fqn] = load_without_pickle(value, f"{fqn!r:.200} in {self._folder}", mmap=False)
 
 
+class _SameDtype(TorchFunctionMode):
+    """DCP's reader copies each piece into the tensor, and a copy would convert another dtype without a word."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.copy_ and args[0].dtype != args[1].dtype:
+            raise ValueError(f"a tensor is stored as {args[1].dtype}, and the metadata says {args[0].dtype}")
+        return func(*args, **(kwargs or {}))
+
+
 def open_dcp_folder(folder: Path, only: Collection[str]) -> SourceState:
     """`only`: the components whose values are read; without any, all. Raises ConfigurationError for what needs pickle,
     by its name, and for a folder that is damaged."""
@@ -142,6 +153,9 @@ def _read_metadata(path: Path) -> Metadata:
             raise TypeError(f"it holds a {type(known).__name__}")
         if any(not isinstance(fqn, str) for fqn in known.state_dict_metadata):
             raise TypeError("a name in it is no text")
+        for fqn, described in known.state_dict_metadata.items():
+            if isinstance(described, TensorStorageMetadata):
+                _check_whole(fqn, described)
         files = {Path(stored.relative_path) for stored in known.storage_data.values()}
     except OSError:
         raise
@@ -157,9 +171,22 @@ def _read_metadata(path: Path) -> Metadata:
     return known
 
 
+def _check_whole(fqn: str, described: TensorStorageMetadata) -> None:
+    """DCP's planner would leave what no piece has as the memory was. Raises ValueError."""
+    size = tuple(described.size)
+    boxes = [(tuple(piece.offsets), tuple(piece.sizes)) for piece in described.chunks]
+    for box in boxes:
+        for begin, length, whole in zip(*box, size, strict=True):
+            if begin < 0 or length < 0 or begin + length > whole:
+                raise ValueError(f"a piece of {fqn!r:.200} lies outside it")
+    if not tiles(size, boxes):
+        raise ValueError(f"the pieces of {fqn!r:.200} do not make it whole, each element once")
+
+
 def _read_tensor(reader: _Reader, folder: Path, fqn: str, like: torch.Tensor) -> torch.Tensor:
     read = torch.empty(like.shape, dtype=like.dtype)
-    _load(folder, {fqn: read}, reader, _Planner(folder))
+    with _SameDtype():
+        _load(folder, {fqn: read}, reader, _Planner(folder))
     return read
 
 
