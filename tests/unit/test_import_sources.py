@@ -275,3 +275,25 @@ def test_a_dcp_tensor_that_is_stored_with_another_dtype_than_its_metadata_says_i
     source = open_dcp_folder(tmp_path, ())
     with pytest.raises(ConfigurationError, match=r"stored as torch\.float32, and the metadata says torch\.float16"):
         source.read(source.components["model"]["w"])
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        b"ctorch.distributed.checkpoint.metadata\nMetadata\n",
+        b"ctorch.distributed.checkpoint.metadata\nMetadataIndex\n",
+        b"cpathlib\nPosixPath\n",
+        b"ccollections\nOrderedDict\n",
+        b"ctorch.serialization\n_get_layout\n",
+        b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n(K\x01tR",
+    ],
+)
+@pytest.mark.parametrize("state", [b"N}\x8c\x06parts_K\x01s\x86", b"}\x8c\x06parts_K\x01s"])
+def test_the_metadata_of_a_dcp_folder_changes_no_class_and_nothing_that_lives_on(tmp_path, named, state):
+    dcp.save({"model": {"w": torch.ones(3)}}, checkpoint_id=tmp_path, no_dist=True)
+    honest = (tmp_path / ".metadata").read_bytes()
+    (tmp_path / ".metadata").write_bytes(named + state + b"b0" + honest)
+    with pytest.raises(ConfigurationError, match=r"\.metadata cannot be read: it sets attributes of"):
+        open_dcp_folder(tmp_path, ())
+    lasting = dcp.metadata.Metadata, dcp.metadata.MetadataIndex, dcp.metadata._MEM_FORMAT_ENCODING(1), type(tmp_path)
+    assert not [each for each in (*lasting, torch.serialization._get_layout) if hasattr(each, "parts_")]

@@ -1,14 +1,15 @@
 """A folder of torch.distributed.checkpoint. Flow: sources -> **dcp_source** -> source_state.
 
 torch reads the folder's `.metadata` with plain pickle, which can run any code. Here it is unpickled with the classes
-that DCP's own writer puts there, and with no others: they hold data, and making one runs nothing. DCP's reader
-reads the tensors in the other files with `weights_only=True`, and the values are read so here.
+that DCP's own writer puts there, and with no others: they hold data, and making one runs nothing. A pickle can also set
+attributes, of a class too. Here it sets only those of the objects that it made itself. DCP's reader reads the tensors
+in the other files with `weights_only=True`, and the values are read so here.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import io
-import pathlib
 import pickle
 import warnings
 from collections import OrderedDict
@@ -33,6 +34,12 @@ from holdfast.imports.torch_file import load_without_pickle
 from holdfast_client.errors import ConfigurationError
 from holdfast_protocol.index_documents import tiles
 
+
+def _path(*parts: str) -> str:
+    """In place of the path classes. Where the folder was is not used."""
+    return "/".join(parts)
+
+
 _METADATA = "torch.distributed.checkpoint.metadata"
 _ALLOWED: Mapping[tuple[str, str], Any] = {
     **{
@@ -52,16 +59,14 @@ _ALLOWED: Mapping[tuple[str, str], Any] = {
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
     ("collections", "OrderedDict"): OrderedDict,
-    # Where the folder was. From Python 3.13 on the module has another name.
-    **{
-        (module, name): getattr(pathlib, f"Pure{name}")
-        for module in ("pathlib", "pathlib._local")
-        for name in ("PosixPath", "WindowsPath")
-    },
+    # From Python 3.13 on the module has another name.
+    **{(module, name): _path for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "WindowsPath")},
 }
 
 
-class _MetadataUnpickler(pickle.Unpickler):
+class _MetadataUnpickler(pickle._Unpickler):
+    """Python's own, because that in C lets nobody in between when it sets attributes."""
+
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         found = _ALLOWED.get((module_name, global_name))
         if found is None and module_name == "torch" and isinstance(getattr(torch, global_name, None), torch.dtype):
@@ -69,6 +74,14 @@ class _MetadataUnpickler(pickle.Unpickler):
         if found is None:
             raise _NotAllowedError(f"{module_name}.{global_name}")
         return found
+
+    def _build(self) -> None:
+        made = self.stack[-2]
+        if isinstance(made, type) or not dataclasses.is_dataclass(made):
+            raise TypeError(f"it sets attributes of {made!r:.200}")
+        pickle._Unpickler.dispatch[pickle.BUILD[0]](self)
+
+    dispatch = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: _build}  # noqa: RUF012 - as the class above has it
 
 
 class _NotAllowedError(Exception):
