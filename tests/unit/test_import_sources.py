@@ -80,6 +80,22 @@ def test_a_folder_of_several_steps_is_none_of_them_and_not_its_final_model_eithe
         find_sources(tmp_path, 1000)
 
 
+@pytest.mark.parametrize("states", [["mp_rank_00.pt"], ["mp_rank_00.pt", "mp_rank_01.pt"]])
+def test_the_model_of_a_trainer_on_deepspeed_is_taken_and_not_the_states_of_its_ranks(tmp_path, states):
+    folder = tmp_path / "checkpoint-500"
+    make(folder / "model.safetensors", folder / "latest", *(folder / "global_step500" / name for name in states))
+    for given, step in ((folder, None), (folder, 500), (folder, 7), (tmp_path, None)):
+        [source] = find_sources(given, step)
+        assert (source.path, source.step) == (folder / "model.safetensors", step or 500)
+
+
+def test_a_folder_with_one_file_is_that_file_whatever_step_its_name_has(tmp_path):
+    make(tmp_path / "one" / "step500.pt", tmp_path / "one" / "notes.txt")
+    for step in (500, 3):
+        [source] = find_sources(tmp_path / "one", step)
+        assert (source.path.name, source.step, source.left_out) == ("step500.pt", step, ("notes.txt",))
+
+
 def test_the_format_follows_the_files_and_what_is_left_is_named(tmp_path):
     make(tmp_path / "hf" / "model.safetensors", tmp_path / "hf" / "optimizer.pt", tmp_path / "hf" / "config.json")
     make(*(tmp_path / "cut" / name for name in ("model-1.safetensors", "model-2.safetensors", "optimizer.pt")))

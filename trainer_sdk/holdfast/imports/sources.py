@@ -16,6 +16,8 @@ from holdfast_client.errors import ConfigurationError
 _TORCH = (".pt", ".pth", ".bin")
 _SAFETENSORS = ".safetensors"
 _INDEX = "*.safetensors.index.json"
+_WEIGHTS = (_INDEX, f"*{_SAFETENSORS}", "pytorch_model.bin")
+"""What is a model by its name, as Hugging Face writes it; the first that is there."""
 _STEP = re.compile(r"(?:checkpoint|global_step|step)[-_]?(\d{1,18})")
 _FORMATS = (
     "a torch file (.pt, .pth, .bin), a .safetensors file, a folder with either, or a folder of "
@@ -46,12 +48,12 @@ def find_sources(given: Path, step: int | None) -> list[Source]:
     of several with `step`, because its own files may be another step's."""
     if not given.exists():
         raise ConfigurationError(f"{given} is not there. Give {_FORMATS}.")
-    series = _series(given) if given.is_dir() else []
+    series = _series(given) if given.is_dir() and not _is_one(given) else []
     if series and step is None:
         return series
     found = _one(given, _step_of(given) if step is None else step)
     alike = [source for source in series if source.step == step] or series
-    if alike and alike != [found]:
+    if alike and (found is None or [source.path for source in alike] != [found.path]):
         paths = [str(source.path) for source in (*alike[:10], *([found] if found else []))]
         raise ConfigurationError(
             f"{given} has several checkpoints, and which of them is step {step} is not said. Name one: "
@@ -82,6 +84,12 @@ def _series(folder: Path) -> list[Source]:
     return [found[step] for step in sorted(found)]
 
 
+def _is_one(folder: Path) -> bool:
+    """Whether it is a checkpoint by its name and its files. DeepSpeed has a `global_step500` of its own in it."""
+    has_weights = (folder / ".metadata").exists() or any(any(folder.glob(kind)) for kind in _WEIGHTS)
+    return has_weights and _step_of(folder) >= 0
+
+
 def _step_of(path: Path) -> int:
     """-1 if its name does not say it."""
     name = path.resolve().name if path.name in ("", ".", "..") else path.name
@@ -96,7 +104,7 @@ def _one(path: Path, step: int) -> Source | None:
         return Source(path, SourceFormat.SAFETENSORS, step) if path.suffix == _SAFETENSORS or _is_index(path) else None
     if (path / ".metadata").exists():
         return Source(path, SourceFormat.DCP, step)
-    for kinds in ([_INDEX], [f"*{_SAFETENSORS}"], ["pytorch_model.bin"], [f"*{suffix}" for suffix in _TORCH]):
+    for kinds in (*([kind] for kind in _WEIGHTS), [f"*{suffix}" for suffix in _TORCH]):
         files = sorted(each for kind in kinds for each in path.glob(kind))
         if len(files) > 1:
             raise ConfigurationError(
