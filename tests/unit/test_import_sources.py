@@ -98,14 +98,15 @@ def test_a_folder_with_one_file_is_that_file_whatever_step_its_name_has(tmp_path
 
 def test_the_format_follows_the_files_and_what_is_left_is_named(tmp_path):
     make(tmp_path / "hf" / "model.safetensors", tmp_path / "hf" / "optimizer.pt", tmp_path / "hf" / "config.json")
-    make(*(tmp_path / "cut" / name for name in ("model-1.safetensors", "model-2.safetensors", "optimizer.pt")))
-    make(tmp_path / "cut" / "model.safetensors.index.json")
+    cut = {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-1.safetensors"}
+    make(*(tmp_path / "cut" / name for name in (*cut.values(), "optimizer.pt", "consolidated.safetensors")))
+    (tmp_path / "cut" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": cut}))
     make(tmp_path / "old" / "pytorch_model.bin", tmp_path / "old" / "training_args.bin")
     make(tmp_path / "dcp" / ".metadata", tmp_path / "dcp" / "__0_0.distcp")
     found = {name: find_sources(tmp_path / name, 1)[0] for name in ("hf", "cut", "old", "dcp")}
     assert {name: (source.format, source.left_out) for name, source in found.items()} == {
         "hf": (SourceFormat.SAFETENSORS, ("config.json", "optimizer.pt")),
-        "cut": (SourceFormat.SAFETENSORS, ("optimizer.pt",)),
+        "cut": (SourceFormat.SAFETENSORS, ("consolidated.safetensors", "optimizer.pt")),
         "old": (SourceFormat.TORCH, ("training_args.bin",)),
         "dcp": (SourceFormat.DCP, ()),
     }
@@ -133,6 +134,22 @@ def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path, weights, why)
     index.write_text(json.dumps({"weight_map": weights}))
     with pytest.raises(ConfigurationError, match=why):
         open_safetensors(index)
+
+
+def test_the_index_says_which_file_gives_a_tensor(tmp_path):
+    save_file({"w": torch.ones(2), "more": torch.ones(1)}, tmp_path / "a.safetensors", {"head": "w", "most": "more"})
+    save_file({"w": torch.zeros(2), "v": torch.ones(3)}, tmp_path / "b.safetensors", {"head": "w", "tied": "v"})
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": "a.safetensors", "v": "b.safetensors", "tied": "b.safetensors"}}))
+    found = open_safetensors(index).components["model"]
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        "w": [1, 1],
+        "head": [1, 1],
+        "v": [1, 1, 1],
+        "tied": [1, 1, 1],
+    }
+    assert found["head"] is found["w"]
+    assert found["tied"] is found["v"]
 
 
 def test_files_that_are_cut_short_or_old_are_refused_with_their_names(tmp_path):

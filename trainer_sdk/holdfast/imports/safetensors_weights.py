@@ -2,7 +2,8 @@
 
 Flow: sources -> **safetensors_weights** -> source_state. The format has no ties. What save_model() of safetensors and
 `holdfast checkpoints pull` note of them in a file's metadata (`{dropped: kept}`) ties the names again. A file of
-Hugging Face's has one name of a tied pair, and the model ties the other when it is built.
+Hugging Face's has one name of a tied pair, and the model ties the other when it is built. With an index, a file
+gives the tensors that the index says, whatever else it has.
 """
 
 from __future__ import annotations
@@ -21,18 +22,23 @@ def open_safetensors(path: Path) -> SourceState:
     """`path`: the file, or the index. Raises ConfigurationError for a file that is damaged, or lacks what the index
     names."""
     if path.suffix != ".json":
-        return SourceState({MODEL: _tensors_of(path)})
+        tensors, ties = _tensors_of(path)
+        return SourceState({MODEL: tensors | {name: tensors[kept] for name, kept in ties.items()}})
+    files = files_of(path)
+    indexed = {name for names in files.values() for name in names}
     found: dict[str, torch.Tensor] = {}
-    for file, names in _files_of(path).items():
-        tensors = _tensors_of(path.parent / file)
+    for file, names in files.items():
+        tensors, ties = _tensors_of(path.parent / file)
         for name in names:
-            if name not in tensors:
+            if name not in tensors and name not in ties:
                 raise ConfigurationError(f"{path} says that {file} has {name!r:.200}, and it does not. Copy it again.")
-        found |= tensors
+        noted = [name for name, kept in ties.items() if kept in names and name not in indexed]
+        found |= {name: tensors[ties.get(name, name)] for name in (*names, *noted)}
     return SourceState({MODEL: found})
 
 
-def _files_of(index: Path) -> dict[str, list[str]]:
+def files_of(index: Path) -> dict[str, list[str]]:
+    """The names of the tensors that are to be taken from each file beside it. Raises ConfigurationError."""
     try:
         weights = json.loads(index.read_bytes())["weight_map"]
         files: dict[str, list[str]] = {}
@@ -45,7 +51,8 @@ def _files_of(index: Path) -> dict[str, list[str]]:
     return files
 
 
-def _tensors_of(path: Path) -> dict[str, torch.Tensor]:
+def _tensors_of(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Its tensors, and by the name of each that is tied to one of them, that one's name."""
     path.stat()  # a missing file is told by its name
     try:
         with safe_open(path, "pt") as file:
@@ -53,5 +60,4 @@ def _tensors_of(path: Path) -> dict[str, torch.Tensor]:
             noted = file.metadata() or {}
     except SafetensorError as error:
         raise ConfigurationError(f"{path} cannot be read: {error}.") from None
-    ties = {name: tensors[kept] for name, kept in noted.items() if name not in tensors and kept in tensors}
-    return tensors | ties
+    return tensors, {name: kept for name, kept in noted.items() if name not in tensors and kept in tensors}

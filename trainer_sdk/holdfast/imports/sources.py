@@ -1,4 +1,5 @@
-"""What SOURCE is: one checkpoint or a series of them, each with its step and its format. Opens no file.
+"""What SOURCE is: one checkpoint or a series of them, each with its step and its format. Opens no file but an
+index of Hugging Face's, for the names of the files that are read.
 
 Flow: the command -> **sources** -> the reader of the format.
 """
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from holdfast.imports.safetensors_weights import files_of
 from holdfast_client.errors import ConfigurationError
 
 _TORCH = (".pt", ".pth", ".bin")
@@ -112,8 +114,8 @@ def _one(path: Path, step: int) -> Source | None:
                 "Name the file."
             )
         if files and (found := _one(files[0], step)) is not None:
-            read = files if kinds != [_INDEX] else [*files, *path.glob(f"*{_SAFETENSORS}")]
-            beside = sorted(each.name for each in path.iterdir() if not each.is_dir() and each not in read)
+            read = {files[0].name, *(files_of(files[0]) if _is_index(files[0]) else ())}
+            beside = sorted(each.name for each in path.iterdir() if not each.is_dir() and each.name not in read)
             return dataclasses.replace(found, left_out=tuple(beside))
     return None
 
