@@ -152,6 +152,11 @@ def test_the_index_says_which_file_gives_a_tensor(tmp_path):
     assert found["tied"] is found["v"]
 
 
+def test_the_format_that_a_safetensors_file_notes_is_no_tie(tmp_path):
+    save_file({"pt": torch.ones(2)}, tmp_path / "a.safetensors", {"format": "pt", "tied": "pt"})
+    assert open_safetensors(tmp_path / "a.safetensors").components["model"].keys() == {"pt", "tied"}
+
+
 def test_files_that_are_cut_short_or_old_are_refused_with_their_names(tmp_path):
     torch.save({"w": torch.ones(1000)}, tmp_path / "a.pt")
     (tmp_path / "cut.pt").write_bytes((tmp_path / "a.pt").read_bytes()[:2000])

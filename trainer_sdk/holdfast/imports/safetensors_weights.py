@@ -60,4 +60,5 @@ def _tensors_of(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
             noted = file.metadata() or {}
     except SafetensorError as error:
         raise ConfigurationError(f"{path} cannot be read: {error}.") from None
+    noted.pop("format", None)  # {"format": "pt"} of Hugging Face ties nothing, whatever tensor is called so
     return tensors, {name: kept for name, kept in noted.items() if name not in tensors and kept in tensors}
