@@ -40,6 +40,10 @@ def make(*paths: Path) -> None:
         ("global_step_500", 500),
         ("step500.pt", 500),
         ("checkpoint-7.safetensors", 7),
+        ("epoch=3-step=500.ckpt", 500),
+        ("iter_5000.pth", 5000),
+        ("ckpt-500.pt", 500),
+        ("checkpoint_7.pth.tar", 7),
     ],
 )
 def test_the_usual_names_say_the_step(tmp_path, name, step):
@@ -113,6 +117,10 @@ def test_the_format_follows_the_files_and_what_is_left_is_named(tmp_path):
     make(tmp_path / "ranks" / "mp_rank_00.pt", tmp_path / "ranks" / "mp_rank_01.pt")
     with pytest.raises(ConfigurationError, match=r"mp_rank_00\.pt, mp_rank_01\.pt, and nothing says which"):
         find_sources(tmp_path / "ranks", 1)
+    make(*(tmp_path / "bin" / f"pytorch_model{name}" for name in ("-1.bin", "-2.bin", ".bin.index.json")))
+    for given in (tmp_path / "bin", tmp_path / "bin" / "pytorch_model.bin.index.json"):
+        with pytest.raises(ConfigurationError, match=r"several torch files.*save_pretrained"):
+            find_sources(given, 1)
     with pytest.raises(ConfigurationError, match="is not there"):
         find_sources(tmp_path / "nothing", 1)
     with pytest.raises(ConfigurationError, match="no checkpoint that can be imported"):

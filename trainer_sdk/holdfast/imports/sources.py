@@ -15,14 +15,15 @@ from pathlib import Path
 from holdfast.imports.safetensors_weights import files_of
 from holdfast_client.errors import ConfigurationError
 
-_TORCH = (".pt", ".pth", ".bin")
+_TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar")
 _SAFETENSORS = ".safetensors"
 _INDEX = "*.safetensors.index.json"
-_WEIGHTS = (_INDEX, f"*{_SAFETENSORS}", "pytorch_model.bin")
+_TORCH_INDEX = "*.bin.index.json"
+_WEIGHTS = (_INDEX, f"*{_SAFETENSORS}", _TORCH_INDEX, "pytorch_model.bin")
 """What is a model by its name, as Hugging Face writes it; the first that is there."""
-_STEP = re.compile(r"(?:checkpoint|global_step|step)[-_]?(\d{1,18})")
+_STEP = re.compile(r"(?:checkpoint|ckpt|global_step|step|iter|epoch=\d+-step)[-_=]?(\d{1,18})")
 _FORMATS = (
-    "a torch file (.pt, .pth, .bin), a .safetensors file, a folder with either, or a folder of "
+    f"a torch file ({', '.join(_TORCH)}), a .safetensors file, a folder with either, or a folder of "
     "torch.distributed.checkpoint"
 )
 
@@ -95,15 +96,21 @@ def _is_one(folder: Path) -> bool:
 def _step_of(path: Path) -> int:
     """-1 if its name does not say it."""
     name = path.resolve().name if path.name in ("", ".", "..") else path.name
-    match = _STEP.fullmatch(name.removesuffix(path.suffix) if path.suffix in (*_TORCH, _SAFETENSORS) else name)
+    match = _STEP.fullmatch(name.removesuffix(_ending(path)))
     return int(match[1]) if match else -1
 
 
 def _one(path: Path, step: int) -> Source | None:
     if not path.is_dir():
-        if path.suffix in _TORCH:
+        if path.match(_TORCH_INDEX):
+            raise ConfigurationError(
+                f"{path} is of a model in several torch files, which cannot be imported. Save it as safetensors: "
+                "load it with transformers, and call save_pretrained()."
+            )
+        if _ending(path) in _TORCH:
             return Source(path, SourceFormat.TORCH, step)
-        return Source(path, SourceFormat.SAFETENSORS, step) if path.suffix == _SAFETENSORS or _is_index(path) else None
+        is_safetensors = _ending(path) == _SAFETENSORS or _is_index(path)
+        return Source(path, SourceFormat.SAFETENSORS, step) if is_safetensors else None
     if (path / ".metadata").exists():
         return Source(path, SourceFormat.DCP, step)
     for kinds in (*([kind] for kind in _WEIGHTS), [f"*{suffix}" for suffix in _TORCH]):
@@ -118,6 +125,11 @@ def _one(path: Path, step: int) -> Source | None:
             beside = sorted(each.name for each in path.iterdir() if not each.is_dir() and each.name not in read)
             return dataclasses.replace(found, left_out=tuple(beside))
     return None
+
+
+def _ending(path: Path) -> str:
+    """Of the files that are read; of others nothing."""
+    return next((ending for ending in (*_TORCH, _SAFETENSORS) if path.name.endswith(ending)), "")
 
 
 def _is_index(path: Path) -> bool:
