@@ -79,7 +79,7 @@ def test_a_folder_of_several_steps_is_none_of_them_and_not_its_final_model_eithe
     with pytest.raises(ConfigurationError, match=rf"which of them is step 7.*checkpoint-500.*{inner}, {final}\."):
         find_sources(tmp_path, 7)
     assert [source.path for source in find_sources(final, 1000)] == [final]
-    final.unlink()
+    final.rename(tmp_path / "training_args.bin")
     with pytest.raises(ConfigurationError, match=rf"which of them is step 1000.*Name one: {inner}\."):
         find_sources(tmp_path, 1000)
 
@@ -91,6 +91,19 @@ def test_the_model_of_a_trainer_on_deepspeed_is_taken_and_not_the_states_of_its_
     for given, step in ((folder, None), (folder, 500), (folder, 7), (tmp_path, None)):
         [source] = find_sources(given, step)
         assert (source.path, source.step) == (folder / "model.safetensors", step or 500)
+
+
+@pytest.mark.parametrize("name", ["scheduler.pt", "optimizer.bin", "rng_state_0.pth", "training_args.bin", "scaler.pt"])
+def test_what_lies_beside_weights_is_no_checkpoint_unless_it_is_named(tmp_path, name):
+    folder = tmp_path / "checkpoint-5"
+    make(folder / name)
+    for given in (folder, tmp_path):
+        with pytest.raises(ConfigurationError, match=rf"checkpoint-5 has {name}, and no weights"):
+            find_sources(given, None)
+    assert find_sources(folder / name, 5)[0].path == folder / name
+    make(folder / "weights.pt")
+    [source] = find_sources(folder, None)
+    assert (source.path.name, source.left_out) == ("weights.pt", (name,))
 
 
 def test_a_folder_with_one_file_is_that_file_whatever_step_its_name_has(tmp_path):

@@ -22,6 +22,8 @@ _TORCH_INDEX = "*.bin.index.json"
 _WEIGHTS = (_INDEX, f"*{_SAFETENSORS}", _TORCH_INDEX, "pytorch_model.bin")
 """What is a model by its name, as Hugging Face writes it; the first that is there."""
 _STEP = re.compile(r"(?:checkpoint|ckpt|global_step|step|iter|epoch=\d+-step)[-_=]?(\d{1,18})")
+_BESIDE = re.compile(r"(?:optimizer|scheduler|scaler|sampler|rng_state|random_states|training_args)[-_.]")
+"""What Trainer and Accelerate write beside the weights: it is no checkpoint by itself."""
 _FORMATS = (
     f"a torch file ({', '.join(_TORCH)}), a .safetensors file, a folder with either, or a folder of "
     "torch.distributed.checkpoint"
@@ -54,7 +56,12 @@ def find_sources(given: Path, step: int | None) -> list[Source]:
     series = _series(given) if given.is_dir() and not _is_one(given) else []
     if series and step is None:
         return series
-    found = _one(given, _step_of(given) if step is None else step)
+    try:
+        found = _one(given, _step_of(given) if step is None else step)
+    except ConfigurationError:
+        if not series:
+            raise
+        found = None
     alike = [source for source in series if source.step == step] or series
     if alike and (found is None or [source.path for source in alike] != [found.path]):
         paths = [str(source.path) for source in (*alike[:10], *([found] if found else []))]
@@ -114,7 +121,7 @@ def _one(path: Path, step: int) -> Source | None:
     if (path / ".metadata").exists():
         return Source(path, SourceFormat.DCP, step)
     for kinds in (*([kind] for kind in _WEIGHTS), [f"*{suffix}" for suffix in _TORCH]):
-        files = sorted(each for kind in kinds for each in path.glob(kind))
+        files = sorted(each for kind in kinds for each in path.glob(kind) if not _BESIDE.match(each.name))
         if len(files) > 1:
             raise ConfigurationError(
                 f"{path} has {', '.join(each.name for each in files[:10])}, and nothing says which is the checkpoint. "
@@ -124,6 +131,8 @@ def _one(path: Path, step: int) -> Source | None:
             read = {files[0].name, *(files_of(files[0]) if _is_index(files[0]) else ())}
             beside = sorted(each.name for each in path.iterdir() if not each.is_dir() and each.name not in read)
             return dataclasses.replace(found, left_out=tuple(beside))
+    if beside := sorted(each.name for each in path.iterdir() if _ending(each) and _BESIDE.match(each.name)):
+        raise ConfigurationError(f"{path} has {', '.join(beside[:10])}, and no weights. Name the file if you mean it.")
     return None
 
 
