@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
+import os
 import pickle
 import zipfile
 from collections import OrderedDict
@@ -144,6 +147,7 @@ def test_the_format_follows_the_files_and_what_is_left_is_named(tmp_path):
     ("weights", "why"),
     [
         ({"w": "../other.safetensors"}, "no name of a file"),
+        ({"w": "a\0.safetensors"}, "no name of a file"),
         ({"v": "a.safetensors"}, "has 'v', and it does not"),
         ([], "no index"),
     ],
@@ -171,6 +175,19 @@ def test_the_index_says_which_file_gives_a_tensor(tmp_path):
     }
     assert found["head"] is found["w"]
     assert found["tied"] is found["v"]
+
+
+def test_an_index_that_is_deeper_or_larger_than_any_is_refused(tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text("[" * 100_000)
+    with pytest.raises(ConfigurationError, match="no index"):
+        open_safetensors(index)
+    os.truncate(index, 2 * 1024**3)
+    with pytest.raises(ConfigurationError, match=r"cannot be read: it has more than 1073741824 bytes\.$"):
+        open_safetensors(index)
+    index.rename(tmp_path / ".metadata")
+    with pytest.raises(ConfigurationError, match=r"cannot be read: it has more than 1073741824 bytes\.$"):
+        open_dcp_folder(tmp_path, ())
 
 
 def test_the_format_that_a_safetensors_file_notes_is_no_tie(tmp_path):
@@ -202,6 +219,19 @@ def test_a_torch_file_that_was_zipped_again_with_compression_is_refused(tmp_path
     assert torch.equal(open_torch_file(tmp_path / "again.pt").components["model"]["w"], torch.ones(1000))
     with pytest.raises(ConfigurationError, match=r"packed\.pt was compressed.*save it again"):
         open_torch_file(tmp_path / "packed.pt")
+
+
+def test_a_tensor_that_repeats_what_its_file_has_is_taken_unless_it_is_huge(tmp_path):
+    saved = {"net": {"w": torch.ones(2, 1).expand(2, 3)}}
+    torch.save(saved, tmp_path / "a.pt")
+    dcp.save(saved, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    for source in (open_torch_file(tmp_path / "a.pt"), open_dcp_folder(tmp_path / "dcp", ())):
+        assert torch.equal(source.read(source.components["net"]["w"]), torch.ones(2, 3))
+    within: list = [{"w": (torch.ones(1).expand(2**40),)}]
+    within.append(within)
+    torch.save({"net": within}, tmp_path / "a.pt")
+    with pytest.raises(ConfigurationError, match=r"a\.pt has a tensor.* \(1099511627776,\) that repeats 4 bytes"):
+        open_torch_file(tmp_path / "a.pt")
 
 
 def planned(loaded, *, only=(), **choices):
@@ -334,6 +364,69 @@ def test_a_dcp_tensor_that_is_stored_with_another_dtype_than_its_metadata_says_i
     source = open_dcp_folder(tmp_path, ())
     with pytest.raises(ConfigurationError, match=r"stored as torch\.float32, and the metadata says torch\.float16"):
         source.read(source.components["model"]["w"])
+
+
+@pytest.mark.parametrize(
+    ("size", "why"),
+    [((2**60,), r"'model\.w' is larger than what its files can hold"), ((0, -1), "the size of 'model.w'")],
+)
+def test_a_dcp_tensor_that_is_larger_than_its_folder_is_refused(tmp_path, size, why):
+    dcp.save({"model": {"w": torch.ones(3)}}, checkpoint_id=tmp_path, no_dist=True)
+
+    def change(metadata):
+        described = metadata.state_dict_metadata["model.w"]
+        described.size = torch.Size(size)
+        described.chunks = [ChunkStorageMetadata(torch.Size([0] * len(size)), described.size)]
+
+    edit_metadata(tmp_path, change)
+    with pytest.raises(ConfigurationError, match=why):
+        open_dcp_folder(tmp_path, ())
+
+
+def test_a_dcp_tensor_that_repeats_what_is_stored_is_refused(tmp_path):
+    dcp.save({"model": {"w": torch.ones(3)}}, checkpoint_id=tmp_path, no_dist=True)
+
+    def change(metadata):
+        [[index, stored]] = metadata.storage_data.items()
+        repeats = io.BytesIO()
+        torch.save(torch.ones(1).expand(3), repeats)
+        (tmp_path / stored.relative_path).write_bytes(repeats.getvalue())
+        metadata.storage_data[index] = dataclasses.replace(stored, offset=0, length=len(repeats.getvalue()))
+
+    edit_metadata(tmp_path, change)
+    source = open_dcp_folder(tmp_path, ())
+    with pytest.raises(ConfigurationError, match="repeats its elements"):
+        source.read(source.components["model"]["w"])
+
+
+@pytest.mark.parametrize(
+    ("places", "why"),
+    [
+        ({"model.w": 7}, "place of 'model.w'"),
+        ({"model.w": ()}, "place of 'model.w'"),
+        ({"model.w": (["model"], "w")}, "place of 'model.w'"),
+        ({"model.w": ("w",) * 5000}, "place of 'model.w'"),
+        ({"model.w": ("model",), "model.v": ("model", "v")}, "inside a value"),
+    ],
+)
+def test_a_dcp_folder_whose_names_have_no_place_in_the_state_is_refused(tmp_path, places, why):
+    dcp.save({"model": {"w": torch.ones(3), "v": torch.ones(3)}}, checkpoint_id=tmp_path, no_dist=True)
+    edit_metadata(tmp_path, lambda metadata: setattr(metadata, "planner_data", places))
+    with pytest.raises(ConfigurationError, match=rf"\.metadata cannot be read: .*{why}"):
+        open_dcp_folder(tmp_path, ())
+
+
+@pytest.mark.parametrize("path", ["/etc/hostname", "../other", "a\0b"])
+def test_a_dcp_folder_that_names_a_file_outside_it_is_refused(tmp_path, path):
+    dcp.save({"model": {"w": torch.ones(3)}}, checkpoint_id=tmp_path, no_dist=True)
+
+    def change(metadata):
+        for stored in metadata.storage_data.values():
+            stored.relative_path = path
+
+    edit_metadata(tmp_path, change)
+    with pytest.raises(ConfigurationError, match="not in its folder"):
+        open_dcp_folder(tmp_path, ())
 
 
 @pytest.mark.parametrize(

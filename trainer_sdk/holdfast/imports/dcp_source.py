@@ -15,8 +15,9 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
@@ -29,8 +30,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.overrides import TorchFunctionMode
 
 from holdfast.dcp.metadata import nested
-from holdfast.imports.source_state import SourceState, components_in, placeholder
+from holdfast.errors import TreeFormatError
+from holdfast.imports.source_state import SourceState, components_in, placeholder, read_description
 from holdfast.imports.torch_file import load_without_pickle
+from holdfast.state.tree import MAX_DEPTH
 from holdfast_client.errors import ConfigurationError
 from holdfast_protocol.index_documents import tiles
 
@@ -40,6 +43,8 @@ def _path(*parts: str) -> str:
     return "/".join(parts)
 
 
+_MOST_PACKED = 100
+"""A tensor may have this many bytes for each byte of the folder. DCP's writer can compress what it stores."""
 _METADATA = "torch.distributed.checkpoint.metadata"
 _ALLOWED: Mapping[tuple[str, str], Any] = {
     **{
@@ -112,10 +117,13 @@ class _Planner(DefaultLoadPlanner):
         self.values[fqn] = load_without_pickle(value, f"{fqn!r:.200} in {self._folder}", mmap=False)
 
 
-class _SameDtype(TorchFunctionMode):
-    """DCP's reader copies each piece into the tensor, and a copy would convert another dtype without a word."""
+class _CheckedCopies(TorchFunctionMode):
+    """DCP's reader copies each piece into the tensor. A copy would convert another dtype, or repeat what is stored
+    once, without a word."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.copy_ and args[1].nbytes > args[1].untyped_storage().nbytes():
+            raise ValueError("a tensor repeats its elements, and DCP's own writer stores each")
         if func is torch.Tensor.copy_ and args[0].dtype != args[1].dtype:
             raise ValueError(f"a tensor is stored as {args[1].dtype}, and the metadata says {args[0].dtype}")
         return func(*args, **(kwargs or {}))
@@ -139,17 +147,27 @@ def open_dcp_folder(folder: Path, only: Collection[str]) -> SourceState:
     planner = _Planner(folder)
     if values:
         _load(folder, dict.fromkeys(values), reader, planner)
-    found = nested({**flat, **planner.values}, known.planner_data)
+    leaves = {fqn: _Leaf(value) for fqn, value in {**flat, **planner.values}.items()}
+    try:
+        found = nested(leaves, known.planner_data)
+    except TreeFormatError as error:
+        raise ConfigurationError(f"{folder / '.metadata'} cannot be read: {error}.") from None
     return SourceState(components_in(_with_numbers(found)), reads)
+
+
+class _Leaf(NamedTuple):
+    """A tensor, or a value with whatever lists and dicts are in it."""
+
+    value: Any
 
 
 def _with_numbers(value: Any) -> Any:
     """DCP keeps every key as text, and no empty dict. Here the state of an optimizer has its parameters' numbers again,
     and is there without entries too: load_state_dict() would take neither otherwise."""
+    if isinstance(value, _Leaf):
+        return value.value
     if isinstance(value, list):
         return [_with_numbers(each) for each in value]
-    if not isinstance(value, dict):
-        return value
     found = {key: _with_numbers(each) for key, each in value.items()}
     groups, state = found.get("param_groups"), found.get("state", {})
     if not (found.keys() <= {"state", "param_groups"} and isinstance(groups, list) and isinstance(state, dict)):
@@ -160,18 +178,21 @@ def _with_numbers(value: Any) -> Any:
 
 
 def _read_metadata(path: Path) -> Metadata:
+    pickled = read_description(path)
     try:
-        known = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
+        known = _MetadataUnpickler(io.BytesIO(pickled)).load()
         if not isinstance(known, Metadata):
             raise TypeError(f"it holds a {type(known).__name__}")
         if any(not isinstance(fqn, str) for fqn in known.state_dict_metadata):
             raise TypeError("a name in it is no text")
-        for fqn, described in known.state_dict_metadata.items():
-            if isinstance(described, TensorStorageMetadata):
-                _check_whole(fqn, described)
+        if isinstance(known.planner_data, dict):
+            _check_places(known.planner_data)
+        tensor_bytes = {
+            fqn: _whole_bytes(fqn, described)
+            for fqn, described in known.state_dict_metadata.items()
+            if isinstance(described, TensorStorageMetadata)
+        }
         files = {Path(stored.relative_path) for stored in known.storage_data.values()}
-    except OSError:
-        raise
     except _NotAllowedError as error:
         raise ConfigurationError(
             f"{path} needs pickle, which can run any code, for {error}. DCP's own writer puts no such thing there. "
@@ -179,14 +200,22 @@ def _read_metadata(path: Path) -> Metadata:
         ) from None
     except Exception as error:  # whatever a damaged pickle leads to
         raise ConfigurationError(f"{path} cannot be read: {error}.") from None
-    if outside := next((each for each in files if each.is_absolute() or ".." in each.parts), None):
-        raise ConfigurationError(f"{path} names {outside}, which is not in its folder.")
+    for file in files:
+        if file.is_absolute() or ".." in file.parts or "\0" in str(file):
+            raise ConfigurationError(f"{path} names {str(file)!r:.200}, which is not in its folder.")
+    most_bytes = _MOST_PACKED * sum((path.parent / file).stat().st_size for file in files)
+    for fqn, wanted_bytes in tensor_bytes.items():
+        if wanted_bytes > most_bytes:
+            raise ConfigurationError(f"{path} cannot be read: {fqn!r:.200} is larger than what its files can hold.")
     return known
 
 
-def _check_whole(fqn: str, described: TensorStorageMetadata) -> None:
-    """DCP's planner would leave what no piece has as the memory was. Raises ValueError."""
+def _whole_bytes(fqn: str, described: TensorStorageMetadata) -> int:
+    """Of a tensor that its pieces make whole: DCP's planner would leave what no piece has as the memory was. Raises
+    ValueError."""
     size = tuple(described.size)
+    if min(size, default=0) < 0:
+        raise ValueError(f"the size of {fqn!r:.200} is {size}")
     boxes = [(tuple(piece.offsets), tuple(piece.sizes)) for piece in described.chunks]
     for box in boxes:
         for begin, length, whole in zip(*box, size, strict=True):
@@ -194,11 +223,20 @@ def _check_whole(fqn: str, described: TensorStorageMetadata) -> None:
                 raise ValueError(f"a piece of {fqn!r:.200} lies outside it")
     if not tiles(size, boxes):
         raise ValueError(f"the pieces of {fqn!r:.200} do not make it whole, each element once")
+    return prod(size) * described.properties.dtype.itemsize
+
+
+def _check_places(paths: dict[Any, Any]) -> None:
+    """Raises TypeError."""
+    for fqn, path in paths.items():
+        is_path = isinstance(path, tuple) and 0 < len(path) <= MAX_DEPTH
+        if not is_path or not all(isinstance(step, str | int) for step in path):
+            raise TypeError(f"the place of {fqn!r:.200} in the state is malformed")
 
 
 def _read_tensor(reader: _Reader, folder: Path, fqn: str, like: torch.Tensor) -> torch.Tensor:
     read = torch.empty(like.shape, dtype=like.dtype)
-    with _SameDtype():
+    with _CheckedCopies():
         _load(folder, {fqn: read}, reader, _Planner(folder))
     return read
 

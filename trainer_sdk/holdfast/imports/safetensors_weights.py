@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from holdfast.imports.source_state import MODEL, SourceState
+from holdfast.imports.source_state import MODEL, SourceState, read_description
 from holdfast_client.errors import ConfigurationError
 
 
@@ -40,13 +40,13 @@ def open_safetensors(path: Path) -> SourceState:
 def files_of(index: Path) -> dict[str, list[str]]:
     """The names of the tensors that are to be taken from each file beside it. Raises ConfigurationError."""
     try:
-        weights = json.loads(index.read_bytes())["weight_map"]
+        weights = json.loads(read_description(index))["weight_map"]
         files: dict[str, list[str]] = {}
         for name, file in weights.items():
-            if Path(file).name != file:
+            if Path(file).name != file or "\0" in file:
                 raise ValueError(f"{file!r:.200} is no name of a file beside it")
             files.setdefault(file, []).append(name)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError(f"{index} is no index of safetensors files: {error}.") from None
     return files
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from holdfast_client.errors import ConfigurationError
 
 MODEL = "model"
 OPTIMIZER = "optimizer"
+_MOST_DESCRIPTION_BYTES = 1024**3
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,13 @@ class SourceState:
 def placeholder(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A tensor of this shape on the host that takes no memory for it."""
     return torch.empty((), dtype=dtype).expand(shape)
+
+
+def read_description(path: Path) -> bytes:
+    """What says where the tensors of a source are. Raises ConfigurationError if it is too large for that."""
+    if path.stat().st_size > _MOST_DESCRIPTION_BYTES:
+        raise ConfigurationError(f"{path} cannot be read: it has more than {_MOST_DESCRIPTION_BYTES} bytes.")
+    return path.read_bytes()
 
 
 def components_in(loaded: dict[Any, Any]) -> dict[str, Any]:

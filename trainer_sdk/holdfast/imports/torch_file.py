@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,6 +13,9 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from holdfast.imports.source_state import SourceState, components_in
 from holdfast_client.errors import ConfigurationError
+
+_REPEATED_BYTES = 1024**3
+"""An expanded tensor says little of its size: a file of some bytes can have one of any."""
 
 
 def open_torch_file(path: Path) -> SourceState:
@@ -32,7 +36,30 @@ def open_torch_file(path: Path) -> SourceState:
     loaded = load_without_pickle(path, str(path), mmap=True)
     if not isinstance(loaded, dict):
         raise ConfigurationError(f"{path} holds a {type(loaded).__name__}. Save a dict, such as a state_dict.")
+    for tensor in _tensors_in(loaded):
+        stored_bytes = tensor.untyped_storage().nbytes()
+        if tensor.nbytes > max(stored_bytes, _REPEATED_BYTES):
+            raise ConfigurationError(
+                f"{path} has a tensor of the shape {tuple(tensor.shape)} that repeats {stored_bytes} bytes. If that is "
+                "meant, save what its contiguous() gives."
+            )
     return SourceState(components_in(loaded))
+
+
+def _tensors_in(loaded: Any) -> Iterator[torch.Tensor]:
+    """The dense ones, each once, however the containers lie in each other."""
+    left, seen = [loaded], set[int]()
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            yield value
+        elif isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list | tuple | set):
+            left += value
 
 
 def load_without_pickle(file: Path | IO[bytes], told: str, *, mmap: bool) -> Any:
