@@ -87,13 +87,19 @@ def test_a_folder_of_several_steps_is_none_of_them_and_not_its_final_model_eithe
         find_sources(tmp_path, 1000)
 
 
+@pytest.mark.parametrize("model", ["model.safetensors", "weights.pt"])
 @pytest.mark.parametrize("states", [["mp_rank_00.pt"], ["mp_rank_00.pt", "mp_rank_01.pt"]])
-def test_the_model_of_a_trainer_on_deepspeed_is_taken_and_not_the_states_of_its_ranks(tmp_path, states):
+def test_the_model_of_a_trainer_on_deepspeed_is_taken_and_not_the_states_of_its_ranks(tmp_path, states, model):
     folder = tmp_path / "checkpoint-500"
-    make(folder / "model.safetensors", folder / "latest", *(folder / "global_step500" / name for name in states))
+    make(
+        folder / model,
+        folder / "latest",
+        folder / "scheduler.pt",
+        *(folder / "global_step500" / name for name in states),
+    )
     for given, step in ((folder, None), (folder, 500), (folder, 7), (tmp_path, None)):
         [source] = find_sources(given, step)
-        assert (source.path, source.step) == (folder / "model.safetensors", step or 500)
+        assert (source.path, source.step) == (folder / model, step or 500)
 
 
 @pytest.mark.parametrize("name", ["scheduler.pt", "optimizer.bin", "rng_state_0.pth", "training_args.bin", "scaler.pt"])
@@ -439,8 +445,11 @@ def test_a_dcp_folder_that_names_a_file_outside_it_is_refused(tmp_path, path):
         b"ctorch.serialization\n_get_layout\n",
         b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n(K\x01tR",
     ],
+    ids=["Metadata", "MetadataIndex", "PosixPath", "OrderedDict", "a function", "a member of an enum"],
 )
-@pytest.mark.parametrize("state", [b"N}\x8c\x06parts_K\x01s\x86", b"}\x8c\x06parts_K\x01s"])
+@pytest.mark.parametrize(
+    "state", [b"N}\x8c\x06parts_K\x01s\x86", b"}\x8c\x06parts_K\x01s"], ids=["by setattr", "in its dict"]
+)
 def test_the_metadata_of_a_dcp_folder_changes_no_class_and_nothing_that_lives_on(tmp_path, named, state):
     dcp.save({"model": {"w": torch.ones(3)}}, checkpoint_id=tmp_path, no_dist=True)
     honest = (tmp_path / ".metadata").read_bytes()

@@ -96,8 +96,9 @@ def _series(folder: Path) -> list[Source]:
 
 def _is_one(folder: Path) -> bool:
     """Whether it is a checkpoint by its name and its files. DeepSpeed has a `global_step500` of its own in it."""
-    has_weights = (folder / ".metadata").exists() or any(any(folder.glob(kind)) for kind in _WEIGHTS)
-    return has_weights and _step_of(folder) >= 0
+    weights = (each for each in folder.iterdir() if _ending(each) and not _BESIDE.match(each.name))
+    is_model = (folder / ".metadata").exists() or any(_step_of(each) < 0 for each in weights if not each.is_dir())
+    return is_model and _step_of(folder) >= 0
 
 
 def _step_of(path: Path) -> int:
