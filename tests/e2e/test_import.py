@@ -22,7 +22,7 @@ import holdfast
 from holdfast.errors import StateMismatchError
 from holdfast.export.pull import Format, pull
 from holdfast.imports import steps
-from holdfast.imports.checkpoint_plan import Choices
+from holdfast.imports.checkpoint_plan import Choices, plan_import
 from holdfast.imports.sources import find_sources
 from holdfast_client import Client, errors
 from holdfast_protocol.base import RunName
@@ -327,6 +327,27 @@ def test_other_content_earlier_steps_and_runs_of_training_jobs_are_left_alone(ru
         with pytest.raises(errors.ConfigurationError, match=r"training job.*would fence it"):
             bring(client, trained, tmp_path / "runs")
         ckpt.save(2, {"epoch": 2}).committed.result(timeout=60)
+
+
+def test_a_job_that_is_launched_while_a_source_is_read_is_not_fenced(run, client, tmp_path, monkeypatch):
+    series(tmp_path / "runs", [5])
+    bring(client, run, tmp_path / "runs")
+    series(tmp_path / "runs", [6])
+    jobs = []
+
+    def launched(*arguments):
+        if not jobs:
+            job = holdfast.Checkpointer(str(run), config={"imported_from": "hf", "lr": 0.1})
+            job.restore({})
+            jobs.append(job)
+        return plan_import(*arguments)
+
+    monkeypatch.setattr(steps, "plan_import", launched)
+    for why in ("was opened since this import began", "training job"):  # the second import sees the job at once
+        with pytest.raises(errors.ConfigurationError, match=why):
+            bring(client, run, tmp_path / "runs")
+    with jobs[0] as job:
+        job.save(7, {"epoch": 1}).committed.result(timeout=60)
 
 
 def test_a_run_whose_name_is_like_another_is_made_only_if_that_is_meant(client, tmp_path):

@@ -72,9 +72,9 @@ class Run:
         self.newest += 1
 
 
-def launch(run, launch_id="mine"):
+def launch(run, launch_id="mine", after=None):
     with scripted(run) as server, Client(ClientSettings(url=server.url, token="t", retry_seconds=60)) as client:
-        return client.attempts.open_next(RunName("demo", "gpt"), launch_id, world_size=2)
+        return client.attempts.open_next(RunName("demo", "gpt"), launch_id, world_size=2, after=after)
 
 
 @pytest.mark.rule("attempt-compare-and-swap")
@@ -125,3 +125,13 @@ def test_two_launches_that_chase_each_other_come_to_an_end():
     with pytest.raises(errors.AttemptConflict):
         launch(run)
     assert len(run.before_open) == 45
+
+
+@pytest.mark.rule("attempt-compare-and-swap")
+def test_an_attempt_that_may_follow_one_alone_fences_no_other():
+    run = Run(3)
+    run.before_open = [run.another_opens]
+    with pytest.raises(errors.AttemptConflict):
+        launch(run, after=3)
+    assert run.newest == 4
+    assert launch(run, after=4).attempt == 5

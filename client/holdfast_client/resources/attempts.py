@@ -84,18 +84,20 @@ class Attempts(Resource):
         environment: dict[str, str] | None = None,
         create: bool | None = None,
         config: Mapping[str, JsonValue] | None = None,
+        after: int | None = None,
     ) -> AttemptOpened:
-        """Opens an attempt after the newest one (rule attempt-compare-and-swap). Rank 0 calls it.
+        """Opens an attempt after the newest one (rule attempt-compare-and-swap). Rank 0 calls it. With `after` no other
+        attempt than this one may be the newest; else it raises AttemptConflict, and fences nothing.
 
         A later launch wins over an earlier one, but a late retry of an earlier launch must not fence its successor. If
         this launch's opening may have been carried out, and another attempt is newer now, that one is the successor,
         and this launch stops. Raises StaleAttempt if a later launch has taken over in between, RunNotFound or
         ProjectNotFound if they may not be made (see OpenAttempt.create)."""
-        after = self._newest(run_name)
+        known = self._newest(run_name) if after is None else after
         for tries_left in reversed(range(_TRIES)):
             request = OpenAttempt(
                 launch_id=launch_id,
-                after=after,
+                after=known,
                 world_size=world_size,
                 host=host,
                 environment=environment or {},
@@ -112,10 +114,10 @@ class Attempts(Resource):
                         request_id=conflict.request_id,
                         context=conflict.context,
                     ) from conflict
-                if not tries_left:
+                if after is not None or not tries_left:
                     raise
-                after = self._newest(run_name)
-                log.info("another attempt of %s was opened in between; opening after %d", run_name, after)
+                known = self._newest(run_name)
+                log.info("another attempt of %s was opened in between; opening after %d", run_name, known)
         raise AssertionError("the last try returns or raises")
 
     def _newest(self, run_name: RunName) -> int:

@@ -32,7 +32,7 @@ from holdfast.settings import TrainerSettings
 from holdfast.state.tensors import row_major_bytes
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
-from holdfast_client.errors import CheckpointAborted, ConfigurationError, IntegrityError, NotFound
+from holdfast_client.errors import AttemptConflict, CheckpointAborted, ConfigurationError, IntegrityError, NotFound
 from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.digests import checkpoint_digest, shard_digest
@@ -129,6 +129,8 @@ class _Import:
         self._session: Session | None = None
         self._workers = TransferWorkers()
         self._committed: dict[int, CheckpointView] = {}
+        self._newest_attempt = 0
+        """What `check` found. No other one is fenced."""
 
     def __enter__(self) -> _Import:
         return self
@@ -151,6 +153,7 @@ class _Import:
             newest = self._client.attempts.list(self._run.project, self._run.run, limit=1).items
         except NotFound:  # the opening of the attempt makes it, or says why not
             return
+        self._newest_attempt = newest[0].number if newest else 0
         new = [source.step for source in sources if source.step not in self._committed]
         if not new:
             return
@@ -159,9 +162,9 @@ class _Import:
                 f"Step {min(new)} cannot be imported after step {max(self._committed)}, which {self._run} has: steps "
                 "follow each other. Import into another run."
             )
-        if newest and _CONFIG not in (
+        if newest and set(
             self._client.attempts.config(self._run.project, self._run.run, newest[0].number).config or {}
-        ):
+        ) != {_CONFIG}:
             raise ConfigurationError(
                 f"Attempt {newest[0].number} of {self._run} is that of a training job, and an import would fence it. "
                 "Import into a run of its own."
@@ -205,8 +208,15 @@ class _Import:
                 create=self._create,
                 config={_CONFIG: self._told},
                 outcome_file=OutcomeFile(self._run, ranks.rank, settings),
+                after=self._newest_attempt,
             )
-            point = session.open().restore_point
+            try:
+                point = session.open().restore_point
+            except AttemptConflict as conflict:
+                raise ConfigurationError(
+                    f"Another attempt of {self._run} was opened since this import began, and it would be fenced. "
+                    "Import into a run of its own."
+                ) from conflict
             self._session = session
             if session.opened.ever_committed:
                 if point is None or point.step != max(self._committed, default=-1):

@@ -42,7 +42,10 @@ class Session:
         config: dict[str, JsonValue] | None,
         outcome_file: OutcomeFile,
         adoption: Adoption | None = None,
+        after: int | None = None,
     ) -> None:
+        """`after`: the only attempt that may be fenced, 0 for none; open() raises AttemptConflict if another one is the
+        newest. Without it, whichever is."""
         self.client = client
         self.brief_client = Client(client.settings.model_copy(update={"retry_seconds": _BRIEF_SECONDS}))
         """For reports that are useful but not worth waiting for."""
@@ -60,6 +63,7 @@ class Session:
         """`has_begun`, when the job's own newer attempt was opened."""
         self._create = create
         self._config = config
+        self._after = after
         # Made once per process: a call that is repeated after a lost reply opens no second attempt. Rank 0's is the
         # job's.
         self.launch_id = outcome_file.new_launch_id()
@@ -313,6 +317,7 @@ class Session:
             environment=self.environment,
             create=self._create,
             config=self._config,
+            after=self._after,
         )
 
     def _choose_again(self) -> AttemptOpened:
