@@ -11,9 +11,9 @@ different places has no digests that could be compared (docs/adr/0081).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 
@@ -23,7 +23,8 @@ from holdfast_client.client import Client
 from holdfast_client.errors import IntegrityError
 from holdfast_protocol.attempts import CheckpointDiff
 from holdfast_protocol.checkpoints import CheckpointView
-from holdfast_protocol.index_documents import ITEM_BYTES, Box, Layout, Piece, SavedAs, TensorEntry
+from holdfast_protocol.digests import canonical_bytes, chunk_digest
+from holdfast_protocol.index_documents import ITEM_BYTES, Box, Layout, Piece, SavedAs, ShardIndex, TensorEntry
 
 
 class TensorForm(BaseModel):
@@ -68,6 +69,9 @@ class StoredTensors:
 
     layout: Layout
     chunks: ChunkLists
+    values: Mapping[str, str] = field(default_factory=dict)
+    """The digest of each component's tree: its values that are no tensors. Of a rank's own the name is `loader@1`, and
+    of its random number generators `rng@1`."""
 
 
 def compare(client: Client, before_id: str, after_id: str) -> Comparison:
@@ -88,10 +92,24 @@ def read_tensors(client: Client, view: CheckpointView, workers: TransferWorkers)
         manifest = source.manifest()
         document, index = source.first_documents(manifest)
         layout = source.layout(manifest, document)
-        if index.layout_digest != layout.digest:
-            raise IntegrityError(f"The index of rank 0 in {view.id} names another layout")
-        chunks = {rank: source.chunk_list(manifest, layout, rank) for rank in range(view.world_size)}
-    return StoredTensors(layout, chunks)
+        indexes = {0: index, **source.indexes(manifest, range(1, view.world_size))}
+        chunks = {rank: source.chunk_list(manifest, layout, rank) for rank in indexes}
+    for rank, each in indexes.items():
+        if each.layout_digest != layout.digest:
+            raise IntegrityError(f"The index of rank {rank} in {view.id} names another layout")
+    return StoredTensors(layout, chunks, tree_digests(dict(_trees(indexes))))
+
+
+def tree_digests(trees: Mapping[str, Any]) -> dict[str, str]:
+    return {name: chunk_digest(canonical_bytes(tree)) for name, tree in trees.items()}
+
+
+def _trees(indexes: Mapping[int, ShardIndex]) -> Iterator[tuple[str, Any]]:
+    yield from indexes[0].replicated_trees.items()
+    for rank, index in indexes.items():
+        yield from ((f"{name}@{rank}", tree) for name, tree in index.trees.items())
+        if index.rng is not None:
+            yield f"rng@{rank}", index.rng
 
 
 def compare_tensors(before: StoredTensors, after: StoredTensors) -> TensorDiff:

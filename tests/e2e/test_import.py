@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import time
 import uuid
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from holdfast.imports import steps
 from holdfast.imports.checkpoint_plan import Choices, plan_import
 from holdfast.imports.sources import find_sources
 from holdfast_client import Client, errors
+from holdfast_protocol import index_documents
 from holdfast_protocol.base import RunName
 from holdfast_protocol.runs import EditProject, Latest, parse_point
 from holdfast_protocol.states import AttemptOutcome, CheckpointState
@@ -327,6 +329,17 @@ def test_other_content_earlier_steps_and_runs_of_training_jobs_are_left_alone(ru
         with pytest.raises(errors.ConfigurationError, match=r"training job.*would fence it"):
             bring(client, trained, tmp_path / "runs")
         ckpt.save(2, {"epoch": 2}).committed.result(timeout=60)
+
+
+def test_what_another_build_of_zlib_compresses_otherwise_is_the_same_content(run, client, tmp_path, monkeypatch):
+    tensors = series(tmp_path / "runs", [5])[5]
+    bring(client, run, tmp_path / "runs")
+    monkeypatch.setattr(index_documents, "compress", lambda canonical: zlib.compress(canonical, 1))
+    assert bring(client, run, tmp_path / "runs")["steps"][0]["skipped"]
+    for other in ({"w": tensors["base"], "base": tensors["w"]}, {"v": tensors["w"], "base": tensors["base"]}):
+        save_file(other, tmp_path / "runs" / "checkpoint-5.safetensors")
+        with pytest.raises(errors.ConfigurationError, match="another content at step 5"):
+            bring(client, run, tmp_path / "runs")
 
 
 def test_a_job_that_is_launched_while_a_source_is_read_is_not_fenced(run, client, tmp_path, monkeypatch):
