@@ -28,6 +28,7 @@ from holdfast.imports.sources import find_sources
 from holdfast_client import Client, errors
 from holdfast_protocol import index_documents
 from holdfast_protocol.base import RunName
+from holdfast_protocol.pruning import PruneCheckpoints
 from holdfast_protocol.runs import EditProject, Latest, parse_point
 from holdfast_protocol.states import AttemptOutcome, CheckpointState
 from tests.support.forked import ForkedProgram
@@ -329,6 +330,27 @@ def test_other_content_earlier_steps_and_runs_of_training_jobs_are_left_alone(ru
         with pytest.raises(errors.ConfigurationError, match=r"training job.*would fence it"):
             bring(client, trained, tmp_path / "runs")
         ckpt.save(2, {"epoch": 2}).committed.result(timeout=60)
+
+
+def delete(client, run, step: int) -> None:
+    found = client.checkpoints.select(run.project, run.run, str(step))
+    done = client.retention.prune(run.project, run.run, PruneCheckpoints(checkpoint_ids=[found.id], all_of_run=True))
+    assert [each.step for each in done.trashed] == [step]
+
+
+def test_a_step_that_was_deleted_since_is_not_imported_again_and_later_ones_are(run, client, tmp_path):
+    series(tmp_path / "runs", [1, 2, 3])
+    bring(client, run, tmp_path / "runs")
+    delete(client, run, 1)
+    series(tmp_path / "runs", [4])
+    done = holdfast_command("import", tmp_path / "runs", run, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "step 1 was committed before, and has been deleted since" in done.stderr
+    kinds = [(step["skipped"], step["deleted"]) for step in json.loads(done.stdout)["steps"]]
+    assert kinds == [(True, True), (True, False), (True, False), (False, False)]
+    again = holdfast_command("import", tmp_path / "runs", run)
+    assert "0 steps imported, 3 there already, 1 deleted since" in again.stdout
+    assert client.checkpoints.select(run.project, run.run, "1").state is CheckpointState.TRASHED
 
 
 def test_what_another_build_of_zlib_compresses_otherwise_is_the_same_content(run, client, tmp_path, monkeypatch):

@@ -77,9 +77,11 @@ def import_(
         show_line(json_module.dumps(report, indent=2))
         return
     new = sum(not step["skipped"] for step in report["steps"])
+    deleted = sum(step["deleted"] for step in report["steps"])
+    gone = f", {deleted} deleted since" if deleted else ""
     total, sent, present = (as_bytes(report[name]) for name in ("bytes", "sent_bytes", "present_bytes"))
     show_line(
-        f"{run}: {counted(new, 'step')} imported, {len(sources) - new} there already; "
+        f"{run}: {counted(new, 'step')} imported, {len(sources) - new - deleted} there already{gone}; "
         f"{counted(report['tensors'], 'tensor')}, {total}: {sent} sent, {present} already in the store."
     )
 

@@ -2,6 +2,7 @@
 
     committed already, same digest -> skipped      else: upload and seal -> commit
                      `---------------------------------------------------> read back and compared with the source
+    committed before, deleted since -> skipped, unless it came after all that is committed now
 
 A kill at any moment leaves whole steps and at most one that is not committed, or committed and not yet compared. The
 next import goes on there: it skips what is committed, compares the newest step again, and finds the chunks of the
@@ -11,7 +12,7 @@ unfinished one in the store.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,6 +45,12 @@ HELD_BYTES = 256 * 1024**2
 COMPARED_BYTES = 64 * 1024**2
 """Tensors that are read back together; a larger one alone."""
 _CONFIG = "imported_from"
+_EVER_COMMITTED = (
+    CheckpointState.COMMITTED,
+    CheckpointState.TRASHED,
+    CheckpointState.DELETING,
+    CheckpointState.DELETED,
+)
 
 OnTotal = Callable[[int], object]
 OnBytes = Callable[[int], object]
@@ -100,20 +107,31 @@ def _opened(source: Source, only: frozenset[str]) -> SourceState:
             return open_dcp_folder(source.path, only)
 
 
-def _step_report(source: Source, plan: ImportPlan, taken: tuple[str, bool, int]) -> dict[str, Any]:
-    checkpoint_id, skipped, sent_bytes = taken
+class _Taken(NamedTuple):
+    view: CheckpointView
+    skipped: bool
+    sent_bytes: int = 0
+    """Bytes of tensors."""
+
+    @property
+    def is_committed(self) -> bool:
+        return self.view.state is CheckpointState.COMMITTED
+
+
+def _step_report(source: Source, plan: ImportPlan, taken: _Taken) -> dict[str, Any]:
     return {
         "step": source.step,
         "source": str(source.path),
         "format": source.format.value,
-        "checkpoint_id": checkpoint_id,
-        "skipped": skipped,
+        "checkpoint_id": taken.view.id,
+        "skipped": taken.skipped,
+        "deleted": not taken.is_committed,
         "components": sorted(plan.trees),
         "tensors": len(plan.layout.tensors),
         "tied": sum(entry.alias_of is not None for entry in plan.layout.tensors.values()),
         "bytes": plan.tensor_bytes,
-        "sent_bytes": sent_bytes,
-        "present_bytes": plan.tensor_bytes - sent_bytes,
+        "sent_bytes": taken.sent_bytes,
+        "present_bytes": plan.tensor_bytes - taken.sent_bytes if taken.is_committed else 0,
         "left_out": list(source.left_out),
     }
 
@@ -130,6 +148,8 @@ class _Import:
         self._session: Session | None = None
         self._workers = TransferWorkers()
         self._committed: dict[int, CheckpointView] = {}
+        self._deleted: dict[int, CheckpointView] = {}
+        """Committed before, and deleted since, by a policy or a person. Later steps are committed."""
         self._newest_attempt = 0
         """What `check` found. No other one is fenced."""
 
@@ -149,19 +169,21 @@ class _Import:
         """Before anything is read. Raises ConfigurationError for a step that cannot come after the committed ones, and
         for a run that a training job has written to."""
         try:
-            views = self._client.checkpoints.all(self._run.project, self._run.run, state=CheckpointState.COMMITTED)
-            self._committed = {view.step: view for view in views}
+            views = list(self._client.checkpoints.all(self._run.project, self._run.run, state=_EVER_COMMITTED))
             newest = self._client.attempts.list(self._run.project, self._run.run, limit=1).items
         except NotFound:  # the opening of the attempt makes it, or says why not
             return
         self._newest_attempt = newest[0].number if newest else 0
-        new = [source.step for source in sources if source.step not in self._committed]
+        self._committed = {view.step: view for view in views if view.state is CheckpointState.COMMITTED}
+        last = max(self._committed, default=-1)
+        self._deleted = {view.step: view for view in views if view.step < last and view.step not in self._committed}
+        new = [source.step for source in sources if source.step not in self._committed | self._deleted]
         if not new:
             return
-        if self._committed and min(new) < max(self._committed):
+        if min(new) < last:
             raise ConfigurationError(
-                f"Step {min(new)} cannot be imported after step {max(self._committed)}, which {self._run} has: steps "
-                "follow each other. Import into another run."
+                f"Step {min(new)} cannot be imported after step {last}, which {self._run} has: steps follow each "
+                "other. Import into another run; or leave it out, if it was imported and deleted long ago."
             )
         if newest and set(
             self._client.attempts.config(self._run.project, self._run.run, newest[0].number).config or {}
@@ -171,15 +193,17 @@ class _Import:
                 "Import into a run of its own."
             )
 
-    def take(self, source: Source, plan: ImportPlan) -> tuple[str, bool, int]:
-        """The checkpoint's id, whether it was committed before, and the bytes of tensors that were sent."""
+    def take(self, source: Source, plan: ImportPlan) -> _Taken:
+        if (deleted := self._deleted.get(source.step)) is not None:
+            self._on_bytes(plan.tensor_bytes)
+            return _Taken(deleted, skipped=True)
         before = self._committed.get(source.step)
         if before is not None:
             self._refuse_another(before, plan)
             if source.step == max(self._committed):  # the import that committed it may have been killed since
                 self._compare(before.id, plan)
             self._on_bytes(plan.tensor_bytes)
-            return before.id, True, 0
+            return _Taken(before, skipped=True)
         session = self._opened()
         writer = session.shard_writer(source.step, CheckpointKind.PERIODIC, self._workers)
         try:
@@ -196,7 +220,7 @@ class _Import:
         self._committed[source.step] = view
         self._compare(view.id, plan)
         self._on_bytes(plan.tensor_bytes)
-        return view.id, False, sent_bytes
+        return _Taken(view, skipped=False, sent_bytes=sent_bytes)
 
     def _opened(self) -> Session:
         if self._session is None:
@@ -278,7 +302,9 @@ def _groups(contents: Contents) -> Iterator[list[str]]:
 
 
 def _told(step: dict[str, Any]) -> str:
-    if step["skipped"]:
+    if step["deleted"]:
+        done = "was committed before, and has been deleted since: it is not imported again"
+    elif step["skipped"]:
         done = "is there already, with the same content"
     else:
         done = f"is committed, and what was read back is the source ({readable_bytes(step['sent_bytes'])} sent)"
