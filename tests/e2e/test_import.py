@@ -57,9 +57,9 @@ def run() -> RunName:
     return RunName("tests", f"r{uuid.uuid4().hex}")
 
 
-def bring(client, run, source, step=None, *, only=(), **choices) -> dict:
+def bring(client, run, source, step=None, *, only=(), on_note=lambda note: None, **choices) -> dict:
     return steps.import_sources(
-        client, run, find_sources(source, step), choices=Choices(only=frozenset(only), **choices)
+        client, run, find_sources(source, step), choices=Choices(only=frozenset(only), **choices), on_note=on_note
     )
 
 
@@ -178,8 +178,10 @@ def test_a_model_of_transformers_is_imported_with_its_tied_weights(run, client, 
     model.save_pretrained(folder, max_shard_size="20KB" if world != "one file" else "1GB")
     assert (folder / "model.safetensors").exists() is (world == "one file")
     torch.save({"state": {}}, folder / "optimizer.pt")
-    report = bring(client, run, folder)
+    notes = []
+    report = bring(client, run, folder, on_note=notes.append)
     assert report["steps"][0]["step"] == 500
+    assert "It has the weights alone: begin a new run from them" in notes[0]
     assert {"config.json", "optimizer.pt"} <= set(report["steps"][0]["left_out"])
     fresh = GPT2LMHeadModel(config())
     holdfast.load_weights(str(run), fresh)

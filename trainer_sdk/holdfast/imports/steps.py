@@ -45,6 +45,7 @@ HELD_BYTES = 256 * 1024**2
 COMPARED_BYTES = 64 * 1024**2
 """Tensors that are read back together; a larger one alone."""
 _CONFIG = "imported_from"
+_OPTIMIZER_OF_TRAINER = "optimizer.pt"
 _EVER_COMMITTED = (
     CheckpointState.COMMITTED,
     CheckpointState.TRASHED,
@@ -308,5 +309,7 @@ def _told(step: dict[str, Any]) -> str:
         done = "is there already, with the same content"
     else:
         done = f"is committed, and what was read back is the source ({readable_bytes(step['sent_bytes'])} sent)"
+    if _OPTIMIZER_OF_TRAINER in step["left_out"]:
+        done += ". It has the weights alone: begin a new run from them with load_weights()"
     beside = f" Not imported: {', '.join(step['left_out'])}." if step["left_out"] else ""
     return f"{step['source']}: step {step['step']} {done}.{beside}"
