@@ -416,6 +416,18 @@ def test_what_was_stored_otherwise_than_the_source_has_it_is_told(run, client, t
     with pytest.raises(errors.IntegrityError):
         bring(client, run, tmp_path / "runs")
     monkeypatch.undo()
+    # What the page says to do.
+    quarantined = holdfast_command(
+        "checkpoints", "edit", f"{run}@1", "--health", "quarantined", "--reason", "differs from its source"
+    )
+    assert quarantined.returncode == 0, quarantined.stderr
+    with pytest.raises(errors.ConfigurationError, match=r"Step 1 .* is quarantined\. Delete it"):
+        bring(client, run, tmp_path / "runs")
+    deleted = holdfast_command("checkpoints", "prune", f"{run}@1", "--yes")
+    assert deleted.returncode == 0, deleted.stderr
+    report = bring(client, run, tmp_path / "runs")
+    assert [(step["step"], step["skipped"]) for step in report["steps"]] == [(1, False), (2, False)]
+    assert client.restores.restore_point(run.project, run.run).restore_point.step == 2
 
 
 def test_an_import_that_is_killed_goes_on_where_it_was(run, client, served, tmp_path):

@@ -245,17 +245,21 @@ class _Import:
                 ) from conflict
             self._session = session
             if session.opened.ever_committed:
-                if point is None or point.step != max(self._committed, default=-1):
+                if (-1 if point is None else point.step) != max(self._committed, default=-1):
                     raise ConfigurationError(
                         f"The newest step of {self._run} cannot be restored now, so no step can follow it. "
                         f"`holdfast runs restore-point {self._run}` says why."
                     )
-                session.restored_from(point.checkpoint_id, rollback=False)
+                session.restored_from(None if point is None else point.checkpoint_id, rollback=False)
         return self._session
 
     def _refuse_another(self, before: CheckpointView, plan: ImportPlan) -> None:
-        if before.health is Health.CORRUPT:
-            raise ConfigurationError(f"Step {before.step} of {self._run} is corrupt. Import into another run.")
+        is_last = before.step == max(self._committed)
+        if before.health is Health.CORRUPT or (is_last and before.health is Health.QUARANTINED):
+            remedy = "Import into another run"
+            if is_last:
+                remedy = f"Delete it (`holdfast checkpoints prune {self._run}@{before.step} --yes`) and import it again"
+            raise ConfigurationError(f"Step {before.step} of {self._run} is {before.health.value}. {remedy}.")
         digests = plan.digests(self._run, before.step)
         if checkpoint_digest([shard_digest(digests)]) == before.digest:
             return
