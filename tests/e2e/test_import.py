@@ -430,6 +430,22 @@ def test_what_was_stored_otherwise_than_the_source_has_it_is_told(run, client, t
     assert client.restores.restore_point(run.project, run.run).restore_point.step == 2
 
 
+def test_a_step_that_may_lack_its_comparison_is_named_if_only_a_later_one_is_imported(
+    run, client, tmp_path, monkeypatch
+):
+    series(tmp_path / "runs", [1, 2, 3])
+    name = "checkpoint-{}.safetensors".format
+    monkeypatch.setattr(steps._Import, "_compare", lambda *arguments: 1 / 0)  # as if it were killed there
+    with pytest.raises(ZeroDivisionError):
+        bring(client, run, tmp_path / "runs" / name(1))
+    monkeypatch.undo()
+    notes = []
+    bring(client, run, tmp_path / "runs" / name(2), on_note=notes.append)
+    assert [note.startswith("step 1 is of an import that did not end well") for note in notes] == [True, False]
+    bring(client, run, tmp_path / "runs" / name(3), on_note=notes.append)
+    assert len(notes) == 3, notes
+
+
 def test_an_import_that_is_killed_goes_on_where_it_was(run, client, served, tmp_path):
     expected = series(tmp_path / "runs", [1, 2, 3], rows=5000)
     os.mkfifo(tmp_path / "runs" / "checkpoint-4.pt")  # the import can never end: it waits for a writer

@@ -76,7 +76,7 @@ def import_sources(
     IntegrityError if what was read back is not the source, and whatever a save or a restore raises.
     """
     with _Import(client, run, create, str(sources[0].path), on_bytes) as into:
-        into.check(sources)
+        into.check(sources, on_note)
         steps = []
         for source in sources:
             plan = _plan_of(source, choices)
@@ -166,9 +166,10 @@ class _Import:
             self._session.ranks.close()
         self._workers.close()
 
-    def check(self, sources: Sequence[Source]) -> None:
-        """Before anything is read. Raises ConfigurationError for a step that cannot come after the committed ones, and
-        for a run that a training job has written to."""
+    def check(self, sources: Sequence[Source], on_note: OnNote) -> None:
+        """Before anything is read. Notes a step that may lack its comparison and is not among the sources. Raises
+        ConfigurationError for a step that cannot come after the committed ones, and for a run that a training job has
+        written to."""
         try:
             views = list(self._client.checkpoints.all(self._run.project, self._run.run, state=_EVER_COMMITTED))
             newest = self._client.attempts.list(self._run.project, self._run.run, limit=1).items
@@ -193,6 +194,13 @@ class _Import:
                 f"Attempt {newest[0].number} of {self._run} is that of a training job, and an import would fence it. "
                 "Import into a run of its own."
             )
+        if last >= 0 and last not in {source.step for source in sources}:
+            by = self._client.attempts.get(self._run.project, self._run.run, self._committed[last].attempt)
+            if by.outcome is not AttemptOutcome.FINISHED:
+                on_note(
+                    f"step {last} is of an import that did not end well, and may not have been compared with its "
+                    "source. Import it again, and that is done."
+                )
 
     def take(self, source: Source, plan: ImportPlan) -> _Taken:
         if (deleted := self._deleted.get(source.step)) is not None:
