@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import weakref
 
 import numpy as np
 
-from holdfast.layout.chunk_bytes import chunks_of
+from holdfast.layout.chunk_bytes import chunks_of, same_bytes
 from holdfast.layout.plan import ChunkSizes, place, whole
 
 
@@ -38,3 +39,17 @@ def test_each_tensor_is_resolved_once_and_dropped_before_the_next():
     for piece in shard.pieces:
         read = b"".join(chunks[part.ordinal][part.offset : part.offset + part.bytes] for part in piece.segments)
         assert read == values[piece.tensor].tobytes()
+
+
+def test_large_tensors_are_compared_to_their_last_byte_without_a_copy_of_their_size():
+    size = 200 * 1024**2
+    one, other = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+    tracemalloc.start()
+    try:
+        assert same_bytes(one, other)
+        assert tracemalloc.get_traced_memory()[1] < size // 2
+    finally:
+        tracemalloc.stop()
+    other[-1] = 1
+    assert not same_bytes(one, other)
+    assert not same_bytes(one, one[:-1])

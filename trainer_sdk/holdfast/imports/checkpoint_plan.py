@@ -15,12 +15,11 @@ from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 
 from holdfast.errors import StateError
 from holdfast.imports.source_state import SourceState, is_extra, is_model
-from holdfast.layout.chunk_bytes import Bytes, chunks_of
+from holdfast.layout.chunk_bytes import Bytes, chunks_of, same_bytes
 from holdfast.layout.plan import LocalPlan, PieceSpec, build_local_plan, global_layout
 from holdfast.state.capture import TensorCollector
 from holdfast.state.components import Component, Declarations, Kind, check_keys
@@ -137,7 +136,7 @@ def _with_ties(components: dict[str, Any], tied: Mapping[str, str], source: Sour
             raise ConfigurationError(f"No model of it has both {name!r} and {kept!r}, which are to be tied.")
         one, other = source.read(model[fqn]), source.read(model[kept_fqn])
         alike = (one.dtype, one.shape) == (other.dtype, other.shape)
-        if not alike or not np.array_equal(row_major_bytes(one), row_major_bytes(other)):
+        if not alike or not same_bytes(row_major_bytes(one), row_major_bytes(other)):
             raise ConfigurationError(f"{name!r} and {kept!r} have different values, so they are not tied.")
         # The first of two names is the one that is stored.
         found[key] = {**{each: tensor for each, tensor in model.items() if each != fqn}, fqn: model[kept_fqn]}

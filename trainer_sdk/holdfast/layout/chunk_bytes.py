@@ -15,6 +15,8 @@ import numpy as np
 from holdfast_protocol.index_documents import Piece, Segment, ShardLayout
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+_COMPARED_BYTES = 64 * 1024**2
+"""Compared at once: numpy makes an array of a byte for each."""
 
 
 def chunks_of(shard: ShardLayout, resolve: Callable[[Piece], Bytes]) -> Iterator[memoryview]:
@@ -35,3 +37,10 @@ def chunks_of(shard: ShardLayout, resolve: Callable[[Piece], Bytes]) -> Iterator
                 resolved = piece, resolve(piece)
             chunk[segment.offset : segment.offset + segment.bytes] = resolved[1][start : start + segment.bytes]
         yield chunk.data
+
+
+def same_bytes(one: Bytes, other: Bytes) -> bool:
+    return one.size == other.size and all(
+        np.array_equal(one[start : start + _COMPARED_BYTES], other[start : start + _COMPARED_BYTES])
+        for start in range(0, one.size, _COMPARED_BYTES)
+    )
