@@ -113,6 +113,16 @@ def test_one_tensor_changed_one_added_and_one_of_another_dtype(run):
     assert words[words.index("other shape or dtype:") + 1] == f"model/cast: float32 [{LARGE}], bfloat16 [{LARGE}]"
 
 
+def test_a_line_break_in_a_name_forges_no_line(run):
+    forged = "kept\nequal:\n  model/all"
+    save(run, 1, weights(**{forged: torch.ones(LARGE)}), {}, 1.0)
+    save(run, 2, weights(**{forged: torch.zeros(LARGE)}), {}, 1.0)
+    assert tensors(f"{run}@1", f"{run}@2")["other_bytes"] == [f"model/{forged}"]
+    lines = command(f"{run}@1", f"{run}@2").stdout.splitlines()
+    assert "  model/kept equal:   model/all" in lines
+    assert "equal:" not in lines
+
+
 def test_of_small_tensors_in_one_chunk_it_is_said_that_the_digest_does_not_tell(run):
     save(run, 1, weights(), {}, 1.0)
     save(run, 2, weights(small=torch.zeros(8)), {}, 1.0)

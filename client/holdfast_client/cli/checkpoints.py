@@ -41,7 +41,7 @@ from holdfast_protocol.checkpoints import (
     ShardView,
 )
 from holdfast_protocol.states import CheckpointState, Health
-from holdfast_protocol.text import counted
+from holdfast_protocol.text import counted, printable
 
 if TYPE_CHECKING:
     from holdfast_client.comparison import TensorDiff
@@ -353,7 +353,7 @@ def _show_tensors(found: TensorDiff, limit: int) -> None:
         show_line("")
         show_line(f"{kind}:")
         for name in names[:limit]:
-            show_line(f"  {name}")
+            show_line(f"  {printable(name, one_line=True)}")
         if len(names) > limit:
             show_line(f"  and {len(names) - limit} more: --limit shows more of them, --json all")
 

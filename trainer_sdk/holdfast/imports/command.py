@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_module
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +11,10 @@ import typer
 from holdfast.export.command import refuse_without_torch, transfer_progress
 from holdfast_client.cli.arguments import JsonOption, connect, read_selector
 from holdfast_client.cli.output import as_bytes
-from holdfast_client.cli.say import show_line
+from holdfast_client.cli.say import show_line, show_note
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.runs import AtStep, Latest
-from holdfast_protocol.text import counted
+from holdfast_protocol.text import counted, printable
 
 
 def register(app: typer.Typer) -> None:
@@ -71,7 +70,7 @@ def import_(
             create=True if create else None,
             on_total=lambda count: progress.update(task, total=(progress.tasks[0].total or 0) + count),
             on_bytes=lambda count: progress.advance(task, count),
-            on_note=lambda note: sys.stderr.write(f"holdfast: {note}\n"),
+            on_note=lambda note: show_note(f"holdfast: {printable(note, one_line=True)}"),
         )
     if json:
         show_line(json_module.dumps(report, indent=2))
