@@ -51,7 +51,8 @@ class TensorDiff(BaseModel):
     other_form: list[OtherForm] = Field(default_factory=list)
     other_bytes: list[str] = Field(default_factory=list)
     undecided: list[str] = Field(default_factory=list)
-    """They share a chunk with other tensors, and that chunk is another one: something in it has changed."""
+    """They share a chunk with other tensors, and that chunk is another one: a tensor in it has changed, or other tensors
+    came, went or moved."""
     cut_differently: list[str] = Field(default_factory=list)
     """They are cut in different places, so their digests cannot be compared."""
     equal: list[str] = Field(default_factory=list)
