@@ -1,6 +1,7 @@
 """Two checkpoints side by side: what the catalog knows of them, and their tensors, told by digests. No tensor is read.
 
     layout of each: which bytes of which chunk  +  chunk lists: the chunks' digests  ->  a verdict for each tensor
+    indexes of each: the trees of the components                                      ->  which have other values
 
 A digest is that of a whole chunk. Equal digests prove that all in the chunk is equal. Different digests prove that a
 tensor differs only if it fills the chunk alone: of several tensors in one chunk, some may be equal all the same. Bytes
@@ -51,17 +52,20 @@ class TensorDiff(BaseModel):
     other_form: list[OtherForm] = Field(default_factory=list)
     other_bytes: list[str] = Field(default_factory=list)
     undecided: list[str] = Field(default_factory=list)
-    """They share a chunk with other tensors, and that chunk is another one: a tensor in it has changed, or other tensors
-    came, went or moved."""
+    """They share a chunk with other tensors, and that chunk is another one: a tensor in it has changed, or others came,
+    went or moved."""
     cut_differently: list[str] = Field(default_factory=list)
     """They are cut in different places, so their digests cannot be compared."""
     equal: list[str] = Field(default_factory=list)
 
 
 class Comparison(CheckpointDiff):
-    """With the tensors, which the service does not know."""
+    """With the tensors and the other values, which the service does not know."""
 
     tensors: TensorDiff
+    other_values: list[str]
+    """The components whose values that are no tensors are other ones, or are in one checkpoint alone, sorted. What each
+    rank has of its own is `loader@1`, and its random number generators are `rng@1`."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +84,12 @@ def compare(client: Client, before_id: str, after_id: str) -> Comparison:
     StoreUnavailable and IntegrityError if the documents of one cannot be read or do not belong together."""
     found = client.checkpoints.diff(before_id, after_id)
     with TransferWorkers() as workers:
-        tensors = compare_tensors(
-            read_tensors(client, found.before, workers), read_tensors(client, found.after, workers)
-        )
-    return Comparison(**dict(found), tensors=tensors)
+        before, after = (read_tensors(client, view, workers) for view in (found.before, found.after))
+    return Comparison(
+        **dict(found),
+        tensors=compare_tensors(before, after),
+        other_values=sorted({name for name, _ in before.values.items() ^ after.values.items()}),
+    )
 
 
 def read_tensors(client: Client, view: CheckpointView, workers: TransferWorkers) -> StoredTensors:

@@ -113,6 +113,23 @@ def test_one_tensor_changed_one_added_and_one_of_another_dtype(run):
     assert words[words.index("other shape or dtype:") + 1] == f"model/cast: float32 [{LARGE}], bfloat16 [{LARGE}]"
 
 
+def test_values_that_are_no_tensors_are_compared_too(run):
+    for step, epoch in ((1, 3), (2, 3), (3, 4)):
+        with holdfast.Checkpointer(str(run), strict=True, create=True, chunk_sizes=SIZES) as ckpt:
+            ckpt.restore({})
+            ckpt.save(step, {"model": weights(), "epoch": epoch, "sizes": [1, 2]}).committed.result(timeout=60)
+
+    def others(one: int, other: int) -> set[str]:
+        found = json.loads(command(f"{run}@{one}", f"{run}@{other}", "--json").stdout)["other_values"]
+        return {name.partition("@")[0] for name in found} - {"rng"}  # who draws numbers between two saves is not told
+
+    assert others(1, 2) == set()
+    assert others(1, 3) == others(3, 2) == {"epoch"}
+    shown = command(f"{run}@1", f"{run}@3").stdout
+    assert "other values that are no tensors:\n  epoch" in shown
+    assert "The values that are no tensors are the same." in command(f"{run}@1", f"{run}@1").stdout
+
+
 def test_a_line_break_in_a_name_forges_no_line(run):
     forged = "kept\nequal:\n  model/all"
     save(run, 1, weights(**{forged: torch.ones(LARGE)}), {}, 1.0)

@@ -308,6 +308,10 @@ def diff(
     elif (left := len(found.config[limit:]) + found.config_left_out) > 0:
         show_line(f"The configurations have {counted(left, 'more difference')}.")
     _show_tensors(found.tensors, limit)
+    if not found.other_values:
+        show_line("")
+        show_line("The values that are no tensors are the same.")
+    _show_names("other values that are no tensors", found.other_values, limit)
 
 
 def _sides(found: CheckpointDiff) -> Iterator[Sequence[str]]:
@@ -348,14 +352,18 @@ def _show_tensors(found: TensorDiff, limit: int) -> None:
     show_line("")
     show_table([">count", "tensors"], [*counts, (str(len(found.equal)), "equal")], nothing="")
     for kind, names in kinds.items():
-        if not names:
-            continue
-        show_line("")
-        show_line(f"{kind}:")
-        for name in names[:limit]:
-            show_line(f"  {printable(name, one_line=True)}")
-        if len(names) > limit:
-            show_line(f"  and {len(names) - limit} more: --limit shows more of them, --json all")
+        _show_names(kind, names, limit)
+
+
+def _show_names(kind: str, names: Sequence[str], limit: int) -> None:
+    if not names:
+        return
+    show_line("")
+    show_line(f"{kind}:")
+    for name in names[:limit]:
+        show_line(f"  {printable(name, one_line=True)}")
+    if len(names) > limit:
+        show_line(f"  and {len(names) - limit} more: --limit shows more of them, --json all")
 
 
 class Said(StrEnum):
