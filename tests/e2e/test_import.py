@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import time
 import uuid
@@ -334,6 +335,15 @@ def test_other_content_earlier_steps_and_runs_of_training_jobs_are_left_alone(ru
         ckpt.save(2, {"epoch": 2}).committed.result(timeout=60)
 
 
+def test_a_step_that_cannot_be_imported_is_told_before_the_first_is_sent(run, client, tmp_path):
+    series(tmp_path / "runs", [1, 2])
+    torch.save({"w": torch.ones(2), "args": argparse.Namespace(lr=1)}, tmp_path / "runs" / "checkpoint-3.pt")
+    with pytest.raises(errors.ConfigurationError, match=r"checkpoint-3\.pt.*argparse\.Namespace"):
+        bring(client, run, tmp_path / "runs")
+    with pytest.raises(errors.NotFound):
+        client.runs.get(run.project, run.run)
+
+
 def delete(client, run, step: int) -> None:
     found = client.checkpoints.select(run.project, run.run, str(step))
     done = client.retention.prune(run.project, run.run, PruneCheckpoints(checkpoint_ids=[found.id], all_of_run=True))
@@ -458,7 +468,11 @@ def test_a_step_that_may_lack_its_comparison_is_named_if_only_a_later_one_is_imp
 
 def test_an_import_that_is_killed_goes_on_where_it_was(run, client, served, tmp_path):
     expected = series(tmp_path / "runs", [1, 2, 3], rows=5000)
-    os.mkfifo(tmp_path / "runs" / "checkpoint-4.pt")  # the import can never end: it waits for a writer
+    last = tmp_path / "runs" / "checkpoint-4"
+    dcp.save({"model": {"w": torch.ones(2)}}, checkpoint_id=last, no_dist=True)
+    [tensors_of_last] = last.glob("*.distcp")
+    tensors_of_last.unlink()
+    os.mkfifo(tensors_of_last)  # the import can never end: it waits for a writer
     killed = ForkedProgram(
         ENTRY_POINT,
         ["import", str(tmp_path / "runs"), str(run)],
@@ -478,7 +492,7 @@ def test_an_import_that_is_killed_goes_on_where_it_was(run, client, served, tmp_
         time.sleep(0.01)
     killed.kill()
     killed.wait(timeout=60)
-    (tmp_path / "runs" / "checkpoint-4.pt").unlink()
+    shutil.rmtree(last)
     report = bring(client, run, tmp_path / "runs")
     assert [step["step"] for step in report["steps"]] == [1, 2, 3]
     assert report["steps"][0]["skipped"]

@@ -68,7 +68,7 @@ def import_(
             sources,
             choices=Choices(only=frozenset(only or ()), renamed=renamed, tied=tied),
             create=True if create else None,
-            on_total=lambda count: progress.update(task, total=(progress.tasks[0].total or 0) + count),
+            on_total=lambda count: progress.update(task, total=count),
             on_bytes=lambda count: progress.advance(task, count),
             on_note=lambda note: show_note(f"holdfast: {printable(note, one_line=True)}"),
         )

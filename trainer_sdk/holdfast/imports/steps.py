@@ -68,7 +68,7 @@ def import_sources(
     on_bytes: OnBytes = lambda count: None,
     on_note: OnNote = lambda note: None,
 ) -> dict[str, Any]:
-    """Returns the report. `create`: as in OpenAttempt. `on_total` gets the bytes of each step before it is read,
+    """Returns the report. `create`: as in OpenAttempt. `on_total` gets the bytes of all steps before one is read,
     `on_bytes` their parts, `on_note` a sentence when a step is done.
 
     Raises ConfigurationError for a source that cannot be imported and for a run that must not be written to;
@@ -76,10 +76,11 @@ def import_sources(
     """
     with _Import(client, run, create, str(sources[0].path), on_bytes) as into:
         into.check(sources, on_note)
+        # All are planned before the first is sent: one that cannot be imported is told now, and not after hours.
+        on_total(sum(_plan_of(source, choices).tensor_bytes for source in sources))
         steps = []
         for source in sources:
             plan = _plan_of(source, choices)
-            on_total(plan.tensor_bytes)
             steps.append(_step_report(source, plan, into.take(source, plan)))
             on_note(_told(steps[-1]))
     return {
