@@ -59,9 +59,18 @@ def run() -> RunName:
 
 
 def bring(client, run, source, step=None, *, only=(), on_note=lambda note: None, **choices) -> dict:
-    return steps.import_sources(
-        client, run, find_sources(source, step), choices=Choices(only=frozenset(only), **choices), on_note=on_note
+    progress = []
+    report = steps.import_sources(
+        client,
+        run,
+        find_sources(source, step),
+        choices=Choices(only=frozenset(only), **choices),
+        on_total=lambda count: progress.append(-count),
+        on_bytes=progress.append,
+        on_note=on_note,
     )
+    assert sum(progress) == 0
+    return report
 
 
 def holdfast_command(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -25,6 +25,7 @@ from holdfast.imports.source_state import SourceState, components_in
 from holdfast.imports.sources import SourceFormat, find_sources
 from holdfast.imports.torch_file import open_torch_file
 from holdfast_client.errors import ConfigurationError
+from holdfast_protocol.base import RunName
 
 
 def make(*paths: Path) -> None:
@@ -253,6 +254,14 @@ def test_a_state_dict_is_a_model_and_all_else_a_value():
     plan = planned(whole, renamed={"net": "model"}, only=["net", "step", "best"])
     assert {key: tree[0] for key, tree in plan.trees.items()} == {"model": "module", "step": "value", "best": "value"}
     assert sorted(plan.layout.tensors) == ["best/", "model/bias", "model/weight"]
+
+
+def test_the_progress_moves_with_each_chunk_to_the_whole():
+    plan = planned({"v": torch.ones(4_000_000), "w": torch.ones(4_000_000), "odd": torch.ones(1, dtype=torch.uint8)})
+    read = []
+    plan.digests(RunName("demo", "gpt"), 1, read.append)
+    assert len(read) == 3
+    assert sum(read) == plan.chunk_bytes
 
 
 @pytest.mark.parametrize(

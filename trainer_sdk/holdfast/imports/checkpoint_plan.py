@@ -34,6 +34,8 @@ from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
 
 _HELD = Held(replicated=True)
 
+OnBytes = Callable[[int], object]
+
 
 @dataclass(frozen=True)
 class ImportPlan:
@@ -49,14 +51,20 @@ class ImportPlan:
     def tensor_bytes(self) -> int:
         return self.layout.tensor_bytes
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Those of the tensors' chunks."""
+        return sum(self.local.shard.chunks)
+
     def bytes_of(self, name: str) -> Bytes:
         """The tensor's row-major bytes in the source."""
         return row_major_bytes(self.resolve(name))
 
-    def tensor_chunks(self) -> Iterator[OutgoingChunk]:
-        """Those of the tensors, by ordinal."""
+    def tensor_chunks(self, on_bytes: OnBytes) -> Iterator[OutgoingChunk]:
+        """Those of the tensors, by ordinal. `on_bytes` gets the size of each one that was read."""
         made = chunks_of(self.local.shard, lambda piece: self.bytes_of(piece.tensor))
         for chunk, item_bytes in zip(made, self.local.item_bytes, strict=True):
+            on_bytes(chunk.nbytes)
             yield OutgoingChunk.of(chunk, item_bytes=item_bytes)
 
     def documents(self, run: RunName, step: int) -> Iterator[OutgoingChunk]:
@@ -87,10 +95,12 @@ class ImportPlan:
             }
         )
 
-    def digests(self, run: RunName, step: int) -> list[str]:
+    def digests(self, run: RunName, step: int, on_bytes: OnBytes) -> list[str]:
         """Of every chunk, by ordinal: reads the whole source."""
         never = threading.Event()
-        return [chunk_digest(each.load(never)) for each in chain(self.tensor_chunks(), self.documents(run, step))]
+        return [
+            chunk_digest(each.load(never)) for each in chain(self.tensor_chunks(on_bytes), self.documents(run, step))
+        ]
 
 
 def _told_kind(key: str, kind: str) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from holdfast.distributed.ranks import Ranks
 from holdfast.export.contents import Contents, read_contents
 from holdfast.export.tensors import read_tensors
-from holdfast.imports.checkpoint_plan import Choices, ImportPlan, plan_import
+from holdfast.imports.checkpoint_plan import Choices, ImportPlan, OnBytes, plan_import
 from holdfast.imports.dcp_source import open_dcp_folder
 from holdfast.imports.safetensors_weights import open_safetensors
 from holdfast.imports.source_state import SourceState
@@ -53,7 +53,6 @@ _EVER_COMMITTED = (
 )
 
 OnTotal = Callable[[int], object]
-OnBytes = Callable[[int], object]
 OnNote = Callable[[str], object]
 
 
@@ -68,8 +67,8 @@ def import_sources(
     on_bytes: OnBytes = lambda count: None,
     on_note: OnNote = lambda note: None,
 ) -> dict[str, Any]:
-    """Returns the report. `create`: as in OpenAttempt. `on_total` gets the bytes of all steps before one is read,
-    `on_bytes` their parts, `on_note` a sentence when a step is done.
+    """Returns the report. `create`: as in OpenAttempt. `on_total` gets the bytes of all steps' chunks before one is
+    read, `on_bytes` those of each chunk that was read, `on_note` a sentence when a step is done.
 
     Raises ConfigurationError for a source that cannot be imported and for a run that must not be written to;
     IntegrityError if what was read back is not the source, and whatever a save or a restore raises.
@@ -77,7 +76,7 @@ def import_sources(
     with _Import(client, run, create, str(sources[0].path), on_bytes) as into:
         into.check(sources, on_note)
         # All are planned before the first is sent: one that cannot be imported is told now, and not after hours.
-        on_total(sum(_plan_of(source, choices).tensor_bytes for source in sources))
+        on_total(sum(_plan_of(source, choices).chunk_bytes for source in sources))
         steps = []
         for source in sources:
             plan = _plan_of(source, choices)
@@ -204,19 +203,18 @@ class _Import:
 
     def take(self, source: Source, plan: ImportPlan) -> _Taken:
         if (deleted := self._deleted.get(source.step)) is not None:
-            self._on_bytes(plan.tensor_bytes)
+            self._on_bytes(plan.chunk_bytes)
             return _Taken(deleted, skipped=True)
         before = self._committed.get(source.step)
         if before is not None:
             self._refuse_another(before, plan)
             if source.step == max(self._committed):  # the import that committed it may have been killed since
                 self._compare(before.id, plan)
-            self._on_bytes(plan.tensor_bytes)
             return _Taken(before, skipped=True)
         session = self._opened()
         writer = session.shard_writer(source.step, CheckpointKind.PERIODIC, self._workers)
         try:
-            writer.upload(plan.tensor_chunks(), held_bytes=HELD_BYTES)
+            writer.upload(plan.tensor_chunks(self._on_bytes), held_bytes=HELD_BYTES)
             sent_bytes = min(writer.sent_chunk_bytes, plan.tensor_bytes)
             view = writer.upload_and_seal(
                 plan.documents(self._run, source.step), lambda: (plan.summary, plan.index_ordinals)
@@ -228,7 +226,6 @@ class _Import:
             raise
         self._committed[source.step] = view
         self._compare(view.id, plan)
-        self._on_bytes(plan.tensor_bytes)
         return _Taken(view, skipped=False, sent_bytes=sent_bytes)
 
     def _opened(self) -> Session:
@@ -268,7 +265,7 @@ class _Import:
             if is_last:
                 remedy = f"Delete it (`holdfast checkpoints prune {self._run}@{before.step} --yes`) and import it again"
             raise ConfigurationError(f"Step {before.step} of {self._run} is {before.health.value}. {remedy}.")
-        digests = plan.digests(self._run, before.step)
+        digests = plan.digests(self._run, before.step, self._on_bytes)
         if checkpoint_digest([shard_digest(digests)]) == before.digest:
             return
         # Another build of zlib gives the same documents other bytes: their content decides.
