@@ -406,14 +406,18 @@ def test_a_job_that_is_launched_while_a_source_is_read_is_not_fenced(run, client
         job.save(7, {"epoch": 1}).committed.result(timeout=60)
 
 
-def test_the_names_of_foreign_files_are_no_commands_to_the_terminal(run, tmp_path):
-    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
-    (tmp_path / "a\x1b[2J\nholdfast: step 7 is committed").touch()
-    done = holdfast_command("import", tmp_path, f"{run}@3")
+def test_the_names_of_foreign_files_are_no_commands_to_the_terminal(run, client, tmp_path):
+    folder = tmp_path / "odd\x1b"
+    folder.mkdir()
+    save_file({"w": torch.ones(2)}, folder / "model.safetensors")
+    (folder / "a\x1b[2J\nholdfast: step 7 is committed").touch()
+    done = holdfast_command("import", folder, f"{run}@3")
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stderr
     assert "Not imported: a" in done.stderr
     assert not [line for line in done.stderr.splitlines() if line.startswith("holdfast: step 7")]
+    told = client.attempts.config(run.project, run.run, 1).config["imported_from"]
+    assert told == f"{tmp_path}/odd\N{REPLACEMENT CHARACTER}/model.safetensors"
 
 
 def test_a_run_whose_name_is_like_another_is_made_only_if_that_is_meant(client, tmp_path):

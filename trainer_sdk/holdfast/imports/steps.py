@@ -38,6 +38,7 @@ from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.digests import checkpoint_digest, shard_digest
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState, Health
+from holdfast_protocol.text import printable
 
 HELD_BYTES = 256 * 1024**2
 """Chunks that are hashed and not yet verified by the service, while a source is uploaded."""
@@ -73,7 +74,7 @@ def import_sources(
     Raises ConfigurationError for a source that cannot be imported and for a run that must not be written to;
     IntegrityError if what was read back is not the source, and whatever a save or a restore raises.
     """
-    with _Import(client, run, create, str(sources[0].path), on_bytes) as into:
+    with _Import(client, run, create, printable(str(sources[0].path), one_line=True), on_bytes) as into:
         into.check(sources, on_note)
         # All are planned before the first is sent: one that cannot be imported is told now, and not after hours.
         on_total(sum(_plan_of(source, choices).chunk_bytes for source in sources))
