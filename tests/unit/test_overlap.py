@@ -205,6 +205,31 @@ def test_a_write_before_the_step_that_waits_tears_the_save_as_well(copies, area)
         content(shard)
 
 
+@pytest.mark.rule("overlap-is-guarded")
+def test_a_copy_is_not_over_before_a_tear_that_another_thread_has_found_is_known(copies, area):
+    training = Training(torch.optim.SGD, {})
+    shard = stage(area, training.state)
+    add(training)
+    found, go_on = threading.Event(), threading.Event()
+
+    class Slow(set):
+        def update(self, names):
+            found.set()
+            assert go_on.wait(60)
+            super().update(names)
+
+    shard.late._distrusted = Slow()
+    checking = threading.Thread(target=shard.late.check)
+    checking.start()
+    assert found.wait(60)
+    copies.let_go()
+    assert not shard.late.wait(0.3)
+    go_on.set()
+    with pytest.raises(TornSaveError, match="'model/first' was written to"):
+        shard.late.settle()
+    checking.join()
+
+
 def test_tensors_without_a_version_are_copied_before_stage_returns(copies, area):
     with torch.inference_mode():
         value = torch.ones(4)

@@ -101,16 +101,9 @@ class LateCopy:
                 return
             self._is_checked = True
             torn = [piece.spec.name for piece, versions in self._watched if _versions(piece) != versions]
-        if torn:
-            self._distrusted.update(torn)
-            more = f" and {len(torn) - 1} more" if len(torn) > 1 else ""
-            self._fail(
-                TornSaveError(
-                    f"{torn[0]!r}{more} was written to while it was copied beside training (overlap=True), and not by "
-                    "the step of an optimizer. Later saves copy it before they return; to save that too, write to it "
-                    "before the call of step() or save()"
-                )
-            )
+            if torn:  # published before the lock is free: the other thread that checks lets the save commit
+                self._distrusted.update(torn)
+                self._fail(_torn(torn))
 
     def step_is_captured(self) -> None:
         """A CUDA graph may be replayed before the copy is over, and no hook is called then."""
@@ -214,6 +207,15 @@ class Overlap:
                 self._late.step_is_captured()
         elif self._late is not None:
             self._late.before_step(self._waiting)
+
+
+def _torn(names: Sequence[str]) -> TornSaveError:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return TornSaveError(
+        f"{names[0]!r}{more} was written to while it was copied beside training (overlap=True), and not by the step of "
+        "an optimizer. Later saves copy it before they return; to save that too, write to it before the call of step() "
+        "or save()"
+    )
 
 
 def _versions(piece: TensorPiece) -> tuple[int, int]:
