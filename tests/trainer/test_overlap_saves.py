@@ -164,6 +164,34 @@ def test_a_torn_save_does_not_commit_and_the_job_goes_on(run, service, tmp_path,
     assert "step 0 was not committed. 'model/up.weight' was written to" in warnings[0]
 
 
+@pytest.mark.rule("overlap-is-guarded")
+@pytest.mark.parametrize("local", [False, True], ids=["at once", "through the spool"])
+def test_a_write_that_ends_after_the_copy_and_before_the_seal_does_not_commit(run, service, tmp_path, caplog, local):
+    job = Job(optimizer="momentum")
+    folder = tmp_path / "nvme" if local else None
+    with late_copies() as copies, holdfast.Checkpointer(run, overlap=True, local=folder) as ckpt:
+        ckpt.restore(job.state)
+        job.step(0)
+        of = ckpt.parts.pipeline._chunks
+
+        def writes_late(*arguments):
+            yield from of(*arguments)
+            with torch.no_grad():
+                job.state["model"].up.weight.mul_(0.5)
+            assert copies.begun[0].wait(0)
+
+        ckpt.parts.pipeline._chunks = writes_late
+        handle = ckpt.save(0, job.state)
+        copies.let_go()
+        with pytest.raises(errors.SaveFailed, match=r"'model/up.weight' was written to"):
+            handle.committed.result(timeout=60)
+        assert handle.state is SaveState.LOST
+    assert committed_steps(service, run) == []
+    warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert "step 0 was not committed. 'model/up.weight' was written to" in warnings[0]
+
+
 def torn_on_one_rank(rank, run):
     job = Job(rank, "ddp")
     with late_copies() as copies, holdfast.Checkpointer(run, overlap=True) as ckpt:

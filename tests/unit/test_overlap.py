@@ -230,6 +230,34 @@ def test_a_copy_is_not_over_before_a_tear_that_another_thread_has_found_is_known
     checking.join()
 
 
+@pytest.mark.rule("overlap-is-guarded")
+@pytest.mark.parametrize("found_by", ["step", "confirm"])
+def test_a_write_that_ends_after_the_copy_is_found_by_the_next_step_or_before_the_seal(found_by, copies, area):
+    training = Training(torch.optim.SGD, {})
+    shard = stage(area, training.state)
+    copies.let_go()
+    content(shard)
+    add(training)  # torch raises a version only at the end of the write, which may have begun before
+    if found_by == "step":
+        training.step()
+    with pytest.raises(TornSaveError, match="'model/first' was written to"):
+        shard.late.settle() if found_by == "step" else shard.late.confirm()
+
+
+@pytest.mark.rule("overlap-is-guarded")
+def test_the_writes_of_steps_after_the_copy_tear_nothing(copies, area):
+    training = Training(torch.optim.SGD, {})
+    for waits in (True, False):
+        shard = stage(area, training.state)
+        copies.let_go()
+        if waits:
+            shard.late.settle()
+        training.step()
+        training.step()
+        shard.late.confirm()
+        shard.release()
+
+
 def test_tensors_without_a_version_are_copied_before_stage_returns(copies, area):
     with torch.inference_mode():
         value = torch.ones(4)

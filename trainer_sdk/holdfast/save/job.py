@@ -239,9 +239,11 @@ class SaveJob:
 
     @property
     def told(self) -> ShardSummary:
-        """The summary for the spool record or the seal, as of now."""
-        late = self.staged.late if isinstance(self.staged, StagedShard) else None
-        waited = 0.0 if late is None else late.waited_seconds
+        """The summary for the spool record or the seal, as of now. Raises TornSaveError."""
+        late, waited = self.staged.late if isinstance(self.staged, StagedShard) else None, 0.0
+        if late is not None:
+            late.confirm()
+            waited = late.waited_seconds
         return self.summary.model_copy(update={"blocked_seconds": self.standstill.seconds + waited})
 
     @property

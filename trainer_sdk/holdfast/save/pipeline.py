@@ -37,6 +37,7 @@ from holdfast.save.job import (
 from holdfast.session.heartbeat import ENDS_THE_JOB
 from holdfast.session.session import Session
 from holdfast.staging import StagedShard
+from holdfast.staging.overlap import TornSaveError
 from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.errors import (
@@ -241,12 +242,13 @@ class SavePipeline:
             if isinstance(job.staged, StagedShard):
                 kept = self._kept(job, self._tier)
         except BaseException as error:  # even Ctrl-C: the save goes on without its copy on this node
-            if isinstance(job.staged, StagedShard) and not job.staged.can_repeat:
+            is_torn = isinstance(error, TornSaveError)
+            if isinstance(job.staged, StagedShard) and (is_torn or not job.staged.can_repeat):
                 # Some chunks have left the window already, and are nowhere any more. The next save may have that memory
-                # before the upload thread comes to this one.
+                # before the upload thread comes to this one. A torn save goes nowhere.
                 self._release(job)
                 kept = dataclasses.replace(job, staged=error, has_own_memory=True)
-            if not self._stop.is_set():
+            if not is_torn and not self._stop.is_set():
                 self._reports.not_kept(job, None if isinstance(error, NoRoom) else error)
         finally:
             with self._lock:

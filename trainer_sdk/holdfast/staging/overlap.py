@@ -2,11 +2,13 @@
 
     save()           versions are noted; copies are queued on the GPUs, those of host tensors are handed to a thread
     the next step    torch's hook on all optimizers: the step waits for the copies on the host, its streams for the GPUs
-    end of the copy  the versions are as they were, or the save is torn and fails
+    end of the copy, the next step, the seal
+                     the versions are as they were, or the save is torn and fails
 
 Only TensorPiece.guarded tensors are copied so. The versions are for what the hook does not see: whatever else writes in
 place, as load_state_dict() does. They do not count each write of a step (torch's fused kernels raise none), so both are
-needed.
+needed. An operation raises a version only at its end, and the interpreter goes on meanwhile: so they are compared once
+more after the copy.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -43,7 +45,7 @@ class LateCopy:
         self, pieces: Sequence[TensorPiece], on_gpus: Copying, on_host: Sequence[Copy], distrusted: set[str]
     ) -> None:
         """`distrusted` gets the names of the tensors that were written to."""
-        self._watched = [(piece, _versions(piece)) for piece in pieces]
+        self._watched = _noted(pieces)
         self._on_gpus = on_gpus
         self._events = on_gpus.events
         self._on_host = on_host
@@ -53,7 +55,6 @@ class LateCopy:
         if not on_host:
             self._host_is_over.set()
         self._is_over = threading.Event()
-        self._is_checked = False
         self._failure: BaseException | None = None
         self._waits_since: float | None = None
         self._held: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -73,12 +74,13 @@ class LateCopy:
             self._fail(error)
         finally:
             self._end_on_host()
-            self._watched, self._on_host = [], ()
+            self._on_host = ()
             self._is_over.set()
 
     def before_step(self, waiting: Callable[[], AbstractContextManager[None]]) -> None:
         """On the thread of the step, which may write when this returns. `waiting` is entered while it waits."""
         if self._is_over.is_set():
+            self.check(last=True)
             return
         with self._lock:
             if not self._host_is_over.is_set() and self._waits_since is None:
@@ -86,7 +88,7 @@ class LateCopy:
         if self._waits_since is not None:
             with waiting():
                 self._host_is_over.wait()
-        self.check()
+        self.check(last=True)
         for arrived in self._events:
             stream = torch.cuda.current_stream(arrived.device)
             reached = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -94,13 +96,12 @@ class LateCopy:
             stream.wait_event(arrived)
             self._held.append((reached, arrived))
 
-    def check(self) -> None:
-        """Compares the versions, once: before the first step that may change them, or at the end of the copy."""
+    def check(self, *, last: bool = False) -> None:
+        """Compares the versions. `last`: the caller's thread has ended its writes, and may begin others at once."""
         with self._lock:
-            if self._is_checked:
-                return
-            self._is_checked = True
-            torn = [piece.spec.name for piece, versions in self._watched if _versions(piece) != versions]
+            torn = _moved(self._watched)
+            if torn or last:
+                self._watched = []
             if torn:  # published before the lock is free: the other thread that checks lets the save commit
                 self._distrusted.update(torn)
                 self._fail(_torn(torn))
@@ -124,6 +125,18 @@ class LateCopy:
         self.wait()
         if self._failure is not None:
             raise self._failure
+
+    def confirm(self) -> None:
+        """As settle(), before the seal: also of a write that was running when the copy ended."""
+        self.wait()
+        self.check()
+        self.settle()
+
+    def end(self) -> None:
+        """Waits, and watches nothing any more."""
+        self.wait()
+        with self._lock:
+            self._watched = []
 
     def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
@@ -184,8 +197,10 @@ class Overlap:
         return late
 
     def wait(self) -> None:
+        """Before the thread that saves writes to the tensors by other means than a step."""
         if self._late is not None:
             self._late.wait()
+            self._late.check(last=True)
 
     def close(self) -> None:
         """Waits for a copy within bounds. One that takes longer stays guarded."""
@@ -216,6 +231,15 @@ def _torn(names: Sequence[str]) -> TornSaveError:
         "an optimizer. Later saves copy it before they return; to save that too, write to it before the call of step() "
         "or save()"
     )
+
+
+def _noted(pieces: Iterable[TensorPiece]) -> list[tuple[TensorPiece, tuple[int, int]]]:
+    return [(piece, _versions(piece)) for piece in pieces]
+
+
+def _moved(noted: Iterable[tuple[TensorPiece, tuple[int, int]]]) -> list[str]:
+    """The names of the tensors that were written to since."""
+    return [piece.spec.name for piece, versions in noted if _versions(piece) != versions]
 
 
 def _versions(piece: TensorPiece) -> tuple[int, int]:

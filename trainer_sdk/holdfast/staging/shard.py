@@ -189,7 +189,7 @@ class WholeShard(StagedShard):
         layout, self._layout = self._layout, None
         if layout is not None:
             if self.late is not None:
-                self.late.wait()
+                self.late.end()
             self._give_back()
 
 
