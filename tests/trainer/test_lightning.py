@@ -491,6 +491,14 @@ def test_a_checkpoint_io_is_refused_where_it_would_not_see_the_state(run: str, t
             HoldfastCallback().setup(seen, None, "fit")
 
 
+@pytest.mark.rule("overlap-is-guarded")
+@pytest.mark.parametrize("integration", [HoldfastCheckpointIO, HoldfastDDPStrategy, HoldfastModelParallelStrategy])
+def test_overlap_is_refused_because_lightning_swaps_weights_unseen(integration: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"overlap=True does not go with Lightning"):
+        integration("demo/gpt", checkpointer={"overlap": True})
+    integration("demo/gpt", checkpointer={"overlap": False})
+
+
 @pytest.mark.parametrize(
     ("failure", "saved_again"), [(SaveFailed("in the background"), []), (SaveDeclined("busy"), [4])]
 )

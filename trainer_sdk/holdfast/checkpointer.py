@@ -79,8 +79,10 @@ class Checkpointer:
             optimizer waits until that is over, on a GPU only its stream does. All else is copied before save() returns:
             buffers, parameters that no optimizer of the state trains, and what an optimizer with `capturable` changes.
             If a script writes to a parameter in place meanwhile, by other means than an optimizer's step, the save
-            fails, and later saves copy that tensor before they return. A write through `.data` is not seen: let save()
-            come after all of a step's changes. A state that does not fit `host_memory` is saved as without it.
+            fails, and later saves copy that tensor before they return. A write through `.data` or by a collective
+            (`dist.broadcast(p)`) is not seen: let save() come after all of a step's changes, and wait for
+            `handle.staged.result()` before weights are swapped (an evaluation of averages). Make the Checkpointer
+            before a step is captured into a CUDA graph. A state that does not fit `host_memory` is saved as without it.
         local: a folder on this node's own disk (HOLDFAST_LOCAL_DIR). A save is durable there first. It is uploaded in
             order, while later saves are staged. Saves collect there while service or store are unavailable. This job
             commits them as soon as both are back, or else the next launch with this folder does before it restores.

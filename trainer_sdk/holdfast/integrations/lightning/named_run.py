@@ -81,9 +81,15 @@ class _Ended(NamedTuple):
 
 
 class NamedRun:
-    """`options` are those of Checkpointer, which is made when a fit begins, because the ranks join only then."""
+    """`options` are those of Checkpointer, which is made when a fit begins, because the ranks join only then. Raises
+    ConfigurationError for `overlap`."""
 
     def __init__(self, run: str | None, options: Mapping[str, Any]) -> None:
+        if options.get("overlap"):
+            raise ConfigurationError(
+                "overlap=True does not go with Lightning: its WeightAveraging writes to weights through `.data` right "
+                "after a save, which nothing can see. Leave it out of checkpointer={…}."
+            )
         self._run = run
         # By default ModelCheckpoint alone says when: after a save in the middle of an epoch, a loader that is not
         # stateful begins the epoch again.
