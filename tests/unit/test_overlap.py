@@ -58,6 +58,12 @@ def stage(area, state):
     return area.stage(plan_of(pieces), pieces)
 
 
+def try_out(area, state):
+    """The first save, and a step that changes nothing: later saves copy the state beside training."""
+    stage(area, state).release()
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))]).step()
+
+
 def content(shard):
     return b"".join(bytes(shard.chunk(ordinal)) for ordinal in range(shard.chunk_count))
 
@@ -110,6 +116,8 @@ class Training:
 @pytest.mark.parametrize(("kind", "options"), sorted(variants(), key=lambda each: each.id))
 def test_whatever_optimizer_steps_at_once_the_save_has_the_state_of_before(kind, options, copies, area):
     training = Training(kind, options)
+    training.step()
+    try_out(area, training.state)
     for _ in range(2):
         training.step()
         before = as_of_now(training.state)
@@ -127,6 +135,7 @@ def test_a_compiled_step_waits_too_also_if_it_was_compiled_before_there_was_a_ch
     training = Training(torch.optim.AdamW, options, compiled="aot_eager")
     training.step()
     area = StagingArea(overlap=True)
+    try_out(area, training.state)
     for _ in range(2):
         before = as_of_now(training.state)
         shard = stage(area, training.state)
@@ -144,6 +153,7 @@ def test_what_no_step_changes_is_copied_before_stage_returns(copies, area):
     training.optimizer.param_groups[0]["lr"] = lr
     training.step()
     training.state |= {"average": Net(), "notes": {"seen": torch.zeros(4)}}
+    try_out(area, training.state)
     before = as_of_now(training.state)
     shard = stage(area, training.state)
     with torch.no_grad():
@@ -180,6 +190,7 @@ def moment(training):
 def test_a_write_that_is_no_step_tears_the_save_and_later_saves_copy_that_tensor_first(write, copies, area):
     training = Training(torch.optim.AdamW, {})
     training.step()
+    try_out(area, training.state)
     shard = stage(area, training.state)
     write(training)
     copies.let_go()
@@ -198,6 +209,7 @@ def test_a_write_that_is_no_step_tears_the_save_and_later_saves_copy_that_tensor
 
 def test_a_write_before_the_step_that_waits_tears_the_save_as_well(copies, area):
     training = Training(torch.optim.SGD, {"fused": True})
+    try_out(area, training.state)
     shard = stage(area, training.state)
     add(training)
     training.step()
@@ -208,6 +220,7 @@ def test_a_write_before_the_step_that_waits_tears_the_save_as_well(copies, area)
 @pytest.mark.rule("overlap-is-guarded")
 def test_a_copy_is_not_over_before_a_tear_that_another_thread_has_found_is_known(copies, area):
     training = Training(torch.optim.SGD, {})
+    try_out(area, training.state)
     shard = stage(area, training.state)
     add(training)
     found, go_on = threading.Event(), threading.Event()
@@ -234,6 +247,7 @@ def test_a_copy_is_not_over_before_a_tear_that_another_thread_has_found_is_known
 @pytest.mark.parametrize("found_by", ["step", "confirm"])
 def test_a_write_that_ends_after_the_copy_is_found_by_the_next_step_or_before_the_seal(found_by, copies, area):
     training = Training(torch.optim.SGD, {})
+    try_out(area, training.state)
     shard = stage(area, training.state)
     copies.let_go()
     content(shard)
@@ -247,6 +261,7 @@ def test_a_write_that_ends_after_the_copy_is_found_by_the_next_step_or_before_th
 @pytest.mark.rule("overlap-is-guarded")
 def test_the_writes_of_steps_after_the_copy_tear_nothing(copies, area):
     training = Training(torch.optim.SGD, {})
+    try_out(area, training.state)
     for waits in (True, False):
         shard = stage(area, training.state)
         copies.let_go()
@@ -258,10 +273,24 @@ def test_the_writes_of_steps_after_the_copy_tear_nothing(copies, area):
         shard.release()
 
 
+@pytest.mark.rule("overlap-is-guarded")
+def test_the_first_save_is_copied_first_and_what_is_written_to_after_it_is_copied_first_by_all(copies, area):
+    training = Training(torch.optim.SGD, {})
+    for begun in (0, 1, 2):
+        before = as_of_now(training.state)
+        shard = stage(area, training.state)
+        assert len(copies.begun) == begun
+        add(training)
+        training.step()
+        assert content(shard) == before
+        shard.release()
+
+
 def test_tensors_without_a_version_are_copied_before_stage_returns(copies, area):
     with torch.inference_mode():
         value = torch.ones(4)
     (piece,) = pieces_of({"value": value})
+    area._overlap._trusted.add("value")
     shard = area.stage(plan_of([piece]), [piece._replace(guarded=value)])
     with torch.inference_mode():
         value.zero_()
@@ -273,6 +302,7 @@ def test_tensors_without_a_version_are_copied_before_stage_returns(copies, area)
 def test_nothing_is_copied_beside_a_step_that_torch_calls_no_hook_for(option, copies, area, monkeypatch):
     training = Training(torch.optim.AdamW, {})
     training.step()
+    try_out(area, training.state)
     if option == "capturable":
         training.optimizer.param_groups[0]["capturable"] = True
     else:
@@ -302,6 +332,7 @@ def test_a_step_of_an_optimizer_that_wraps_another_waits(copies, area):
     training = Training(torch.optim.AdamW, {})
     training.step()
     training.state["optimizer"] = Wrapping(training.optimizer)
+    try_out(area, training.state)
     before = as_of_now(training.state)
     shard = stage(area, training.state)
     training.state["optimizer"].step()
@@ -311,6 +342,7 @@ def test_a_step_of_an_optimizer_that_wraps_another_waits(copies, area):
 
 def test_the_wait_of_a_step_is_measured_and_a_step_after_the_copy_waits_for_nothing(copies, area):
     training = Training(torch.optim.SGD, {})
+    try_out(area, training.state)
     shard = stage(area, training.state)
     training.step()
     shard.late.settle()
@@ -326,6 +358,7 @@ def test_the_wait_of_a_step_is_measured_and_a_step_after_the_copy_waits_for_noth
 
 def test_released_memory_is_not_written_to_by_a_late_copy(copies, area):
     training = Training(torch.optim.SGD, {})
+    try_out(area, training.state)
     shard = stage(area, training.state)
     releasing = threading.Thread(target=shard.release)
     releasing.start()
@@ -337,6 +370,7 @@ def test_released_memory_is_not_written_to_by_a_late_copy(copies, area):
 
 def test_an_area_that_fails_in_the_middle_of_staging_keeps_its_memory_until_the_copy_is_over(copies, area):
     training = Training(torch.optim.SGD, {})
+    try_out(area, training.state)
     pieces = captured(training.state)
     free = []
 
@@ -355,8 +389,9 @@ def test_a_copy_that_fails_fails_its_save_and_holds_no_step_up(copies, area, mon
     def broken(*_):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(area._copier, "copy_on_host", broken)
     training = Training(torch.optim.SGD, {})
+    try_out(area, training.state)
+    monkeypatch.setattr(area._copier, "copy_on_host", broken)
     pieces = [piece for piece in captured(training.state) if piece.guarded is not None]
     shard = area.stage(plan_of(pieces), pieces)
     training.step()
@@ -387,6 +422,7 @@ class OnGpus:
 
     def stage(self, area):
         (piece,) = pieces_of({"weight": self.parameter})
+        area._overlap._trusted.add("weight")  # as if there had been a save before
         return area.stage(plan_of([piece]), [piece._replace(local=OnGpu(piece.local), guarded=self.parameter)])
 
 
@@ -420,6 +456,7 @@ def test_a_write_to_a_gpus_tensor_before_its_copy_is_over_is_found(copies, area)
 
 def test_once_a_step_is_captured_into_a_graph_nothing_is_copied_beside_it(copies, area, monkeypatch, caplog):
     training = Training(torch.optim.SGD, {})
+    try_out(area, training.state)
     shard = stage(area, training.state)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

@@ -77,9 +77,10 @@ class Checkpointer:
             the state.
         overlap: save() returns while parameters and optimizer state are still copied. The next step of any torch
             optimizer waits until that is over, on a GPU only its stream does. All else is copied before save() returns:
-            buffers, parameters that no optimizer of the state trains, and what an optimizer with `capturable` changes.
-            If a script writes to a parameter in place meanwhile, by other means than an optimizer's step, the save
-            fails, and later saves copy that tensor before they return. A write through `.data` or by a collective
+            buffers, parameters that no optimizer of the state trains, what an optimizer with `capturable` changes, each
+            tensor at its first save, and what was written to between that save and the next step. If a script writes to
+            another parameter in place meanwhile, by other means than an optimizer's step, the save fails, and later
+            saves copy that tensor before they return. A write through `.data` or by a collective
             (`dist.broadcast(p)`) is not seen: let save() come after all of a step's changes, and wait for
             `handle.staged.result()` before weights are swapped (an evaluation of averages). Make the Checkpointer
             before a step is captured into a CUDA graph. A state that does not fit `host_memory` is saved as without it.

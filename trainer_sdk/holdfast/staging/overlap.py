@@ -5,10 +5,11 @@
     end of the copy, the next step, the seal
                      the versions are as they were, or the save is torn and fails
 
-Only TensorPiece.guarded tensors are copied so. The versions are for what the hook does not see: whatever else writes in
-place, as load_state_dict() does. They do not count each write of a step (torch's fused kernels raise none), so both are
-needed. An operation raises a version only at its end, and the interpreter goes on meanwhile: so they are compared once
-more after the copy.
+Only TensorPiece.guarded tensors are copied so, and only after a trial: the first save of a tensor copies it before it
+returns, and its version must stay until the next step. The versions are for what the hook does not see: whatever else
+writes in place, as load_state_dict() does. They do not count each write of a step (torch's fused kernels raise none),
+so both are needed. An operation raises a version only at its end, and the interpreter goes on meanwhile: so they are
+compared once more after the copy.
 """
 
 from __future__ import annotations
@@ -167,15 +168,22 @@ class Overlap:
         self._waiting = waiting
         self._thread = WorkerThreads(1, "holdfast-copy")
         self._late: LateCopy | None = None
+        self._trusted: set[str] = set()
         self._distrusted: set[str] = set()
+        self._on_trial: list[_Noted] = []
+        """Copied by the last save before it returned."""
         self._steps_are_captured = False
         # Not for the compiler: it would trace into locks. A compiled step calls the hook between two graphs.
         hook = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
         self._hook = register_optimizer_step_pre_hook(hook)
 
     def takes(self, piece: TensorPiece) -> bool:
-        """Whether the piece can be copied beside training. A piece that is declared frozen is copied once, and one that
-        was made in inference mode has no version."""
+        """Whether the piece can be copied beside training: nothing wrote to it between an earlier save and the step
+        after that."""
+        return piece.spec.name in self._trusted and self._has_guard(piece)
+
+    def _has_guard(self, piece: TensorPiece) -> bool:
+        """A piece that is declared frozen is copied once, and one that was made in inference mode has no version."""
         return (
             piece.guarded is not None
             and not self._steps_are_captured
@@ -185,8 +193,10 @@ class Overlap:
             and not piece.guarded.is_inference()
         )
 
-    def begin(self, copies: Sequence[tuple[TensorPiece, Copy]]) -> LateCopy | None:
-        """On the training thread. None if there is nothing to copy."""
+    def begin(self, copies: Sequence[tuple[TensorPiece, Copy]], now: Iterable[TensorPiece]) -> LateCopy | None:
+        """On the training thread. `now`: what is copied before the save returns. None if there is nothing to copy
+        beside training."""
+        self._on_trial = _noted(piece for piece in now if self._has_guard(piece))
         if not copies:
             return None
         on_host = [copy for _, copy in copies if copy.source.device.type == "cpu"]
@@ -198,9 +208,24 @@ class Overlap:
 
     def wait(self) -> None:
         """Before the thread that saves writes to the tensors by other means than a step."""
+        self._end_trial()
         if self._late is not None:
             self._late.wait()
             self._late.check(last=True)
+
+    def _end_trial(self) -> None:
+        """On the training thread, before a step may write. What was written to already is never copied beside
+        training."""
+        on_trial, self._on_trial = self._on_trial, []
+        moved = _moved(on_trial)
+        self._distrusted.update(moved)
+        self._trusted.update({piece.spec.name for piece, _ in on_trial}.difference(self._distrusted))
+        if moved:
+            log.info(
+                "%s was written to between a save and the next step: in spite of overlap=True, each save copies that "
+                "before it returns",
+                _named(moved),
+            )
 
     def close(self) -> None:
         """Waits for a copy within bounds. One that takes longer stays guarded."""
@@ -220,24 +245,33 @@ class Overlap:
                 )
             if self._late is not None:
                 self._late.step_is_captured()
-        elif self._late is not None:
+            return
+        if self._on_trial:
+            self._end_trial()
+        if self._late is not None:
             self._late.before_step(self._waiting)
 
 
+def _named(names: Sequence[str]) -> str:
+    return repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
 def _torn(names: Sequence[str]) -> TornSaveError:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return TornSaveError(
-        f"{names[0]!r}{more} was written to while it was copied beside training (overlap=True), and not by the step of "
-        "an optimizer. Later saves copy it before they return; to save that too, write to it before the call of step() "
+        f"{_named(names)} was written to while it was copied beside training (overlap=True), and not by the step of an "
+        "optimizer. Later saves copy it before they return; to save that too, write to it before the call of step() "
         "or save()"
     )
 
 
-def _noted(pieces: Iterable[TensorPiece]) -> list[tuple[TensorPiece, tuple[int, int]]]:
+_Noted = tuple[TensorPiece, tuple[int, int]]
+
+
+def _noted(pieces: Iterable[TensorPiece]) -> list[_Noted]:
     return [(piece, _versions(piece)) for piece in pieces]
 
 
-def _moved(noted: Iterable[tuple[TensorPiece, tuple[int, int]]]) -> list[str]:
+def _moved(noted: Iterable[_Noted]) -> list[str]:
     """The names of the tensors that were written to since."""
     return [piece.spec.name for piece, versions in noted if _versions(piece) != versions]
 
