@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
+import signal
 import threading
 
 import pytest
@@ -338,6 +340,22 @@ def test_a_step_of_an_optimizer_that_wraps_another_waits(copies, area):
     training.state["optimizer"].step()
     assert content(shard) == before
     assert copies.steps_that_waited == 1
+
+
+def test_a_step_in_a_forked_process_waits_for_no_copy(copies, area):
+    training = Training(torch.optim.SGD, {})
+    try_out(area, training.state)
+    shard = stage(area, training.state)
+    if (child := os.fork()) == 0:
+        signal.alarm(60)  # ends a step that waits for ever
+        try:
+            training.optimizer.step()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    copies.let_go()
+    content(shard)
 
 
 def test_the_wait_of_a_step_is_measured_and_a_step_after_the_copy_waits_for_nothing(copies, area):

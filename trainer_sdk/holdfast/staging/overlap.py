@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -173,6 +174,7 @@ class Overlap:
         self._on_trial: list[_Noted] = []
         """Copied by the last save before it returned."""
         self._steps_are_captured = False
+        self._process_id = os.getpid()
         # Not for the compiler: it would trace into locks. A compiled step calls the hook between two graphs.
         hook = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
         self._hook = register_optimizer_step_pre_hook(hook)
@@ -235,6 +237,8 @@ class Overlap:
             self._hook.remove()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if os.getpid() != self._process_id:
+            return  # a fork has its own memory, and no thread that copies
         uses_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         if uses_cuda and torch.cuda.is_current_stream_capturing():
             if not self._steps_are_captured:
