@@ -17,6 +17,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from holdfast.layout.plan import ChunkSizes, build_local_plan
 from holdfast.staging import StagingArea
 from holdfast.staging.overlap import TornSaveError
+from holdfast.state import components
 from holdfast.state.capture import capture
 from tests.support.gpus import OnGpu, gpus
 from tests.support.late_copies import late_copies
@@ -318,7 +319,9 @@ def test_nothing_is_copied_beside_a_step_that_torch_calls_no_hook_for(option, co
 
 
 class Wrapping(torch.optim.Optimizer):
-    """As accelerate's: torch calls no hook for it, but for the optimizer inside it."""
+    """As accelerate's: torch calls no hook for it, but for the optimizer inside it. `write` is called before that."""
+
+    write = staticmethod(lambda: None)
 
     param_groups = property(lambda self: self.optimizer.param_groups)
     state = property(lambda self: self.optimizer.state)
@@ -327,10 +330,12 @@ class Wrapping(torch.optim.Optimizer):
         self.optimizer = optimizer
 
     def step(self, closure=None):
+        self.write()
         return self.optimizer.step(closure)
 
 
-def test_a_step_of_an_optimizer_that_wraps_another_waits(copies, area):
+def test_a_step_of_a_known_optimizer_that_wraps_another_waits(copies, area, monkeypatch):
+    monkeypatch.setitem(components._ADDS_NOTHING, __name__, "optimizer")
     training = Training(torch.optim.AdamW, {})
     training.step()
     training.state["optimizer"] = Wrapping(training.optimizer)
@@ -340,6 +345,30 @@ def test_a_step_of_an_optimizer_that_wraps_another_waits(copies, area):
     training.state["optimizer"].step()
     assert content(shard) == before
     assert copies.steps_that_waited == 1
+
+
+@pytest.mark.rule("overlap-is-guarded")
+def test_nothing_is_copied_beside_an_unknown_optimizer_that_may_write_before_it_steps_the_one_inside(copies, area):
+    training = Training(torch.optim.AdamW, {})
+    training.step()
+    training.state["optimizer"] = optimizer = Wrapping(training.optimizer)
+    optimizer.write = lambda: training.model.first.data.zero_()
+    try_out(area, training.state)
+    before = as_of_now(training.state)
+    shard = stage(area, training.state)
+    optimizer.step()
+    assert not copies.begun
+    assert content(shard) == before
+
+
+class Itself(torch.optim.SGD):
+    optimizer = property(lambda self: self)
+
+
+def test_an_optimizer_that_gives_itself_as_the_one_inside_is_captured():
+    model = Net()
+    pieces = captured({"model": model, "optimizer": Itself([model.first], lr=0.1)})
+    assert [piece.spec.name for piece in pieces if piece.guarded is not None] == ["model/first"]
 
 
 def test_a_step_in_a_forked_process_waits_for_no_copy(copies, area):

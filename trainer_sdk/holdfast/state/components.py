@@ -10,7 +10,7 @@ import logging
 import random
 import re
 from abc import ABC
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import translate
@@ -197,7 +197,7 @@ _ADDS_NOTHING = {
     "pytorch_lightning.core.optimizer": "",
 }
 """The Python modules of optimizers whose own state_dict() has only slots and groups -> the attribute with the optimizer
-that they wrap, if they do."""
+that they wrap, if they do. The step() of these wrappers writes nothing before that optimizer's."""
 
 
 def _refuse_own_form(key: str, optimizer: torch.optim.Optimizer) -> None:
@@ -211,17 +211,23 @@ def _refuse_own_form(key: str, optimizer: torch.optim.Optimizer) -> None:
         )
     if kind.state_dict is torch.optim.Optimizer.state_dict:
         return
-    wrapped = _ADDS_NOTHING.get(kind.state_dict.__module__)
-    if wrapped is None:
+    if kind.state_dict.__module__ not in _ADDS_NOTHING:
         raise UnsupportedStateError(
             key,
             f"{kind.__qualname__} has a state_dict() of its own, and only an optimizer's slots and groups are read",
             "give the optimizer inside it, and the rest under keys of their own; or all of it through an object with "
             "state_dict() and load_state_dict() that is no Optimizer",
         )
-    inner = getattr(optimizer, wrapped, None) if wrapped else None
-    if isinstance(inner, torch.optim.Optimizer):
+    inner = _wrapped(optimizer, kind.state_dict)
+    if inner is not None:
         _refuse_own_form(key, inner)
+
+
+def _wrapped(optimizer: torch.optim.Optimizer, method: Callable[..., Any]) -> torch.optim.Optimizer | None:
+    """The optimizer inside it, if `method` is of a wrapper of _ADDS_NOTHING."""
+    attribute = _ADDS_NOTHING.get(method.__module__)
+    inner = getattr(optimizer, attribute, None) if attribute else None
+    return inner if isinstance(inner, torch.optim.Optimizer) else None
 
 
 def _is_replicated(key: str, kind: Kind, value: Any, declared: Declarations) -> bool:
@@ -357,12 +363,13 @@ def stepped_parameters(components: tuple[Component, ...]) -> frozenset[int]:
 
 
 def steps_are_seen(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
-    """Whether torch calls its hooks before each step on this group. A CUDA graph with a `capturable` step is replayed
-    without a call, and a class that does not call Optimizer.__init__ has no hooks; the optimizer that it wraps may."""
-    inner = getattr(optimizer, "optimizer", None)
-    if isinstance(inner, torch.optim.Optimizer):
-        return steps_are_seen(inner, group)
-    return getattr(type(optimizer).step, "hooked", False) is True and not group.get("capturable")
+    """Whether torch calls its hooks before a step on this group writes anything. A CUDA graph with a `capturable` step
+    is replayed without a call, and a class that does not call Optimizer.__init__ has no hooks. The optimizer that it
+    wraps may have them, but only known classes write nothing before they call that."""
+    if getattr(type(optimizer).step, "hooked", False) is True:
+        return not group.get("capturable")
+    inner = _wrapped(optimizer, type(optimizer).step)
+    return inner is not None and steps_are_seen(inner, group)
 
 
 def _check_optimizers_follow(components: tuple[Component, ...], known: Mapping[int, str]) -> None:
