@@ -16,6 +16,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from holdfast.layout.plan import ChunkSizes, build_local_plan
 from holdfast.staging import StagingArea
+from holdfast.staging.copy import Copying
 from holdfast.staging.overlap import TornSaveError
 from holdfast.state import components
 from holdfast.state.capture import capture
@@ -430,6 +431,36 @@ def test_an_area_that_fails_in_the_middle_of_staging_keeps_its_memory_until_the_
     assert free == [0]
     assert copies.begun[0].wait(0)
     assert area.free == 1
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_an_interrupt_while_a_copy_is_handed_over_holds_up_no_step_and_keeps_no_memory(
+    is_queued, copies, area, monkeypatch
+):
+    training = Training(torch.optim.SGD, {})
+    try_out(area, training.state)
+    thread, submit, waited = area._overlap._thread, area._overlap._thread.submit, []
+    wait = Copying.wait
+
+    def interrupted(job):
+        if is_queued:
+            submit(job)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(thread, "submit", interrupted)
+    monkeypatch.setattr(Copying, "wait", lambda copying: (waited.append(area.free), wait(copying)))
+    with pytest.raises(KeyboardInterrupt):
+        stage(area, training.state)
+    monkeypatch.undo()
+    copies.let_go()
+    assert waited == [0, 0], "both the copies that were begun and the slab's other ones are waited for"
+    training.step()
+    area.wait_for_copies()
+    assert area.free == 1
+    before = as_of_now(training.state)
+    shard = stage(area, training.state)
+    training.step()
+    assert content(shard) == before
 
 
 def test_a_copy_that_fails_fails_its_save_and_holds_no_step_up(copies, area, monkeypatch):

@@ -57,6 +57,7 @@ class LateCopy:
         if not on_host:
             self._host_is_over.set()
         self._is_over = threading.Event()
+        self._is_taken = False
         self._failure: BaseException | None = None
         self._waits_since: float | None = None
         self._held: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -66,6 +67,8 @@ class LateCopy:
 
     def run(self, copier: Copier) -> None:
         """On the copying thread."""
+        if not self._take():
+            return
         try:
             copier.copy_on_host(self._on_host)
             self._end_on_host()
@@ -107,6 +110,19 @@ class LateCopy:
             if torn:  # published before the lock is free: the other thread that checks lets the save commit
                 self._distrusted.update(torn)
                 self._fail(_torn(torn))
+
+    def cancel(self, error: BaseException) -> None:
+        """The save fails. Nothing is copied unless that has begun."""
+        self._fail(error)
+        if self._take():
+            self._end_on_host()
+            self._on_gpus.wait()
+            self._is_over.set()
+
+    def _take(self) -> bool:
+        with self._lock:
+            is_first, self._is_taken = not self._is_taken, True
+        return is_first
 
     def step_is_captured(self) -> None:
         """A CUDA graph may be replayed before the copy is over, and no hook is called then."""
@@ -205,12 +221,16 @@ class Overlap:
         self._copier.wait_for_pinned(on_host)
         on_gpus = self._copier.start(copy for _, copy in copies if copy.source.device.type != "cpu")
         late = self._late = LateCopy([piece for piece, _ in copies], on_gpus, on_host, self._distrusted)
-        self._thread.submit(functools.partial(late.run, self._copier))
+        try:
+            self._thread.submit(functools.partial(late.run, self._copier))
+        except BaseException as error:  # an interrupt: the job may be in the queue or not
+            late.cancel(error)
+            raise
         return late
 
     def wait(self) -> None:
-        """Before the thread that saves writes to the tensors by other means than a step."""
-        self._end_trial()
+        """Before the thread that saves writes to the tensors by other means than a step. A trial begins anew."""
+        self._on_trial = []
         if self._late is not None:
             self._late.wait()
             self._late.check(last=True)

@@ -135,12 +135,14 @@ class WholeLayout:
         for piece in self.frozen.changed(stored):
             (later if overlap is not None and overlap.takes(piece) else now).append(piece)
         copying = copier.start(self._copy(piece) for piece in now)
-        late = overlap.begin([(piece, self._copy(piece)) for piece in later], now) if overlap is not None else None
+        late = None
         try:
+            if overlap is not None:
+                late = overlap.begin([(piece, self._copy(piece)) for piece in later], now)
             meanwhile()
         except BaseException:
-            if late is not None:
-                late.wait()
+            if overlap is not None:
+                overlap.wait()
             raise
         finally:
             copying.wait()  # the slab must not be used earlier
