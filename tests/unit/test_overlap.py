@@ -290,12 +290,14 @@ def test_the_first_save_is_copied_first_and_what_is_written_to_after_it_is_copie
         shard.release()
 
 
-def test_tensors_without_a_version_are_copied_before_stage_returns(copies, area):
+@pytest.mark.parametrize("guarded", ["itself", "another tensor"])
+def test_tensors_without_a_version_are_copied_before_stage_returns(guarded, copies, area):
     with torch.inference_mode():
         value = torch.ones(4)
     (piece,) = pieces_of({"value": value})
     area._overlap._trusted.add("value")
-    shard = area.stage(plan_of([piece]), [piece._replace(guarded=value)])
+    piece = piece._replace(guarded=value if guarded == "itself" else nn.Parameter(torch.zeros(4)))
+    shard = area.stage(plan_of([piece]), [piece])
     with torch.inference_mode():
         value.zero_()
     assert not copies.begun

@@ -208,7 +208,7 @@ class Overlap:
             and piece.spec.pack != "declared"
             and piece.spec.name not in self._distrusted
             and piece.local.device.type in _DEVICES
-            and not piece.guarded.is_inference()
+            and not (piece.guarded.is_inference() or piece.local.is_inference())
         )
 
     def begin(self, copies: Sequence[tuple[TensorPiece, Copy]], now: Iterable[TensorPiece]) -> LateCopy | None:
