@@ -6,6 +6,8 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from torch import nn
 import holdfast
 from holdfast import errors
 from holdfast.save.job import SaveState
+from holdfast.staging.overlap import LateCopy
 
 STEPS = 4
 BACKWARDS = range(STEPS - 1, -1, -1)
@@ -206,6 +209,28 @@ def test_a_training_that_always_writes_after_a_save_loses_none(run, service):
             with torch.no_grad():
                 job.state["model"].up.weight.mul_(0.5)
     assert committed_steps(service, run) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["at once", "through the spool"])
+def test_a_copy_that_ends_by_any_error_fails_its_save_and_the_next_one_goes_well(run, tmp_path, monkeypatch, local):
+    job = Job(optimizer="momentum")
+    with holdfast.Checkpointer(run, overlap=True, local=tmp_path / "nvme" if local else None) as ckpt:
+        ckpt.restore(job.state)
+        job.step(0)
+        ckpt.save(0, job.state).committed.result(timeout=60)
+        job.step(1)
+
+        def ends(late, copier):
+            run_late(late, SimpleNamespace(copy_on_host=lambda _: sys.exit("no more")))
+
+        run_late = LateCopy.run
+        with monkeypatch.context() as patch:
+            patch.setattr(LateCopy, "run", ends)
+            handle = ckpt.save(1, job.state)
+            with pytest.raises(errors.SaveFailed, match="no more"):
+                handle.committed.result(timeout=60)
+        job.step(2)
+        assert ckpt.save(2, job.state).committed.result(timeout=60).step == 2
 
 
 def torn_on_one_rank(rank, run):

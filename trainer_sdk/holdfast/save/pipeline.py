@@ -290,7 +290,7 @@ class SavePipeline:
             job.staged.late.settle()
             job.handle.become(SaveState.STAGED)
             return job
-        except Exception as error:
+        except BaseException as error:  # the copy's own, whatever it is: the next save waits for this memory
             self._release(job)
             return dataclasses.replace(job, staged=error, has_own_memory=True)
         finally:
