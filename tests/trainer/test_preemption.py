@@ -360,6 +360,8 @@ def test_a_process_that_got_no_turn_for_long_does_not_take_the_others_for_dead(m
 
 
 @pytest.mark.parametrize("wrong", [{"stage_every": 0}, {"stage_every": 5, "host_memory": 2**30}])
-def test_cover_that_cannot_be_meant_is_refused(run, wrong):
+def test_cover_that_cannot_be_meant_is_refused_before_there_are_threads(run, wrong):
+    before = threading.enumerate()
     with pytest.raises(holdfast.errors.ConfigurationError, match="stage_every"):
-        holdfast.Checkpointer(run, **wrong)
+        holdfast.Checkpointer(run, overlap=True, **wrong)
+    assert not [each for each in threading.enumerate() if each not in before and each.name.startswith("holdfast-")]

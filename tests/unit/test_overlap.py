@@ -517,6 +517,7 @@ def test_on_a_gpu_the_stream_of_the_step_waits_and_not_its_thread(copies, area):
         copies.let_go()
         assert content(shard) == before
         assert shard.late.waited_seconds == 2.0, "the stream's wait is told"
+        assert (shard.late._events, shard.late._held) == ([], []), "no event is kept until the next save"
         shard.release()
         area.close()
 

@@ -16,7 +16,7 @@ from holdfast.layout.plan import ChunkSizes
 from holdfast.local.adoption import Adoption
 from holdfast.local.keep import open_local_tier
 from holdfast.preemption.emergency import EmergencySave
-from holdfast.preemption.standby_snapshot import StandbySnapshot, standby_of
+from holdfast.preemption.standby_snapshot import StandbySnapshot, check_stage_every
 from holdfast.preemption.watch import PreemptionWatch
 from holdfast.progress import ProgressBoard
 from holdfast.restore.checkpoint_reader import HostSharing
@@ -106,6 +106,7 @@ def compose(
     told = None if config is None else read_config(config)
     sizes = chunk_sizes or ChunkSizes()
     window = window_bytes(settings.host_memory_bytes if host_memory is None else host_memory, sizes)
+    check_stage_every(stage_every, window=window)
     stats = SaveStats()
     progress = ProgressBoard()
     ranks = Ranks(timeout_seconds=settings.collective_timeout_seconds)
@@ -163,7 +164,9 @@ def compose(
         recommended_seconds=lambda: session.save_interval_seconds,
         known_best=lambda best: known_best(session.brief_client, session.run, best),
     )
-    standby = standby_of(stage_every, ranks, saver, pipeline, window=window, helpers=workers.keeping)
+    standby = None
+    if stage_every is not None:
+        standby = StandbySnapshot(stage_every, ranks, saver, pipeline, helpers=workers.keeping)
     preemption = PreemptionWatch(ranks, settings, wants=schedule.wants, has_work=lambda: session.has_opened, end=end)
     preemption.standby = standby
     return Parts(

@@ -33,6 +33,19 @@ from holdfast_client.chunks.workers import WorkerThreads
 log = logging.getLogger("holdfast")
 
 
+def check_stage_every(every: int | None, *, window: int | None) -> None:
+    """Before anything is made. Raises ConfigurationError for an unusable number of steps, or memory that is not
+    allowed."""
+    if every is None:
+        return
+    if type(every) is not int or every < 1:
+        raise ConfigurationError(f"stage_every={every!r} must be a whole number of steps, at least 1.")
+    if window is not None:
+        raise ConfigurationError(
+            "stage_every holds a whole second state in host memory, and host_memory bounds it. Leave one of them out."
+        )
+
+
 class _OneSlab(StagingArea):
     """Frees its slab only when all ranks have voted to stage: before that, a rank may still need the staged state."""
 
@@ -59,9 +72,6 @@ class StandbySnapshot:
         *,
         helpers: WorkerThreads,
     ) -> None:
-        """Raises ConfigurationError for an unusable number of steps."""
-        if type(every) is not int or every < 1:
-            raise ConfigurationError(f"stage_every={every!r} must be a whole number of steps, at least 1.")
         self._every = every
         self._ranks = ranks
         self._saver = saver
@@ -170,22 +180,3 @@ class StandbySnapshot:
                 and self._store.get("upload").decode() == str(step)
             )
         return False
-
-
-def standby_of(
-    every: int | None,
-    ranks: Ranks,
-    saver: Saver,
-    pipeline: SavePipeline,
-    *,
-    window: int | None,
-    helpers: WorkerThreads,
-) -> StandbySnapshot | None:
-    """None without `stage_every=`. Raises ConfigurationError if its memory is not allowed."""
-    if every is None:
-        return None
-    if window is not None:
-        raise ConfigurationError(
-            "stage_every holds a whole second state in host memory, and host_memory bounds it. Leave one of them out."
-        )
-    return StandbySnapshot(every, ranks, saver, pipeline, helpers=helpers)

@@ -79,7 +79,7 @@ class LateCopy:
             self._fail(error)
         finally:
             self._end_on_host()
-            self._on_host = ()
+            self._on_host, self._events, self._held = (), [], []
             self._is_over.set()
 
     def before_step(self, waiting: Callable[[], AbstractContextManager[None]]) -> None:
