@@ -18,6 +18,7 @@ from torch import nn
 
 import holdfast
 from holdfast import errors
+from holdfast.preemption.notice import Notice
 from holdfast.save.job import SaveState
 from holdfast.staging.overlap import LateCopy
 
@@ -280,6 +281,31 @@ def test_a_rollback_waits_for_the_copy_that_still_reads_the_state(run, monkeypat
     with holdfast.Checkpointer(run) as ckpt:
         ckpt.restore(left.state, at=handle.committed.result(timeout=60).id)
     assert values(left.state) == saved[1]
+
+
+def test_a_job_that_leaves_saves_the_step_again_whose_save_in_flight_is_torn(run, service):
+    job = Job(optimizer="momentum")
+    with late_copies() as copies, holdfast.Checkpointer(run, overlap=True) as ckpt:
+        ckpt.restore(job.state)
+        job.step(0)
+        ckpt.save(0, job.state).committed.result(timeout=60)
+        job.step(1)
+        torn = ckpt.save(1, job.state)
+        with torch.no_grad():
+            job.state["model"].up.weight.mul_(0.5)
+        pipeline = ckpt.parts.pipeline
+        wait_idle = pipeline.wait_idle
+        pipeline.wait_idle = lambda seconds: copies.let_go() or wait_idle(seconds)
+        ckpt.parts.preemption.give_notice(Notice("SIGTERM", "a signal", None))
+        with pytest.raises(holdfast.Preempted) as told:
+            ckpt.step(1, job.state)
+        assert isinstance(torn.committed.exception(timeout=60), errors.SaveFailed)
+        assert told.value.saved_step == 1
+    assert committed_steps(service, run) == [0, 1]
+    left = Job(seed=7)
+    with holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore(left.state)
+    assert values(left.state) == values(job.state)
 
 
 def test_the_wait_of_a_step_is_told_with_the_save(run, service):

@@ -93,7 +93,15 @@ class EmergencySave:
         if decision.choice in (Choice.NEW, Choice.BOTH, Choice.SUPERSEDE):
             handle = self._saver.save(step, state, metrics, CheckpointKind.EMERGENCY, wait=False)
         self._pipeline.wait_idle(self._watch.wait_seconds())
+        if decision.choice is Choice.SAVED and self._has_failed(step):
+            handle = self._saver.save(step, state, metrics, CheckpointKind.EMERGENCY, wait=False)
+            self._pipeline.wait_idle(self._watch.wait_seconds())
         return self._outcome(step, decision, handle)
+
+    def _has_failed(self, step: int) -> bool:
+        """Whether the save of this step that was in flight is over without a commit. Collective."""
+        told = self._ranks.gather((self._stats.last_committed_step == step, bool(self._pipeline.in_flight)))
+        return not any(is_committed or is_in_flight for is_committed, is_in_flight in told)
 
     def _save_with(self, step: int, save: Callable[[], object]) -> str:
         if self._ranks.is_first:
