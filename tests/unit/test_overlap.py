@@ -535,6 +535,21 @@ def test_a_write_to_a_gpus_tensor_before_its_copy_is_over_is_found(copies, area)
         area.close()
 
 
+def test_a_step_that_is_captured_after_the_copy_tears_nothing(copies, area, monkeypatch):
+    training = Training(torch.optim.SGD, {})
+    try_out(area, training.state)
+    before = as_of_now(training.state)
+    shard = stage(area, training.state)
+    copies.let_go()
+    shard.late.settle()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    training.step()
+    monkeypatch.undo()
+    shard.late.confirm()
+    assert content(shard) == before
+
+
 def test_once_a_step_is_captured_into_a_graph_nothing_is_copied_beside_it(copies, area, monkeypatch, caplog):
     training = Training(torch.optim.SGD, {})
     try_out(area, training.state)

@@ -126,7 +126,9 @@ class LateCopy:
 
     def step_is_captured(self) -> None:
         """A CUDA graph may be replayed before the copy is over, and no hook is called then."""
-        if not self._is_over.is_set():
+        if self._is_over.is_set():
+            self.check(last=True)
+        else:
             self._fail(
                 TornSaveError(
                     "the step of an optimizer was captured into a CUDA graph while its tensors were copied beside "
