@@ -135,7 +135,7 @@ class WholeLayout:
         for piece in self.frozen.changed(stored):
             (later if overlap is not None and overlap.takes(piece) else now).append(piece)
         copying = copier.start(self._copy(piece) for piece in now)
-        late = None
+        late: LateCopy | None = None
         try:
             if overlap is not None:
                 late = overlap.begin([(piece, self._copy(piece)) for piece in later], now)
