@@ -96,6 +96,14 @@ it("keeps the project of an address that named none when another one becomes the
   expect(router.state.location.search).toEqual({ project: "demo", status: "failed" });
 });
 
+it("leaves an address where nothing is as it was typed", async () => {
+  serve({ ...ANSWERS, "GET /v1/projects": () => page(PROJECT) });
+  const router = open("/ui/nowhere");
+  expect(await screen.findByRole("option", { name: "demo" })).toBeInTheDocument();
+  expect(await screen.findByRole("heading", { name: "Nothing is here" })).toBeVisible();
+  expect(router.state.location.pathname).toContain("nowhere");
+});
+
 it("narrows the runs to a tag, which stands in the address", async () => {
   const tagged = { ...RUN, tags: ["paper", "7"] };
   const tag = (request: Request) => new URL(request.url).searchParams.get("tag");

@@ -1,4 +1,4 @@
-import { useNavigate, useSearch } from "@tanstack/react-router";
+import { useMatches, useNavigate, useSearch } from "@tanstack/react-router";
 import { useEffect } from "react";
 import { useQuery } from "@/api/client";
 import { useSession } from "@/api/session";
@@ -19,13 +19,14 @@ export function useProject(): string | undefined {
 }
 
 /** Puts the project into an address that names none: which one is the first changes with the list. A token's own does
- * not. */
+ * not. An address where nothing is stays as it was typed. */
 export function useProjectInAddress(): void {
   const { project: named } = useSearch({ from: "__root__" });
   const { project: own } = useSession();
   const project = useProject();
   const navigate = useNavigate();
-  const isMissing = named === undefined && own === null && project !== undefined;
+  const isNowhere = useMatches().some((match) => match._notFound === true || match.status === "notFound");
+  const isMissing = named === undefined && own === null && project !== undefined && !isNowhere;
 
   useEffect(() => {
     if (isMissing) void navigate({ to: ".", search: (old) => ({ ...old, project }), hash: true, replace: true });
