@@ -80,7 +80,7 @@ class _MetadataUnpickler(pickle._Unpickler):
             raise _NotAllowedError(f"{module_name}.{global_name}")
         return found
 
-    def _build(self) -> None:
+    def _build(self: Any) -> None:
         made = self.stack[-2]
         if isinstance(made, type) or not dataclasses.is_dataclass(made):
             raise TypeError(f"it sets attributes of {made!r:.200}")
