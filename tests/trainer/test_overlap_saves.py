@@ -302,7 +302,7 @@ def test_a_job_that_leaves_saves_the_step_again_whose_save_in_flight_is_torn(run
         assert isinstance(torn.committed.exception(timeout=60), errors.SaveFailed)
         assert told.value.saved_step == 1
     assert committed_steps(service, run) == [0, 1]
-    left = Job(seed=7)
+    left = Job(optimizer="momentum", seed=7)
     with holdfast.Checkpointer(run) as ckpt:
         ckpt.restore(left.state)
     assert values(left.state) == values(job.state)
