@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import pickle
-import shutil
 import subprocess
 import time
 import uuid
@@ -27,13 +26,14 @@ from holdfast.imports import steps
 from holdfast.imports.checkpoint_plan import Choices, plan_import
 from holdfast.imports.sources import find_sources
 from holdfast_client import Client, errors
+from holdfast_client.cli.main import main
 from holdfast_protocol import index_documents
 from holdfast_protocol.base import RunName
 from holdfast_protocol.pruning import PruneCheckpoints
 from holdfast_protocol.runs import EditProject, Latest, parse_point
 from holdfast_protocol.states import AttemptOutcome, CheckpointState
 from tests.support.forked import ForkedProgram
-from tests.support.serve import ENTRY_POINT, HOLDFAST, ServedHoldfast, holdfast_serve
+from tests.support.serve import HOLDFAST, ServedHoldfast, holdfast_serve
 from tests.support.training import Job
 from tests.trainer.gloo import run_ranks
 
@@ -479,15 +479,23 @@ def test_a_step_that_may_lack_its_comparison_is_named_if_only_a_later_one_is_imp
     assert len(notes) == 3, notes
 
 
+def import_that_never_takes_its_third_step() -> None:
+    """The command, in a process of its own."""
+    take = steps._Import.take
+
+    def stops(importing, source, plan):
+        while source.step == 3:
+            time.sleep(60)
+        return take(importing, source, plan)
+
+    steps._Import.take = stops
+    main()
+
+
 def test_an_import_that_is_killed_goes_on_where_it_was(run, client, served, tmp_path):
     expected = series(tmp_path / "runs", [1, 2, 3], rows=5000)
-    last = tmp_path / "runs" / "checkpoint-4"
-    dcp.save({"model": {"w": torch.ones(2)}}, checkpoint_id=last, no_dist=True)
-    [tensors_of_last] = last.glob("*.distcp")
-    tensors_of_last.unlink()
-    os.mkfifo(tensors_of_last)  # the import can never end: it waits for a writer
     killed = ForkedProgram(
-        ENTRY_POINT,
+        f"{__name__}:{import_that_never_takes_its_third_step.__name__}",
         ["import", str(tmp_path / "runs"), str(run)],
         environment={**os.environ, **served.environment},
         log=tmp_path / "log",
@@ -505,7 +513,6 @@ def test_an_import_that_is_killed_goes_on_where_it_was(run, client, served, tmp_
         time.sleep(0.01)
     killed.kill()
     killed.wait(timeout=60)
-    shutil.rmtree(last)
     report = bring(client, run, tmp_path / "runs")
     assert [step["step"] for step in report["steps"]] == [1, 2, 3]
     assert report["steps"][0]["skipped"]
