@@ -20,6 +20,13 @@ from tests.web.screens import PHONE, checkpoint, figure, heading, let_in, part, 
 
 _ABORTED = 505
 _PAGE = 100
+_COUNT_READS_OF_THE_SYSTEMS_THEME = """
+window.readsOfTheme = 0;
+const { get } = Object.getOwnPropertyDescriptor(MediaQueryList.prototype, "matches");
+Object.defineProperty(MediaQueryList.prototype, "matches", {
+  get() { window.readsOfTheme += this.media.includes("prefers-color-scheme"); return get.call(this); },
+});
+"""
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +82,15 @@ def test_a_chosen_theme_stays_and_else_the_systems_is_followed(signed_in: Page) 
     signed_in.emulate_media(color_scheme="dark")
     signed_in.get_by_role("button", name="Show the page light").click()
     expect(shown).to_have_attribute("data-theme", "light")
+
+
+def test_the_page_reads_the_systems_theme_once_and_then_listens(signed_in: Page) -> None:
+    """Chromium sends no event of a change that was read before it. A page that reads while it draws stays as it was."""
+    signed_in.add_init_script(_COUNT_READS_OF_THE_SYSTEMS_THEME)
+    signed_in.reload()
+    signed_in.get_by_role("link", name="Runs").click()
+    expect(heading(signed_in, "Runs")).to_be_visible()
+    assert signed_in.evaluate("window.readsOfTheme") == 1
 
 
 def test_a_long_table_has_the_rows_in_sight_alone_and_reads_page_after_page(screen: Callable[..., Page]) -> None:

@@ -6,6 +6,8 @@ export type Theme = "light" | "dark";
 const COOKIE = "holdfast_theme";
 const YEAR_SECONDS = 365 * 86_400;
 const system = window.matchMedia("(prefers-color-scheme: dark)");
+// Read here once, and then told by the event: Chromium sends no event of a change that somebody has read before it.
+let systemIsDark = system.matches;
 const listeners = new Set<() => void>();
 
 function chosen(): Theme | null {
@@ -15,7 +17,7 @@ function chosen(): Theme | null {
 }
 
 function current(): Theme {
-  return chosen() ?? (system.matches ? "dark" : "light");
+  return chosen() ?? (systemIsDark ? "dark" : "light");
 }
 
 function show() {
@@ -25,7 +27,10 @@ function show() {
 
 /** Before the first rendering. */
 export function beginTheme(): void {
-  system.addEventListener("change", show);
+  system.addEventListener("change", ({ matches }) => {
+    systemIsDark = matches;
+    show();
+  });
   show();
 }
 
