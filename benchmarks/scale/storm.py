@@ -47,6 +47,9 @@ _MOST_CONNECTIONS = 10_000  # no rank's idle connection is taken for another ran
 RANKS_PER_HOST = 8
 RUNS, PROJECTS = 1000, 4
 """Of a catalog that is filled first."""
+_REST_SECONDS, _LONGEST_UNREST_SECONDS = 10, 1800
+_REST = 0.05
+"""Of a core: more than that, and the controllers are still at work."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class Cluster:
 def cluster(*, workers: int = 1, pooled_connections: int = 0, checkpoints: int = 0) -> Iterator[Cluster]:
     """One service of so many processes on a Postgres of its own; checkpoints lie in a folder on this machine.
     `pooled_connections`: PgBouncer stands in between, with so many of Postgres; 0: nothing does. `checkpoints`: so many
-    are in the catalog already."""
+    are in the catalog already, and the controllers have compared and recorded what a fill leaves to them."""
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each rank has connections of its own
     with ExitStack() as stack:
@@ -109,6 +112,8 @@ def cluster(*, workers: int = 1, pooled_connections: int = 0, checkpoints: int =
         }
         service = stack.enter_context(holdfast_serve(folder, other_settings=settings, forked=False))
         environment = service.environment | {"HOLDFAST_TOKEN": token}
+        if checkpoints:
+            _wait_for_rest(service.process.pid)
         yield Cluster(environment, service.process.pid, postgres)
 
 
@@ -121,6 +126,19 @@ def _fill(url: str, checkpoints: int, store_url: str) -> None:
     dsn = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(dsn, autocommit=True) as connection:
         fill(connection, checkpoints=checkpoints, runs=RUNS, projects=PROJECTS, store_url=store_url)
+
+
+def _wait_for_rest(pid: int) -> None:
+    """A catalog that saves have filled has its tallies. One that was filled at once gets them from the controllers of
+    the first service, which are minutes at work: no figure of a catalog in use has that in it."""
+    deadline = time.monotonic() + _LONGEST_UNREST_SECONDS
+    spent = cpu_seconds_of_tree(pid)
+    while time.monotonic() < deadline:
+        time.sleep(_REST_SECONDS)
+        before, spent = spent, cpu_seconds_of_tree(pid)
+        if spent - before <= _REST * _REST_SECONDS:
+            return
+    raise RuntimeError(f"the controllers are still at work on the filled catalog after {_LONGEST_UNREST_SECONDS} s")
 
 
 def storm(cluster: Cluster, ranks: int, *, ranks_per_host: int = RANKS_PER_HOST) -> Storm:
