@@ -47,7 +47,8 @@ class _Times:
 
 def time_calls(cluster: Cluster, *, projects: int, runs: int, repeats: int) -> dict[str, dict[str, float]]:
     """By call: `p50_ms`, `p99_ms` and `calls`. The first save and the first reads are not counted, because they open
-    connections and compile statements. An operator's call that is slow is made at least three times."""
+    connections and compile statements. The reads follow once the controllers have recorded the saves. An operator's
+    call that is slow is made at least three times."""
     headers = {"Authorization": f"Bearer {cluster.environment['HOLDFAST_TOKEN']}", PROTOCOL_HEADER: PROTOCOL_VERSION}
     url = cluster.environment["HOLDFAST_URL"]
     with httpx.Client(base_url=url, headers=headers, timeout=300) as http:
@@ -55,6 +56,7 @@ def time_calls(cluster: Cluster, *, projects: int, runs: int, repeats: int) -> d
         _save(http, _Times(), project_of(1, projects), run_name(1))
         for run in range(2, min(runs, repeats + 1) + 1):
             _save(http, times, project_of(run, projects), run_name(run))
+        cluster.wait_for_rest()
         for name, path in _operators_reads(project_of(1, projects)).items():
             _get(http, path)
             began = time.monotonic()

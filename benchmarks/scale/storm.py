@@ -86,6 +86,18 @@ class Cluster:
     def client(self) -> Client:
         return Client(ClientSettings(url=self.environment["HOLDFAST_URL"], token=self.environment["HOLDFAST_TOKEN"]))
 
+    def wait_for_rest(self) -> None:
+        """Until the controllers have done what saves, or a fill, have left to them. A catalog that saves have filled
+        has its tallies; one that was filled at once gets them from the first service, which is minutes at work."""
+        deadline = time.monotonic() + _LONGEST_UNREST_SECONDS
+        spent = cpu_seconds_of_tree(self.service_pid)
+        while time.monotonic() < deadline:
+            time.sleep(_REST_SECONDS)
+            before, spent = spent, cpu_seconds_of_tree(self.service_pid)
+            if spent - before <= _REST * _REST_SECONDS:
+                return
+        raise RuntimeError(f"the controllers are still at work after {_LONGEST_UNREST_SECONDS} s")
+
 
 @contextmanager
 def cluster(*, workers: int = 1, pooled_connections: int = 0, checkpoints: int = 0) -> Iterator[Cluster]:
@@ -112,9 +124,10 @@ def cluster(*, workers: int = 1, pooled_connections: int = 0, checkpoints: int =
         }
         service = stack.enter_context(holdfast_serve(folder, other_settings=settings, forked=False))
         environment = service.environment | {"HOLDFAST_TOKEN": token}
+        started = Cluster(environment, service.process.pid, postgres)
         if checkpoints:
-            _wait_for_rest(service.process.pid)
-        yield Cluster(environment, service.process.pid, postgres)
+            started.wait_for_rest()
+        yield started
 
 
 def _fill(url: str, checkpoints: int, store_url: str) -> None:
@@ -126,19 +139,6 @@ def _fill(url: str, checkpoints: int, store_url: str) -> None:
     dsn = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(dsn, autocommit=True) as connection:
         fill(connection, checkpoints=checkpoints, runs=RUNS, projects=PROJECTS, store_url=store_url)
-
-
-def _wait_for_rest(pid: int) -> None:
-    """A catalog that saves have filled has its tallies. One that was filled at once gets them from the controllers of
-    the first service, which are minutes at work: no figure of a catalog in use has that in it."""
-    deadline = time.monotonic() + _LONGEST_UNREST_SECONDS
-    spent = cpu_seconds_of_tree(pid)
-    while time.monotonic() < deadline:
-        time.sleep(_REST_SECONDS)
-        before, spent = spent, cpu_seconds_of_tree(pid)
-        if spent - before <= _REST * _REST_SECONDS:
-            return
-    raise RuntimeError(f"the controllers are still at work on the filled catalog after {_LONGEST_UNREST_SECONDS} s")
 
 
 def storm(cluster: Cluster, ranks: int, *, ranks_per_host: int = RANKS_PER_HOST) -> Storm:
