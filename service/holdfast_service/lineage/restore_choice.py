@@ -198,6 +198,8 @@ def whole_in(session: Session, checkpoint_id: str, attempt_id: int, store_ids: C
 
 SKIPPED_SHOWN = 50
 _ROWS_PER_FETCH = 200
+_TRIED_FIRST = 4
+"""Of the newest checkpoints one mostly will do."""
 _KNOWS_UNAVAILABLE = 2
 
 
@@ -247,14 +249,15 @@ def choose_restore_point(
     skipped: list[Skipped] = []
     note = ""
     if isinstance(point, AtStep | ById):
-        chosen = _named(session, _candidates(session, run_id, before_step), line, point, diverged=diverged)
+        chosen = _named(session, _candidates(session, run_id, point, before_step), line, point, diverged=diverged)
     else:
-        candidates = _candidates(session, run_id, before_step, available)
+        candidates = _candidates(session, run_id, point, before_step, available)
         chosen, skipped = choose(candidates, line, point, diverged=diverged)
         if available is not None and chosen is not None:
             note = f"{available.reason} Step {chosen.step} is whole in the stores that answer, and is read from there."
         elif available is not None and not strictly:
-            chosen, skipped = choose(_candidates(session, run_id, before_step), line, point, diverged=diverged)
+            candidates = _candidates(session, run_id, point, before_step)
+            chosen, skipped = choose(candidates, line, point, diverged=diverged)
             note = f"{available.reason} No checkpoint is whole in the stores that answer." if chosen is not None else ""
     return RestoreDecision(
         note=note,
@@ -415,9 +418,6 @@ def newest_restore_points(session: Session, run_ids: Collection[str]) -> dict[st
     return points
 
 
-_TRIED_FIRST = 4
-
-
 _FIELDS = (
     Checkpoint.id,
     Checkpoint.attempt_number,
@@ -503,23 +503,31 @@ def _lines_of_runs(session: Session, run_ids: Collection[str], *, also_uncommitt
 
 
 def _candidates(
-    session: Session, run_id: str, before_step: int | None, available: AvailableStores | None = None
+    session: Session, run_id: str, point: Point, before_step: int | None, available: AvailableStores | None = None
 ) -> Iterator[Candidate]:
-    """Newest step first; fetched in portions, for the choice mostly needs the first few of many thousands."""
+    """Newest step first; of a step or an id those that it can mean. Fetched in portions, the first of them small: the
+    choice mostly needs a few of many thousands."""
     statement: Select[Any] = select(Checkpoint).where(Checkpoint.run_id == run_id).order_by(*_ORDER)
     if before_step is not None:
         statement = statement.where(Checkpoint.step < before_step)
-    rows = session.scalars(statement, execution_options={"yield_per": _ROWS_PER_FETCH})
+    if isinstance(point, AtStep):
+        statement = statement.where(Checkpoint.step == point.step)
+    elif isinstance(point, ById):
+        statement = statement.where(Checkpoint.id == point.checkpoint_id)
+    rows = session.scalars(statement, execution_options={"yield_per": _TRIED_FIRST})
+    portion = _TRIED_FIRST
     try:
-        for row in rows:
-            yield replace(
-                _candidate(session, row),
-                thaw=_thaw(session, row),
-                abort_reason=row.abort_reason,
-                health_reason=row.health_reason,
-                metrics=row.metrics,
-                unavailable=_unavailable(session, row, available),
-            )
+        while fetched := rows.fetchmany(portion):
+            for row in fetched:
+                yield replace(
+                    _candidate(session, row),
+                    thaw=_thaw(session, row),
+                    abort_reason=row.abort_reason,
+                    health_reason=row.health_reason,
+                    metrics=row.metrics,
+                    unavailable=_unavailable(session, row, available),
+                )
+            portion = _ROWS_PER_FETCH
     finally:
         rows.close()
 
