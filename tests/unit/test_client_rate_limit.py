@@ -11,9 +11,8 @@ import time
 import pytest
 
 from holdfast_client import Client, ClientSettings, errors
-from holdfast_client.chunks import rate_limit as pace_module
-from holdfast_client.chunks.download import get_chunk
-from holdfast_client.chunks.rate_limit import (
+from holdfast_client.chunks import connections
+from holdfast_client.chunks.connections import (
     BURST_SECONDS,
     LONGEST_HOLD_SECONDS,
     PROBE_STRETCHES,
@@ -21,6 +20,7 @@ from holdfast_client.chunks.rate_limit import (
     RateLimit,
     TransferWindow,
 )
+from holdfast_client.chunks.download import get_chunk
 from holdfast_client.chunks.uploader import put_chunk
 from holdfast_client.chunks.workers import Jobs, TransferWorkers
 from holdfast_client.transport import Backoff
@@ -189,7 +189,7 @@ def many(client: Client, work, count: int, workers: int = 8) -> None:
 
 @pytest.mark.parametrize("work", [put, get])
 def test_a_store_that_bears_little_gets_little_and_all_of_it_arrives(work, monkeypatch):
-    monkeypatch.setattr(pace_module, "jittered_seconds", lambda failures: 0.0)
+    monkeypatch.setattr(connections, "jittered_seconds", lambda failures: 0.0)
     store = Store(3, BODY)
     with scripted(store) as server, client_of(server.url) as client:
         many(client, work, 200)

@@ -12,9 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from holdfast_client.chunks.connections import LONGEST_BODY_BYTES, TransferPool, refusal
+from holdfast_client.chunks.connections import LONGEST_BODY_BYTES, RateLimit, TransferPool, refusal
 from holdfast_client.chunks.mounted_files import read_file
-from holdfast_client.chunks.rate_limit import RateLimit
 from holdfast_client.errors import ChunkCorrupt, ChunkGone, ChunkNotFound, HoldfastError, ServiceUnavailable
 from holdfast_client.transport import Backoff, check_stop, retry_after_seconds
 from holdfast_protocol.codecs import Codec, DecodeError, decode

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from holdfast_client.chunks.rate_limit import RateLimit
+from holdfast_client.chunks.connections import RateLimit
 from holdfast_client.chunks.workers import CoreLimit
 from holdfast_client.errors import (
     ChunkCorrupt,

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from holdfast_client.chunks.connections import (
     LONGEST_BODY_BYTES,
     WAITS_PER_CHUNK,
+    RateLimit,
     TicketLife,
     TicketWaitedTooLong,
     TransferPool,
@@ -38,7 +39,6 @@ from holdfast_client.chunks.encoding import (
     hash_chunk,
 )
 from holdfast_client.chunks.mounted_files import write_incoming
-from holdfast_client.chunks.rate_limit import RateLimit
 from holdfast_client.chunks.workers import Done, Jobs, TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import (
