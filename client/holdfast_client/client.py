@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from holdfast_client.chunks.connections import TransferPool
-from holdfast_client.chunks.mounted_files import MountAccess
+from holdfast_client.chunks.transfer import MountAccess
 from holdfast_client.resources.attempts import Attempts
 from holdfast_client.resources.checkpoints import Checkpoints, Restores
 from holdfast_client.resources.insights import Insights

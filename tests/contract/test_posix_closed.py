@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from holdfast_client.chunks.connections import RateLimit
-from holdfast_client.chunks.mounted_files import write_incoming
+from holdfast_client.chunks.transfer import write_incoming
 from holdfast_client.chunks.workers import CoreLimit
 from holdfast_service.stores.base import ObjectKey, StoreError, StoreRefused
 from holdfast_service.stores.registry import open_store

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast_client import Client, ClientSettings, errors
-from holdfast_client.chunks.mounted_files import write_incoming
-from holdfast_client.chunks.uploader import put_chunk
+from holdfast_client.chunks.transfer import put_chunk, write_incoming
 from holdfast_client.cli.doctor import round_trip
 from holdfast_protocol.states import Scope
 from holdfast_protocol.stores import MakeSample
@@ -50,11 +49,11 @@ def test_a_mount_is_said_to_be_used_once_a_file_was_written_and_read_there(servi
         raise errors.DirectFileRefused("The store's filesystem cannot be written from here (EROFS)")
 
     with connected(service, Scope.TRAIN) as client:
-        monkeypatch.setattr("holdfast_client.chunks.uploader.write_incoming", write)
+        monkeypatch.setattr("holdfast_client.chunks.transfer.write_incoming", write)
         assert "sees the store's mount, and reads and writes there" in round_trip(client)
         (path,) = written
         assert list(Path(path).parent.iterdir()) == []
-        monkeypatch.setattr("holdfast_client.chunks.uploader.write_incoming", refuse)
+        monkeypatch.setattr("holdfast_client.chunks.transfer.write_incoming", refuse)
         assert round_trip(client).endswith(
             "jobs do not use it: The store's filesystem cannot be written from here (EROFS)"
         )

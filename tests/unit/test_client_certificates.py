@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast_client import Client, ClientSettings, errors
-from holdfast_client.chunks.uploader import put_chunk
+from holdfast_client.chunks.transfer import put_chunk
 from holdfast_protocol.checkpoints import UploadTicket
 from tests.support.scripted_http import Reply, ScriptedServer, in_turn
 from tests.support.tls import Authority, self_signed

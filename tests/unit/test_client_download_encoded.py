@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from holdfast_client import Client, ClientSettings, errors
-from holdfast_client.chunks.download import get_chunk
+from holdfast_client.chunks.transfer import get_chunk
 from holdfast_protocol.codecs import Codec, encode
 from holdfast_protocol.restores import ReadTicket
 from tests.support.scripted_http import DROP, Reply, in_turn, scripted

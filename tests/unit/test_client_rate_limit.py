@@ -20,8 +20,7 @@ from holdfast_client.chunks.connections import (
     RateLimit,
     TransferWindow,
 )
-from holdfast_client.chunks.download import get_chunk
-from holdfast_client.chunks.uploader import put_chunk
+from holdfast_client.chunks.transfer import get_chunk, put_chunk
 from holdfast_client.chunks.workers import Jobs, TransferWorkers
 from holdfast_client.transport import Backoff
 from holdfast_protocol.checkpoints import UploadTicket

@@ -12,7 +12,7 @@ import pytest
 from holdfast_client import Client, ClientSettings
 from holdfast_client.chunks import fetcher as fetcher_module
 from holdfast_client.chunks.fetcher import ShardFetcher
-from holdfast_client.chunks.mounted_files import MountAccess
+from holdfast_client.chunks.transfer import MountAccess
 from holdfast_client.errors import DirectFileRefused
 from holdfast_protocol.checkpoints import MountProofOffer
 from holdfast_protocol.states import StoreRole

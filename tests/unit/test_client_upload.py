@@ -11,8 +11,8 @@ import threading
 import pytest
 
 from holdfast_client import Client, ClientSettings, errors
-from holdfast_client.chunks import mounted_files as direct_files
-from holdfast_client.chunks.uploader import put_chunk
+from holdfast_client.chunks import transfer
+from holdfast_client.chunks.transfer import put_chunk
 from holdfast_protocol.checkpoints import UploadTicket
 from holdfast_protocol.stores import proxy_for
 from tests.support.scripted_http import DROP, Reply, in_turn, problem, scripted
@@ -218,7 +218,7 @@ def test_a_file_ticket_is_written_whole_and_never_into_what_is_there(tmp_path):
 
 def test_a_full_disk_is_said_clearly_and_leaves_nothing_behind():
     with pytest.raises(errors.StoreFull, match=r"no room left \(ENOSPC\).*prune"):
-        with direct_files._file_errors("written"), open("/dev/full", "wb", buffering=0) as full:
+        with transfer._file_errors("written"), open("/dev/full", "wb", buffering=0) as full:
             full.write(b"x")
 
 

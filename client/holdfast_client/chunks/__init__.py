@@ -1,5 +1,5 @@
 """The data plane: a rank's chunks go straight to the store and come straight from it, each proven by its SHA-256.
 
-Up: `uploader` negotiates, sends and reports. Down: `fetcher` asks for tickets, `download` reads one chunk.
-`mounted_files` does both without HTTP, and proves that this is allowed.
+Up: `uploader` negotiates, has chunks sent and reports. Down: `fetcher` asks for tickets. `transfer` moves one chunk,
+with HTTP or without, and proves that the latter is allowed.
 """

@@ -27,8 +27,8 @@ from types import TracebackType
 from typing import Self
 
 from holdfast_client.chunks.connections import WAITS_PER_CHUNK, TicketLife, TicketWaitedTooLong
-from holdfast_client.chunks.download import get_chunk
 from holdfast_client.chunks.host_chunks import HostChunks
+from holdfast_client.chunks.transfer import get_chunk
 from holdfast_client.chunks.workers import Jobs, TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import (

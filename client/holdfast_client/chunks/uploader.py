@@ -20,14 +20,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from holdfast_client.chunks.connections import (
-    LONGEST_BODY_BYTES,
     WAITS_PER_CHUNK,
-    RateLimit,
     TicketLife,
     TicketWaitedTooLong,
-    TransferPool,
-    error_code,
-    refusal,
 )
 from holdfast_client.chunks.encoding import (
     EncodingQueue,
@@ -38,21 +33,19 @@ from holdfast_client.chunks.encoding import (
     encode_chunk,
     hash_chunk,
 )
-from holdfast_client.chunks.mounted_files import write_incoming
+from holdfast_client.chunks.transfer import put_chunk
 from holdfast_client.chunks.workers import Done, Jobs, TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import (
     ChecksumMismatch,
     DirectFileRefused,
-    HoldfastError,
     IncompleteCheckpoint,
-    ServiceUnavailable,
     StoreRefused,
     StoreUnavailable,
     TicketProblem,
     UnexpectedReply,
 )
-from holdfast_client.transport import Backoff, check_stop, retry_after_seconds
+from holdfast_client.transport import check_stop
 from holdfast_protocol.base import Fence
 from holdfast_protocol.checkpoints import (
     MAX_BATCH,
@@ -62,7 +55,6 @@ from holdfast_protocol.checkpoints import (
     FinishedAnswer,
     FinishedState,
     NegotiateChunks,
-    StoreAnswer,
     UploadTicket,
 )
 
@@ -481,77 +473,3 @@ class ShardUploader:
         if self._on_verified is not None:
             self._on_verified(opened.bytes)
         opened.let_go()
-
-
-SLICE_BYTES = 1024 * 1024
-_CHECKSUM_TRIES = 2
-
-
-def put_chunk(
-    ticket: UploadTicket,
-    body: memoryview,
-    pool: TransferPool,
-    *,
-    stop: threading.Event | None = None,
-    retry_seconds: float | None = None,
-) -> None:
-    """Sends one chunk by its ticket: a PUT with exactly the ticket's headers, or a file. Returns when the store has
-    taken the bytes; the seal says whether they are there and right. Never keeps `body`.
-
-    Raises TicketProblem (negotiate again), StoreFull, StoreRefused, ChecksumMismatch (the bytes changed since they were
-    hashed), DirectFileRefused (use HTTP), StoreUnavailable (after all tries), TransferStopped.
-    """
-    flat = body.cast("B") if body.format != "B" or body.ndim != 1 else body
-    backoff = Backoff(
-        pool.retry_seconds if retry_seconds is None else retry_seconds,
-        stop.wait if stop else time.sleep,
-        from_failure=True,
-    )
-    checksum_tries_left = _CHECKSUM_TRIES
-    while True:
-        check_stop(stop)
-        try:
-            if ticket.kind == "file":
-                write_incoming(ticket.path, flat, pool.rate_limit, pool.cores, stop)
-                return
-            failure, wait_seconds = _put_once(ticket, flat, pool, stop, backoff)
-        except ServiceUnavailable as error:
-            failure, wait_seconds = error, 0.0
-        if failure is None:
-            return
-        if isinstance(failure, ChecksumMismatch):
-            # One failure may be the wire's. Two are the memory's.
-            checksum_tries_left -= 1
-            if not checksum_tries_left:
-                raise failure
-        elif not isinstance(failure, ServiceUnavailable):
-            raise failure
-        if not backoff.pause(wait_seconds):
-            raise failure
-
-
-def _put_once(
-    ticket: UploadTicket, body: memoryview, pool: TransferPool, stop: threading.Event | None, backoff: Backoff
-) -> tuple[HoldfastError | None, float]:
-    headers = dict(ticket.headers)
-    if not any(name.lower() == "content-length" for name in headers):
-        headers["Content-Length"] = str(body.nbytes)
-    slices = _slices(body, pool.rate_limit, stop)
-    with pool.request(ticket.method, ticket.url, headers, slices, stop=stop, backoff=backoff) as response:
-        answer = response.read(LONGEST_BODY_BYTES)
-        # 412: an earlier try has arrived after all (If-None-Match). The seal decides whether it is the right one.
-        if 200 <= response.status < 300 or response.status == 412:
-            return None, 0.0
-        if ticket.answers.get(error_code(answer)) is StoreAnswer.STORED:
-            return None, 0.0
-        return refusal(response.status, answer, ticket.answers), retry_after_seconds(response.headers)
-
-
-def _slices(body: memoryview, rate_limit: RateLimit, stop: threading.Event | None) -> Iterator[memoryview]:
-    """A socket's time-out bounds a whole send: one send of 64 MiB would have to end within it."""
-    slice_bytes = rate_limit.slice_bytes(SLICE_BYTES)
-    for start in range(0, body.nbytes, slice_bytes):
-        check_stop(stop)
-        block = body[start : start + slice_bytes]
-        rate_limit.acquire(block.nbytes, stop)
-        yield block

@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 import typer
 from pydantic import BaseModel
 
-from holdfast_client.chunks.download import get_chunk
-from holdfast_client.chunks.uploader import put_chunk
+from holdfast_client.chunks.transfer import get_chunk, put_chunk
 from holdfast_client.cli.arguments import JsonOption, connect
 from holdfast_client.cli.output import ExitCode, exit_code_of, show_facts, show_json
 from holdfast_client.client import Client, end_of_token

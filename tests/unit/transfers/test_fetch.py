@@ -8,8 +8,8 @@ from itertools import count
 import pytest
 
 from holdfast_client import Client, ClientSettings, errors
-from holdfast_client.chunks import download
 from holdfast_client.chunks import fetcher as fetcher_module
+from holdfast_client.chunks import transfer
 from holdfast_client.chunks.fetcher import Buffers, ShardFetcher
 from tests.support.transfers import client_of, fetch, some_chunks
 
@@ -152,7 +152,7 @@ def test_what_a_mount_does_not_give_any_more_comes_over_http(mounted, monkeypatc
     def fails(*_):
         raise errors.StoreUnavailable("The store's filesystem failed (EIO)")
 
-    monkeypatch.setattr(download, "read_file", fails)
+    monkeypatch.setattr(transfer, "read_file", fails)
     chunks, found = some_chunks(), {}
     mounted.objects = dict(chunks)
     settings = ClientSettings(url=mounted.url, token="hold_t_s", retry_seconds=0)

@@ -215,7 +215,7 @@ def test_a_mount_that_does_not_answer_any_more_is_left_for_http(mounted, monkeyp
     def fails(*_):
         raise errors.StoreUnavailable("The store's filesystem failed (EIO)")
 
-    monkeypatch.setattr(uploader_module, "write_incoming", fails)
+    monkeypatch.setattr("holdfast_client.chunks.transfer.write_incoming", fails)
     chunks = some_chunks()
     with Client(ClientSettings(url=mounted.url, token="hold_t_s", retry_seconds=0)) as client:
         ShardUploader(client, "ck_1", 0, Fence(epoch=1, attempt=1)).upload(outgoing(chunks))
@@ -224,7 +224,7 @@ def test_a_mount_that_does_not_answer_any_more_is_left_for_http(mounted, monkeyp
 
 def test_what_the_service_does_not_see_in_the_mount_is_sent_over_http(mounted, monkeypatch):
     """The mount that was proven is another one by now."""
-    monkeypatch.setattr(uploader_module, "write_incoming", lambda *_: None)
+    monkeypatch.setattr("holdfast_client.chunks.transfer.write_incoming", lambda *_: None)
     chunks = some_chunks()
     upload(mounted, chunks)
     assert mounted.objects == chunks
