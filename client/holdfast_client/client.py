@@ -18,8 +18,6 @@ from typing import Self
 
 from holdfast_client.chunks.connections import TransferPool
 from holdfast_client.chunks.transfer import MountAccess
-from holdfast_client.resources.attempts import Attempts
-from holdfast_client.resources.checkpoints import Checkpoints, Restores
 from holdfast_client.resources.insights import Insights
 from holdfast_client.resources.retention import Holds, Policies, Retention
 from holdfast_client.resources.runs import Projects, Runs, Sessions, Tokens
@@ -35,6 +33,7 @@ from holdfast_client.resources.stores import (
     Tiers,
     Usage,
 )
+from holdfast_client.resources.training import Attempts, Checkpoints, Restores
 from holdfast_client.settings import ClientSettings
 from holdfast_client.transport import Transport
 from holdfast_protocol.codecs import Codec
