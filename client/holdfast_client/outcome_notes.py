@@ -1,6 +1,6 @@
 """The notes that a job leaves for `holdfast launch` in HOLDFAST_OUTCOME_DIR: each rank's attempt, and its outcome.
 
-One file per attempt and rank, written by the SDK (holdfast.session.heartbeat) and read by the command around it
+One file per attempt and rank, written by the SDK (holdfast.session.session) and read by the command around it
 (cli/launch.py). The catalog knows the outcome too. The files also work while the service is unavailable, and tell which
 attempts belong to this launch.
 """

@@ -27,8 +27,7 @@ from holdfast.save.saver import Saver, window_bytes
 from holdfast.schedule.save_policy import Policy, policy_of
 from holdfast.schedule.schedule import Schedule, known_best
 from holdfast.session.config import read_config
-from holdfast.session.heartbeat import OutcomeFile
-from holdfast.session.session import Session
+from holdfast.session.session import OutcomeFile, Session
 from holdfast.settings import TrainerSettings
 from holdfast.state.components import Declarations
 from holdfast.verify.following import follow

@@ -45,8 +45,13 @@ from holdfast_client.errors import (
     StoreRefused,
     TokenProblem,
     Unauthenticated,
+    UnsupportedProtocol,
     rebuild_error,
 )
+
+ENDS_THE_JOB = (StaleAttempt, TokenProblem, UnsupportedProtocol)
+"""Errors that no retry can fix. Whichever background thread meets one, the training thread raises it at its next
+call."""
 
 
 class StateError(ValueError):

@@ -2,7 +2,7 @@
 steps and the standing still of its training, which heartbeats report.
 
     restore, pipeline -> ProgressMeter.advance      ckpt.progress, the log's lines -> ProgressMeter.read
-    step(), save(), restore() -> ProgressReport     session/heartbeat.py -> ProgressReport.read
+    step(), save(), restore() -> ProgressReport     session/session.py -> ProgressReport.read
 
 A value to ask for, not a callback: no user code runs on transfer threads, and no error of such code can end one.
 """

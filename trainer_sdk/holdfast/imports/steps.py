@@ -26,8 +26,7 @@ from holdfast.imports.torch_file import open_torch_file
 from holdfast.layout.chunk_bytes import same_bytes
 from holdfast.progress import readable_bytes
 from holdfast.restore.checkpoint_reader import CheckpointSource
-from holdfast.session.heartbeat import OutcomeFile
-from holdfast.session.session import Session
+from holdfast.session.session import OutcomeFile, Session
 from holdfast.settings import TrainerSettings
 from holdfast.state.tensors import row_major_bytes
 from holdfast_client import comparison

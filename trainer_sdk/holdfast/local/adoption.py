@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from holdfast.distributed.ranks import Ranks
+from holdfast.errors import ENDS_THE_JOB
 from holdfast.save.job import SaveStats, worth_another_begin
-from holdfast.session.heartbeat import ENDS_THE_JOB
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import (

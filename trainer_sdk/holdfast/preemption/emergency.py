@@ -16,14 +16,13 @@ from contextlib import suppress
 from typing import Any
 
 from holdfast.distributed.ranks import Ranks
-from holdfast.errors import Preempted
+from holdfast.errors import ENDS_THE_JOB, Preempted
 from holdfast.preemption.estimate import Choice, Decision, Numbers, decide, may_wait
 from holdfast.preemption.watch import PreemptionWatch
 from holdfast.progress import Phase, ProgressBoard
 from holdfast.save.job import SaveHandle, SaveJob, SaveStats
 from holdfast.save.pipeline import SavePipeline
 from holdfast.save.saver import Metrics, Saver
-from holdfast.session.heartbeat import ENDS_THE_JOB
 from holdfast_protocol.states import CheckpointKind
 
 _TELLING = 0.25

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from holdfast.errors import CheckpointAborted, HoldfastError, SaveFailed, SaveSpooled, SaveSuperseded
+from holdfast.errors import ENDS_THE_JOB, CheckpointAborted, HoldfastError, SaveFailed, SaveSpooled, SaveSuperseded
 from holdfast.local.adoption import Verdict, verdict_of
 from holdfast.local.keep import keep_save
 from holdfast.progress import Phase, ProgressBoard, readable_bytes
@@ -34,7 +34,6 @@ from holdfast.save.job import (
     SaveThread,
     worth_another_begin,
 )
-from holdfast.session.heartbeat import ENDS_THE_JOB
 from holdfast.session.session import Session
 from holdfast.staging import StagedShard
 from holdfast.staging.overlap import TornSaveError
