@@ -500,7 +500,8 @@ class Loading:
     def _loading(self, state: dict[str, Any], load: Callable[[], int]) -> int:
         # A launch that loads its first state has staged none yet, and no save of it was asked for.
         has_begun = self._parts.session.has_begun
-        self._parts.saver.wait_for_copies()
+        if has_begun:
+            self._parts.saver.wait_for_copies()
         try:
             start = load()
         finally:
