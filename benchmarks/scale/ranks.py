@@ -95,7 +95,8 @@ class Ranks:
 
     def close(self) -> None:
         for calls in self._host_calls:
-            calls.close()
+            if calls is not None:
+                calls.close()
         self._workers.close()
         for client in self._clients:
             client.close()
@@ -117,10 +118,10 @@ class Ranks:
         return time.monotonic(), view.state
 
 
-def _host(savers: list[Client]) -> list[HostCalls]:
+def _host(savers: list[Client]) -> list[HostCalls | None]:
     """What the ranks of one host have, the leader's first."""
     secret = secrets.token_hex(32)
-    return [HostCalls(client, secret=secret, count=len(savers), leads=at == 0) for at, client in enumerate(savers)]
+    return [HostCalls.of(client, secret=secret, count=len(savers), leads=at == 0) for at, client in enumerate(savers)]
 
 
 def main() -> None:

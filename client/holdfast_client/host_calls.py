@@ -104,7 +104,7 @@ ReplyT = TypeVar("ReplyT", bound=CheckpointView)
 
 
 class HostCalls:
-    """For one process. Thread-safe. Off Linux, and for a rank alone on its host, it makes each call directly."""
+    """For one process. Thread-safe."""
 
     def __init__(self, client: Client, *, secret: str, count: int, leads: bool) -> None:
         """`secret`: a text that the `count` ranks of this host know, and nobody else. `leads`: on exactly one of them.
@@ -127,9 +127,14 @@ class HostCalls:
         self._leader: _Link | None = None
         self._listener: socket.socket | None = None
         self._leads = leads
-        self._is_joined = count > 1 and sys.platform == "linux"
-        if self._is_joined and leads:
+        self._is_joined = True
+        if leads:
             self._listen()
+
+    @classmethod
+    def of(cls, client: Client, *, secret: str, count: int, leads: bool) -> HostCalls | None:
+        """None off Linux, and for a rank alone on its host: it makes each call directly."""
+        return cls(client, secret=secret, count=count, leads=leads) if count > 1 and sys.platform == "linux" else None
 
     def begin(self, client: Client, project: str, run: str, request: BeginCheckpoint) -> CheckpointBegun:
         """As `client.checkpoints.begin`, together with the host's other ranks if it has exactly one offer. `client` is

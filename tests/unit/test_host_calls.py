@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -457,13 +458,20 @@ def test_a_rank_that_closes_while_it_waits_calls_alone(service):
     assert service.calls == [("joint", "seal", [0, 1]), (1, "seal", [1])]
 
 
-def test_a_rank_that_is_alone_on_its_host_has_no_thread_and_no_socket(service):
-    with hosts(service, 1) as made:
-        assert made[0]._listener is None
-        assert seal(made[0], service.client(0), 0) == "ck_1"
-        assert begin(made[0], service.client(0), 0) == [(0, digests_of(0))]
-        assert not any(thread.name == "holdfast-host" for thread in threading.enumerate())
-    assert service.calls == [(0, "seal", [0]), (0, "begin", [0])]
+def test_a_rank_that_is_alone_on_its_host_has_none_and_no_thread(service):
+    assert HostCalls.of(service.client("joint"), secret=SECRET, count=1, leads=True) is None
+    assert not any(thread.name == "holdfast-host" for thread in threading.enumerate())
+
+
+@pytest.mark.usefixtures("patient")
+def test_ranks_of_one_host_have_one_each_on_linux_alone(service, monkeypatch):
+    made = {rank: HostCalls.of(service.client("joint"), secret=SECRET, count=2, leads=rank == 0) for rank in range(2)}
+    assert all_make(service, made, seal) == {0: "ck_1", 1: "ck_1"}
+    assert service.calls == [("joint", "seal", [0, 1])]
+    for host in made.values():
+        host.close()
+    monkeypatch.setattr(host_calls, "sys", SimpleNamespace(platform="darwin"))
+    assert HostCalls.of(service.client("joint"), secret=SECRET, count=2, leads=True) is None
 
 
 def test_without_a_listener_the_leader_calls_alone(service):

@@ -128,7 +128,7 @@ def compose(
         session,
         stats,
         workers,
-        host_calls=HostCalls(
+        host_calls=HostCalls.of(
             client, secret=ranks.host_secret, count=len(ranks.host_ranks), leads=ranks.rank == ranks.host_leader
         ),
         retry_seconds=settings.save_retry_seconds,

@@ -100,14 +100,14 @@ class SavePipeline:
         stats: SaveStats,
         workers: TransferWorkers,
         *,
-        host_calls: HostCalls,
+        host_calls: HostCalls | None,
         retry_seconds: float,
         progress: ProgressBoard,
         tier: LocalTier | None = None,
     ) -> None:
-        """Closes `host_calls` at its end. `retry_seconds`: how long a staged save is retried while service or store are
-        unavailable. With a local tier it is retried until the job ends, or until the disk fails to give it back
-        SPOOL_READS times in a row."""
+        """Closes `host_calls` at its end; None: this rank calls alone. `retry_seconds`: how long a staged save is
+        retried while service or store are unavailable. With a local tier it is retried until the job ends, or until the
+        disk fails to give it back SPOOL_READS times in a row."""
         self._session = session
         self._rank = session.ranks.rank
         self.host_calls = host_calls
@@ -187,7 +187,8 @@ class SavePipeline:
             return
         if writer is not None:
             writer.stop()
-        self.host_calls.flush()
+        if self.host_calls is not None:
+            self.host_calls.flush()
         self._session.client.transfers.cut()
         if self._rank == 0:
             self._abort_first(given_up, reason)
@@ -209,7 +210,8 @@ class SavePipeline:
         `waited_seconds`: how long the caller has waited already."""
         self._idle.wait(drain_seconds)
         self._stop.set()
-        self.host_calls.flush(last=True)
+        if self.host_calls is not None:
+            self.host_calls.flush(last=True)
         if (writer := self._writer) is not None:
             writer.stop()
         if (staged := self._staged) is not None:
@@ -219,7 +221,8 @@ class SavePipeline:
             thread.end()
         for thread in threads:
             thread.join(STOP_SECONDS)
-        self.host_calls.close()  # not before: a seal that is under way counts
+        if self.host_calls is not None:
+            self.host_calls.close()  # not before: a seal that is under way counts
         with self._lock:
             cut_off = list(self._in_flight.values())
         for job in cut_off:
