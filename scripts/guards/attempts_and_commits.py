@@ -96,7 +96,7 @@ GUARDS = (
     Guard(
         "reuse-only-hashed",
         "the store's checksum of compressed bytes proves the chunk",
-        "service/holdfast_service/copies/verify_uploads.py",
+        "service/holdfast_service/training/seal.py",
         "raw = upload.stored_digest == upload.key.digest",
         "raw = True",
         ("tests/service/test_protocol_codecs.py",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_service.copies import verify_uploads
+from holdfast_service import context
 from holdfast_service.settings import ServiceSettings
 from tests.support.rank import Job, Refused
 from tests.support.service import RunningService, running_service
@@ -19,7 +19,7 @@ def settings(settings: ServiceSettings) -> ServiceSettings:
 
 @pytest.fixture(autouse=True)
 def _counted_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_uploads, "_AGAIN_AFTER_SECONDS", -1.0)
+    monkeypatch.setattr(context, "_AGAIN_AFTER_SECONDS", -1.0)
 
 
 def chunks(first: int, count: int) -> list[bytes]:

@@ -15,8 +15,8 @@ from holdfast_protocol.tiers import ARCHIVED, ClassTerms, ThawSpeed
 from holdfast_service.audit.record import Actor
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.corruption import lock_users, mark_cold
+from holdfast_service.copies.predicates import proof_of
 from holdfast_service.copies.read_back import Claim, Finding, refuse_emptied_store, refuse_wrong_store, store_of_copy
-from holdfast_service.copies.verify_uploads import proof_of
 from holdfast_service.db import lease
 from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy, Project, Run
 from holdfast_service.errors import ProblemError

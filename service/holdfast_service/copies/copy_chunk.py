@@ -26,8 +26,7 @@ from sqlalchemy.orm import Session
 from holdfast_protocol.codecs import Codec, DecodeError, decode
 from holdfast_protocol.states import CopyState, Proof
 from holdfast_service.context import ServiceContext
-from holdfast_service.copies.predicates import KEPT, PROVEN, can_be_read, kept_state, object_key
-from holdfast_service.copies.verify_uploads import proof_of
+from holdfast_service.copies.predicates import KEPT, PROVEN, can_be_read, kept_state, object_key, proof_of
 from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Chunk, Copy

@@ -17,7 +17,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now, insert_absent
 from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Shard
 from holdfast_service.db.tables.operations import CollectCandidate
-from holdfast_service.stores.base import ObjectKey
+from holdfast_service.stores.base import Capabilities, ObjectFacts, ObjectKey
 
 _AT_HAND = (CopyState.VERIFIED, CopyState.SUSPECT)
 
@@ -48,6 +48,12 @@ def is_read_back(context: ServiceContext) -> ColumnElement[bool]:
     in_cold = false() if cold is None else and_(Copy.state == CopyState.COLD, Copy.store_id == cold.store_id)
     at_once = or_(Copy.storage_class.is_(None), Copy.storage_class.not_in(ARCHIVED))
     return or_(Copy.state.in_(_AT_HAND), and_(in_cold, at_once))
+
+
+def proof_of(facts: ObjectFacts, capabilities: Capabilities | None) -> Proof:
+    """A checksum proves something only if the store was seen to compute it; none at all proves nothing."""
+    enforced = capabilities is not None and capabilities.sha256_enforced
+    return Proof.STORE_SHA256 if facts.sha256 is not None and enforced else Proof.UNPROVEN
 
 
 PROVEN = (Proof.STORE_SHA256, Proof.READ)

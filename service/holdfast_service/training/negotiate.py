@@ -33,7 +33,6 @@ from holdfast_protocol.text import counted
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import PROVEN, object_key, usable_by
-from holdfast_service.copies.verify_uploads import Finding, Upload, verify_uploads
 from holdfast_service.db.dialect import clock, database_now, insert_all, insert_new
 from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy, Shard, ShardChunk
 from holdfast_service.errors import ProblemError
@@ -48,6 +47,7 @@ from holdfast_service.training.fencing import (
     new_shards,
     refuse_unless_uploading,
 )
+from holdfast_service.training.seal import Finding, Upload, verify_uploads
 
 # Refuses offers that contradict themselves, before anything is reserved for them. Pure (rule reuse-only-hashed).
 #

@@ -1,32 +1,43 @@
 """Seal shards: what they negotiated, what their seals say, their chunk lists; ranks say that their shares are complete.
 
-One call seals the shard of one rank, or those of several ranks of one host."""
+One call seals the shard of one rank, or those of several ranks of one host.
+
+Whether an upload has arrived is asked of the store, and the client's word is never taken for it (rules
+seal-only-negotiated, verify-while-uploading and reuse-only-hashed). Negotiating verifies uploads that are reported as
+done, while others are still going up, and sealing verifies unreported ones. The service asks the store outside of any
+transaction, several objects at once, and settles the answers with a conditional update: doing it twice, or beside
+another process, is fine.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
+from enum import StrEnum
+from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session, load_only
 
 from holdfast_protocol.base import Fence
 from holdfast_protocol.checkpoints import CheckpointView, SealShard
 from holdfast_protocol.digests import MAX_STORED_DOCUMENT_BYTES, shard_digest
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.states import CopyState
+from holdfast_protocol.states import CopyState, Proof
 from holdfast_protocol.text import counted
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
-from holdfast_service.copies.predicates import object_key, usable_by
-from holdfast_service.copies.verify_uploads import Finding, Upload, Verdict, ask_for_all, settle
+from holdfast_service.copies.predicates import object_key, proof_of, usable_by
 from holdfast_service.db.dialect import database_now, insert_all, insert_new
+from holdfast_service.db.engine import Database
 from holdfast_service.db.tables.core import Chunk, ChunkList, ChunkListEntry, Copy, Shard, ShardChunk
 from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import current_checkpoint_view
+from holdfast_service.stores.base import MountedStore, ObjectFacts, ObjectKey, ObjectMismatch, ObjectMissing, Store
 from holdfast_service.training.commit import Arrived, commit_seals, not_sealed_before
 from holdfast_service.training.fencing import (
     begin_writing,
@@ -34,6 +45,122 @@ from holdfast_service.training.fencing import (
     refuse_unless_uploading,
     shards_of,
 )
+
+# Whether an upload has arrived.
+
+_AT_ONCE = 16
+_ASKED_HERE = 4
+
+
+class Finding(StrEnum):
+    ARRIVED = "arrived"
+    MISSING = "missing"
+    MISMATCH = "mismatch"
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A copy that should be in the store by now. Mounted clients hand it over under the name of its generation."""
+
+    copy_id: int
+    key: ObjectKey
+    stored_bytes: int
+    stored_digest: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    upload: Upload
+    finding: Finding
+    proof: Proof | None = None
+    version_id: str | None = None
+    detail: str = ""
+
+
+def verify_uploads(database: Database, store: Store, uploads: Sequence[Upload]) -> list[Verdict]:
+    """One verdict per upload, in their order, settled in the catalog. Raises StoreError if the store does not say."""
+    verdicts = ask_for_all(store, uploads)
+    if verdicts:
+        with database.transaction() as session:
+            settle(session, verdicts, database_now(session))
+    return verdicts
+
+
+def ask_for_all(store: Store, uploads: Sequence[Upload]) -> list[Verdict]:
+    """The same, and not settled yet."""
+    here = _ASKED_HERE if isinstance(store, MountedStore) else 1
+    if len(uploads) <= here:  # to start threads takes longer
+        return [ask_store(store, upload) for upload in uploads]
+    with ThreadPoolExecutor(min(_AT_ONCE, len(uploads)), thread_name_prefix="holdfast-verify") as threads:
+        return list(threads.map(lambda upload: ask_store(store, upload), uploads))
+
+
+def ask_store(store: Store, upload: Upload) -> Verdict:
+    """What the store says of this upload. Raises StoreError other than a missing or a wrong object."""
+    try:
+        facts = _facts(store, upload)
+    except ObjectMissing:
+        return Verdict(upload, Finding.MISSING, detail="the store does not have it")
+    except ObjectMismatch as error:
+        return Verdict(upload, Finding.MISMATCH, detail=str(error))
+    if facts.bytes != upload.stored_bytes:
+        return Verdict(
+            upload, Finding.MISMATCH, detail=f"the store has {facts.bytes} bytes, announced {upload.stored_bytes}"
+        )
+    if facts.sha256 is not None and facts.sha256 != upload.stored_digest:
+        return Verdict(upload, Finding.MISMATCH, detail="the store's SHA-256 of it is another one")
+    # What it decodes to is the client's word: the store's SHA-256 proves the chunk only if it is stored raw.
+    raw = upload.stored_digest == upload.key.digest
+    proof = proof_of(facts, store.capabilities) if raw else Proof.UNPROVEN
+    return Verdict(upload, Finding.ARRIVED, proof, facts.version_id)
+
+
+def _facts(store: Store, upload: Upload) -> ObjectFacts:
+    if isinstance(store, MountedStore):
+        # A client with the mount may have written it for us to publish. If it is there already, only this says that
+        # it stays: the service may have died before its name was durable.
+        store.publish(upload.key.generation, upload.key, upload.stored_bytes)
+    return store.head(upload.key)
+
+
+def settle(session: Session, verdicts: Sequence[Verdict], now: datetime) -> None:
+    """What has arrived and what is wrong stands in the catalog. What is missing may still come."""
+    settled = [verdict for verdict in verdicts if verdict.finding is not Finding.MISSING]
+    if not settled:
+        return
+    alike: defaultdict[tuple[Finding, Proof | None, str | None], list[int]] = defaultdict(list)
+    for verdict in settled:
+        alike[verdict.finding, verdict.proof, verdict.version_id].append(verdict.upload.copy_id)
+    connection = session.connection()
+    if len(alike) <= _FEW_KINDS:
+        for kind, copy_ids in alike.items():
+            connection.execute(_SETTLED_ALIKE, {"copy_ids": sorted(copy_ids), **_columns(*kind, now)})
+        return
+    # A store with versions names another one for each object.
+    each = sorted((copy_id, kind) for kind, copy_ids in alike.items() for copy_id in copy_ids)
+    connection.execute(_SETTLED, [{"copy_id": copy_id, **_columns(*kind, now)} for copy_id, kind in each])
+
+
+_FEW_KINDS = 2
+# Only from `pending`: whatever else has happened to the copy meanwhile weighs more.
+_FROM_PENDING = (
+    update(Copy)
+    .where(Copy.state == CopyState.PENDING)
+    .values({name: bindparam(f"new_{name}") for name in ("state", "proof", "version_id", "verified_at")})
+)
+_SETTLED = _FROM_PENDING.where(Copy.id == bindparam("copy_id"))
+_SETTLED_ALIKE = _FROM_PENDING.where(Copy.id.in_(bindparam("copy_ids", expanding=True)))
+
+
+def _columns(finding: Finding, proof: Proof | None, version_id: str | None, now: datetime) -> dict[str, Any]:
+    arrived = finding is Finding.ARRIVED
+    return {
+        "new_state": CopyState.VERIFIED if arrived else CopyState.BAD,
+        "new_proof": proof,
+        "new_version_id": version_id,
+        "new_verified_at": now if arrived else None,
+    }
+
 
 # The chunk list of a sealed shard: one row for all the shards that have this very list. Until the shard refers to it,
 # the chunks are held by what was negotiated.
