@@ -1,15 +1,19 @@
-"""What every operation needs, made once at the start and handed down explicitly: no globals. `Load` and
-`TicketsInFlight` are the parts of it that only this process knows.
+"""What every operation needs, made once at the start and handed down explicitly: no globals. `Load`, `TicketsInFlight`
+and `CommitNotifier` are the parts of it that only this process knows.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import secrets
 import socket
 import threading
 import time
 from collections import OrderedDict, deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -18,13 +22,12 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.states import CopyState, StoreRole
+from holdfast_protocol.states import CheckpointState, CopyState, StoreRole
 from holdfast_service.attached_stores.attached import AttachedStore, StoreWatch
 from holdfast_service.auth.credentials import TokensUsed
-from holdfast_service.db.commit_notifier import CommitNotifier
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.engine import Database
-from holdfast_service.db.tables.core import Copy, Project
+from holdfast_service.db.tables.core import Checkpoint, Copy, Project
 from holdfast_service.errors import ProblemError
 from holdfast_service.identity.identities import Identities
 from holdfast_service.insights.save_interval import SaveAdvice
@@ -32,6 +35,8 @@ from holdfast_service.secrets.keyring import Keyring
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import Store
 from holdfast_service.stores.read_rate_limit import ReadRateLimit
+
+_log = logging.getLogger(__name__)
 
 _MOST_CHECKPOINTS = 10_000
 _SLICE_SECONDS = 0.5
@@ -149,6 +154,103 @@ def _in_flight(session: Session, project_id: str, most: int) -> int:
         .limit(most)
     )
     return session.execute(select(func.count()).select_from(pending.subquery())).scalar_one()
+
+
+_NOTIFIER_THREADS = 2
+"""Threads of its own: those that all of a loop share move the objects of a posix store, and a mount that hangs keeps
+them. A thousand ranks that begin to wait must not use up the database's connections either."""
+
+
+class CommitNotifier:
+    """Wakes those who wait for a checkpoint to leave `uploading` (rule waiting-holds-nothing). `wait` is called on the
+    event loop, `notify` from any thread.
+
+    A waiter is a future on the event loop: it holds no thread and no session, so that any number of them never delays a
+    seal. A commit in this process wakes its waiters at once; one poller task asks the database for the states of all
+    awaited checkpoints together, so that another process's commit wakes them too."""
+
+    def __init__(self, database: Database, *, poll_interval_seconds: float = 0.5) -> None:
+        self._database = database
+        self._poll_interval_seconds = poll_interval_seconds
+        self._readers = ThreadPoolExecutor(_NOTIFIER_THREADS, thread_name_prefix="holdfast-commits")
+        self._lock = threading.Lock()
+        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
+        self._poller: asyncio.Task[None] | None = None
+
+    async def wait(self, checkpoint_id: str, timeout_seconds: float) -> None:
+        """Returns as soon as the checkpoint is not `uploading` any more, and after the time-out at the latest."""
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+        with self._lock:
+            self._waiters.setdefault(checkpoint_id, set()).add(woken)
+        try:
+            # Registered first, asked second: a commit in between wakes, an earlier one is seen here.
+            if await loop.run_in_executor(self._readers, self._settled, [checkpoint_id]):
+                return
+            self._ensure_poller(loop)
+            await asyncio.wait([woken], timeout=timeout_seconds)
+        finally:
+            self._forget(checkpoint_id, woken)
+
+    def notify(self, checkpoint_id: str) -> None:
+        """To be called after the transaction that settled it has committed. Thread-safe; costs nothing unawaited."""
+        with self._lock:
+            waiters = self._waiters.pop(checkpoint_id, set())
+        for woken in waiters:
+            try:
+                woken.get_loop().call_soon_threadsafe(_wake, woken)
+            except RuntimeError:  # its loop has closed: no request waits there any more
+                continue
+
+    @property
+    def waiting(self) -> int:
+        """How many waiters there are now."""
+        with self._lock:
+            return sum(map(len, self._waiters.values()))
+
+    def _forget(self, checkpoint_id: str, woken: asyncio.Future[None]) -> None:
+        with self._lock:
+            others = self._waiters.get(checkpoint_id)
+            if others is not None:
+                others.discard(woken)
+                if not others:
+                    del self._waiters[checkpoint_id]
+
+    def _ensure_poller(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._poller is None or self._poller.done() or self._poller.get_loop() is not loop:
+            self._poller = loop.create_task(self._poll(), name="holdfast-commit-poller")
+
+    async def _poll(self) -> None:
+        """Lives as long as a request waits."""
+        while True:
+            await asyncio.sleep(self._poll_interval_seconds)
+            with self._lock:
+                awaited = list(self._waiters)
+            if not awaited:
+                return
+            try:
+                settled = await asyncio.get_running_loop().run_in_executor(self._readers, self._settled, awaited)
+            except ProblemError as problem:
+                _log.warning("cannot ask for awaited checkpoints: %s", problem.detail)
+                continue
+            for checkpoint_id in settled:
+                self.notify(checkpoint_id)
+
+    def _settled(self, checkpoint_ids: Sequence[str]) -> list[str]:
+        with self._database.read(in_transaction=False) as session:
+            uploading = set(
+                session.scalars(
+                    select(Checkpoint.id).where(
+                        Checkpoint.id.in_(checkpoint_ids), Checkpoint.state == CheckpointState.UPLOADING
+                    )
+                )
+            )
+        return [checkpoint_id for checkpoint_id in checkpoint_ids if checkpoint_id not in uploading]
+
+
+def _wake(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)
 
 
 def _new_process_id() -> str:

@@ -19,9 +19,8 @@ from holdfast_service.attached_stores.attached import SETTING_OF_ROLE, AttachedS
 from holdfast_service.attached_stores.ownership import ForeignStoreError, Marker, find_row, keep_address, read_marker
 from holdfast_service.auth.bootstrap import ensure_bootstrap_token, ensure_identity, ensure_token_file
 from holdfast_service.auth.principal import check_entropy
-from holdfast_service.context import ServiceContext
+from holdfast_service.context import CommitNotifier, ServiceContext
 from holdfast_service.dashboards.views import ensure_views
-from holdfast_service.db.commit_notifier import CommitNotifier
 from holdfast_service.db.engine import Database, DatabaseConfigurationError, if_writable, what_can_be_lost
 from holdfast_service.db.migrate import (
     CatalogTooNewError,

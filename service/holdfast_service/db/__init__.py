@@ -4,7 +4,6 @@ engine.py           engine and transactions; what a process remembers of acknowl
                     went back. postgres.py: how long it waits for Postgres
 dialect.py          what SQLite and Postgres say differently: column types, the clock, the insert of what may be there
 lease.py            the lease on a row: one process works on it
-commit_notifier.py  wakes those who wait for a commit
 tables/             the tables; migrate.py brings them up to date
 pages.py            cursors; repeats.py: calls that may be sent twice; place.py: is this a clone of the catalog?
 """
