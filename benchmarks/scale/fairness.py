@@ -24,7 +24,7 @@ from typing import Any
 from tests.support.serve import without_holdfast_settings
 
 from benchmarks.scale.storm import Cluster, Storm, begin_for, cluster, storm
-from holdfast_client.chunks.encoding import OutgoingChunk
+from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.client import Client
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.base import RunName

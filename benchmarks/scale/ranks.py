@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pydantic import BaseModel
 
 from holdfast_client import host_calls
-from holdfast_client.chunks.encoding import OutgoingChunk
+from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers, WorkerThreads
 from holdfast_client.client import Client
 from holdfast_client.host_calls import HostCalls

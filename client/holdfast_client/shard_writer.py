@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from holdfast_client.chunks.encoding import OutgoingChunk, hash_chunk
+from holdfast_client.chunks.transfer import OutgoingChunk, hash_chunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client

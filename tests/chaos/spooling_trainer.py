@@ -21,7 +21,7 @@ import time
 import torch.distributed as dist
 
 import holdfast
-from holdfast_client.chunks.encoding import OutgoingChunk
+from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.local.chunk_folder import ChunkFolder
 from tests.support.training import Job, values
 

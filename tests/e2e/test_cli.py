@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast_client import Client, ClientSettings, errors
-from holdfast_client.chunks.encoding import OutgoingChunk
+from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.cli.main import app
 from holdfast_protocol.attempts import Heartbeat

@@ -15,7 +15,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from holdfast_client.chunks.encoding import OutgoingChunk
+from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError, StaleAttempt
 from holdfast_client.shard_writer import ShardWriter

@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 import holdfast_service.scrub.verify
 from holdfast_client import Client, ClientSettings
-from holdfast_client.chunks.encoding import OutgoingChunk
+from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_protocol.base import Fence
 from holdfast_service.db.tables.core import Copy

@@ -11,7 +11,7 @@ from sqlalchemy import select
 from typer.testing import CliRunner
 
 from holdfast_client import Client, ClientSettings
-from holdfast_client.chunks.encoding import OutgoingChunk
+from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.cli.main import app
 from holdfast_protocol.base import Fence, RunName

@@ -9,8 +9,8 @@ import os
 import platform
 import uuid
 
-from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.fetcher import ShardFetcher
+from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.client import Client
 from holdfast_client.errors import HoldfastError, IntegrityError

@@ -7,8 +7,8 @@ import os
 import threading
 
 from holdfast_client import Client, ClientSettings
-from holdfast_client.chunks.encoding import OutgoingChunk
 from holdfast_client.chunks.fetcher import ShardFetcher
+from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_protocol.base import Fence
 from tests.support.scripted_http import Reply, ScriptedServer, as_json, problem

@@ -15,7 +15,7 @@ import holdfast
 from holdfast import errors
 from holdfast.export.pull import Format, pull
 from holdfast_client.chunks import uploader
-from holdfast_client.chunks.encoding import encode_chunk
+from holdfast_client.chunks.uploader import encode_chunk
 from holdfast_protocol.attempts import OpenAttempt
 from holdfast_protocol.checkpoints import BeginCheckpoint, ChunkOffer, NegotiateChunks
 from holdfast_protocol.restores import ReadChunks

@@ -18,8 +18,7 @@ from holdfast import errors
 from holdfast.export.pull import Format, pull
 from holdfast.restore.checkpoint_reader import CheckpointSource
 from holdfast_client.chunks import fetcher
-from holdfast_client.chunks.encoding import OutgoingChunk
-from holdfast_client.chunks.transfer import get_chunk
+from holdfast_client.chunks.transfer import OutgoingChunk, get_chunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.errors import ChunkCorrupt
 from holdfast_client.local.tier import LocalTier

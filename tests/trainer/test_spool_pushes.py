@@ -12,7 +12,7 @@ import pytest
 from holdfast.distributed.ranks import Ranks
 from holdfast.local.adoption import Adoption
 from holdfast.save.job import SaveStats
-from holdfast_client.chunks.encoding import OutgoingChunk
+from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.errors import ManifestConflict, QuotaExceeded, StoreFull
 from holdfast_client.local.chunk_folder import ChunkFolder

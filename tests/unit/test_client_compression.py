@@ -10,10 +10,9 @@ import threading
 import pytest
 
 from holdfast_client import Client, ClientSettings, errors
-from holdfast_client.chunks import encoding as open_chunk
 from holdfast_client.chunks import uploader as uploader_module
-from holdfast_client.chunks.encoding import EncodingQueue, HashedChunk, OpenChunk, OutgoingChunk, WireForm, encode_chunk
-from holdfast_client.chunks.uploader import ShardUploader
+from holdfast_client.chunks.transfer import HashedChunk, OutgoingChunk
+from holdfast_client.chunks.uploader import EncodingQueue, OpenChunk, ShardUploader, WireForm, encode_chunk
 from holdfast_protocol.base import Fence
 from holdfast_protocol.codecs import Codec, decode
 from tests.support.scripted_http import Reply, ScriptedServer, as_json
@@ -242,7 +241,7 @@ def form_of(chunk: OpenChunk) -> WireForm:
 
 
 def test_no_more_is_encoded_than_there_is_memory_for(monkeypatch) -> None:
-    monkeypatch.setattr(open_chunk, "ENCODED_BYTES", 310 * KIB)
+    monkeypatch.setattr(uploader_module, "ENCODED_BYTES", 310 * KIB)
     waiting = EncodingQueue()
     chunks = [opened(os.urandom(150 * KIB) + bytes(150 * KIB)) for _ in range(4)]
     for chunk in chunks:

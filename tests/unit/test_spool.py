@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_client.chunks.encoding import OutgoingChunk
+from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.errors import ChunkCorrupt, ConfigurationError, LocalReadFailed
 from holdfast_client.local.push import spooled_chunks

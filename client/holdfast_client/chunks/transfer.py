@@ -1,5 +1,5 @@
-"""One chunk by its ticket, down or up: over HTTP, or as a plain file if this machine proves that it sees the store's
-own filesystem (rule drop-box).
+"""One chunk: its hash before it goes up, and the way up or down by its ticket. It goes over HTTP, or as a plain file if
+this machine proves that it sees the store's own filesystem (rule drop-box).
 
 Down: only bytes with the chunk's size and SHA-256 are returned. An encoded chunk is decoded while it arrives, and its
 raw bytes are hashed: they alone are the chunk. Whatever a store sends, it takes no more memory than the chunk's buffer
@@ -23,6 +23,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from holdfast_client.chunks.connections import LONGEST_BODY_BYTES, RateLimit, TransferPool, error_code, refusal
@@ -44,6 +45,52 @@ from holdfast_client.transport import Backoff, check_stop, retry_after_seconds
 from holdfast_protocol.checkpoints import MountProof, MountProofOffer, StoreAnswer, UploadTicket
 from holdfast_protocol.codecs import Codec, DecodeError, decode
 from holdfast_protocol.restores import ReadTicket
+
+Load = Callable[[threading.Event], memoryview]
+"""Returns the chunk's bytes, on a transfer thread. May wait for them, in the order of the chunks; raises
+TransferStopped soon after the event is set. The bytes must not change until `release`, or until the upload is over."""
+
+
+@dataclass(frozen=True)
+class OutgoingChunk:
+    load: Load
+    digest: str | None = None
+    """SHA-256 of the bytes if it is known; else it is computed."""
+    release: Callable[[], None] | None = None
+    """Called on the uploading thread as soon as nothing reads the bytes any more: the service has verified the chunk,
+    has it already, or they were encoded. Not called for open chunks when the upload fails."""
+    item_bytes: int = 1
+    """Bytes of one floating-point number, if most of the chunk is numbers of one size: compression orders their bytes
+    into planes."""
+
+    @classmethod
+    def of(cls, body: bytes | memoryview, digest: str | None = None, *, item_bytes: int = 1) -> OutgoingChunk:
+        """A chunk whose bytes are in memory."""
+        return cls(lambda _: memoryview(body), digest, item_bytes=item_bytes)
+
+
+@dataclass(frozen=True)
+class HashedChunk:
+    digest: str
+    md5: str | None
+    body: memoryview
+    release: Callable[[], None] | None
+    item_bytes: int = 1
+
+
+def hash_chunk(
+    chunk: OutgoingChunk, stop: threading.Event, *, with_md5: bool, cores: CoreLimit | None = None
+) -> HashedChunk:
+    """Loads the chunk and finds its digests. hashlib releases the interpreter's lock meanwhile. Without `cores` it runs
+    at once, however many other threads compute."""
+    body = chunk.load(stop)
+
+    def digests() -> tuple[str, str | None]:
+        md5 = hashlib.md5(body, usedforsecurity=False).hexdigest() if with_md5 else None
+        return chunk.digest or hashlib.sha256(body).hexdigest(), md5
+
+    digest, md5 = digests() if cores is None else cores.run(digests)
+    return HashedChunk(digest, md5, body, chunk.release, chunk.item_bytes)
 
 
 def get_chunk(

@@ -4,13 +4,14 @@
                                       ^--------- expired ticket, missing or mismatch ---------'
 
 All of it overlaps, chunk by chunk. Offers and reports share a call, so that the service verifies with the store during
-the rest of the upload. If chunks are compressed, each is asked for first, and encoded only if it is absent
-(encoding.py).
+the rest of the upload. If chunks are compressed, each is asked for first, and encoded only if it is absent: a present
+chunk costs no compression. A chunk that hardly shrinks is sent raw.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import heapq
 import threading
 import time
@@ -24,16 +25,7 @@ from holdfast_client.chunks.connections import (
     TicketLife,
     TicketWaitedTooLong,
 )
-from holdfast_client.chunks.encoding import (
-    EncodingQueue,
-    HashedChunk,
-    OpenChunk,
-    OutgoingChunk,
-    WireForm,
-    encode_chunk,
-    hash_chunk,
-)
-from holdfast_client.chunks.transfer import put_chunk
+from holdfast_client.chunks.transfer import HashedChunk, OutgoingChunk, hash_chunk, put_chunk
 from holdfast_client.chunks.workers import Done, Jobs, TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import (
@@ -57,6 +49,7 @@ from holdfast_protocol.checkpoints import (
     NegotiateChunks,
     UploadTicket,
 )
+from holdfast_protocol.codecs import Codec, encode, zstd_codec
 
 FIRST_OFFER_PART = 1 / 32
 """Part of the held bytes that the first call offers, so that sending begins at once. Each further call offers as many
@@ -143,6 +136,129 @@ class NextCall:
         if not senders_idle:
             return self._most * OFFER_PART_WHEN_BUSY
         return min(max(self._most * FIRST_OFFER_PART, self._offered_bytes), self._most * LARGEST_OFFER_PART)
+
+
+SMALLEST_ENCODED_BYTES = 64 * 1024
+"""A smaller chunk saves less than asking for it costs; and documents are compressed already."""
+KEPT_PART = 0.95
+"""Part of the raw bytes: a chunk that saves less than 5% is sent raw, and costs no reader a decode."""
+ENCODED_BYTES = 256 * 1024**2
+"""The most bytes encoded or being encoded. No more are begun, because this memory comes on top of the state."""
+
+
+@dataclass(frozen=True)
+class WireForm:
+    codec: Codec
+    body: memoryview
+    digest: str
+    """SHA-256 of `body`."""
+    md5: str | None
+    """MD5 of `body`, if the store asks for it."""
+
+    @classmethod
+    def raw(cls, chunk: HashedChunk) -> WireForm:
+        return cls(Codec.RAW, chunk.body, chunk.digest, chunk.md5)
+
+
+def encode_chunk(chunk: HashedChunk, stop: threading.Event) -> WireForm:
+    """On a transfer thread. Raises TransferStopped."""
+    codec = zstd_codec(chunk.item_bytes)
+    most_bytes = int(chunk.body.nbytes * KEPT_PART)
+    encoded = encode(chunk.body, codec, most_bytes=most_bytes, on_block=lambda: check_stop(stop))
+    if encoded is None:
+        return WireForm.raw(chunk)
+    md5 = hashlib.md5(encoded, usedforsecurity=False).hexdigest() if chunk.md5 is not None else None
+    return WireForm(codec, memoryview(encoded), hashlib.sha256(encoded).hexdigest(), md5)
+
+
+@dataclass
+class OpenChunk:
+    """Between its hash and its verdict:
+
+    hashed -> [asked for, if it may be encoded] -> absent -> [encoded on a thread] -> offered, sent, verified"""
+
+    digest: str
+    bytes: int
+    form: WireForm | None
+    """None: it will be encoded, if the service does not have it."""
+    raw: HashedChunk | None
+    """Set as long as any thread may read the chunk's own bytes."""
+    tries: int = 0
+    waits: int = 0
+    """How often its ticket expired before its transfer began; no refusal is counted."""
+
+    @classmethod
+    def of(cls, chunk: HashedChunk, *, encodes: bool) -> OpenChunk:
+        asks = encodes and chunk.body.nbytes >= SMALLEST_ENCODED_BYTES
+        return cls(chunk.digest, chunk.body.nbytes, None if asks else WireForm.raw(chunk), chunk)
+
+    @property
+    def held_bytes(self) -> int:
+        return self.bytes if self.form is None else self.form.body.nbytes
+
+    def offer(self) -> ChunkOffer:
+        if self.form is None:
+            return ChunkOffer(digest=self.digest, bytes=self.bytes, ask=True)
+        if self.form.codec is Codec.RAW:
+            return ChunkOffer(digest=self.digest, bytes=self.bytes, md5=self.form.md5)
+        return ChunkOffer(
+            digest=self.digest,
+            bytes=self.bytes,
+            codec=self.form.codec,
+            stored_digest=self.form.digest,
+            stored_bytes=self.form.body.nbytes,
+            md5=self.form.md5,
+        )
+
+    def take(self, form: WireForm) -> None:
+        """Sets the form that is sent. An encoded chunk needs its own bytes no more."""
+        self.form = form
+        if form.codec is not Codec.RAW:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """No thread reads the chunk's own bytes from here on. May be called twice."""
+        raw, self.raw = self.raw, None
+        if raw is not None and raw.release is not None:
+            raw.release()
+
+
+class EncodingQueue:
+    """Chunks to encode, so many at once that their memory stays bounded."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[OpenChunk] = deque()
+        self._running = 0
+        self._bytes = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting and not self._running
+
+    def add(self, chunk: OpenChunk) -> None:
+        self._waiting.append(chunk)
+
+    def begin(self, at_once: int) -> OpenChunk | None:
+        """The next chunk to encode, if there is one and room for it."""
+        if not self._waiting or self._running >= at_once or self._bytes >= ENCODED_BYTES:
+            return None
+        chunk = self._waiting.popleft()
+        self._running += 1
+        self._bytes += chunk.held_bytes
+        return chunk
+
+    def end(self, chunk: OpenChunk, form: WireForm) -> None:
+        self._running -= 1
+        self._bytes -= chunk.held_bytes
+        chunk.take(form)
+        self._bytes += _own_bytes(chunk)
+
+    def close(self, chunk: OpenChunk) -> None:
+        self._bytes -= _own_bytes(chunk)
+
+
+def _own_bytes(chunk: OpenChunk) -> int:
+    return chunk.held_bytes if chunk.form is not None and chunk.form.codec is not Codec.RAW else 0
 
 
 QUIET_SECONDS = 0.1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Self
 
-from holdfast_client.chunks.encoding import HashedChunk, OutgoingChunk, hash_chunk
+from holdfast_client.chunks.transfer import HashedChunk, OutgoingChunk, hash_chunk
 from holdfast_client.chunks.workers import Jobs, TransferWorkers
 from holdfast_client.errors import ConfigurationError
 from holdfast_client.local.chunk_folder import ChunkFolder

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast_client import Client, ClientSettings, errors
 from holdfast_client.chunks import uploader as uploader_module
-from holdfast_client.chunks.encoding import OutgoingChunk
+from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_protocol.base import Fence

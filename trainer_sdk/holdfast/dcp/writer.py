@@ -39,7 +39,7 @@ from holdfast.layout.plan import ChunkSizes, PieceSpec, agreed_entries, check_wh
 from holdfast.save.job import SaveStats, Standstill
 from holdfast.session.session import Session
 from holdfast.state.tensors import dtype_name, refuse_unsupported, row_major_bytes
-from holdfast_client.chunks.encoding import OutgoingChunk
+from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.checkpoints import CheckpointView, Component, HealthVerdict, IndexOrdinals, ShardSummary

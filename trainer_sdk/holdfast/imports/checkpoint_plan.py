@@ -25,7 +25,7 @@ from holdfast.state.capture import TensorCollector
 from holdfast.state.components import Component, Declarations, Kind, check_keys
 from holdfast.state.tensors import Held, row_major_bytes
 from holdfast.state.tree import encode_tree
-from holdfast_client.chunks.encoding import OutgoingChunk
+from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.errors import ConfigurationError
 from holdfast_protocol import checkpoints as wire
 from holdfast_protocol.base import RunName

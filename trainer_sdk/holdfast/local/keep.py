@@ -10,7 +10,7 @@ from pathlib import Path
 from holdfast.distributed.ranks import Ranks
 from holdfast.save.job import SaveJob
 from holdfast.session.session import Session
-from holdfast_client.chunks.encoding import OutgoingChunk
+from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.local.spool import Spool, SpooledChunk, SpoolRecord, record_name
 from holdfast_client.local.tier import LocalTier, keep_shard

@@ -37,7 +37,7 @@ from holdfast.save.job import (
 from holdfast.session.session import Session
 from holdfast.staging import StagedShard
 from holdfast.staging.overlap import TornSaveError
-from holdfast_client.chunks.encoding import OutgoingChunk
+from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.errors import (
     CheckpointConflict,
