@@ -55,6 +55,8 @@ from holdfast_protocol.problems import Problem
 from holdfast_protocol.states import StoreRole
 from holdfast_protocol.stores import proxy_for, split_login
 
+# How many transfers at once, and how many bytes per second.
+
 BURST_SECONDS = 0.25
 """Unused bytes are kept this long: a pause must not be followed by a flood."""
 
@@ -223,6 +225,9 @@ class RateLimit:
             self._running -= 1
             # The ended transfer makes room, and the limit may have grown.
             self._changed.notify(2)
+
+
+# The connections, and what a store answers on them.
 
 
 class LiveConnections:

@@ -46,6 +46,8 @@ from holdfast_protocol.checkpoints import MountProof, MountProofOffer, StoreAnsw
 from holdfast_protocol.codecs import Codec, DecodeError, decode
 from holdfast_protocol.restores import ReadTicket
 
+# Before the way up.
+
 Load = Callable[[threading.Event], memoryview]
 """Returns the chunk's bytes, on a transfer thread. May wait for them, in the order of the chunks; raises
 TransferStopped soon after the event is set. The bytes must not change until `release`, or until the upload is over."""
@@ -91,6 +93,9 @@ def hash_chunk(
 
     digest, md5 = digests() if cores is None else cores.run(digests)
     return HashedChunk(digest, md5, body, chunk.release, chunk.item_bytes)
+
+
+# Down.
 
 
 def get_chunk(
@@ -263,6 +268,8 @@ class EncodedReceiver(Receiver):
                 yield part[:count]
 
 
+# Up.
+
 SLICE_BYTES = 1024 * 1024
 _CHECKSUM_TRIES = 2
 
@@ -336,6 +343,8 @@ def _slices(body: memoryview, rate_limit: RateLimit, stop: threading.Event | Non
         rate_limit.acquire(block.nbytes, stop)
         yield block
 
+
+# As a plain file, either way, without HTTP.
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR}

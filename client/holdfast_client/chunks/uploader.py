@@ -138,6 +138,8 @@ class NextCall:
         return min(max(self._most * FIRST_OFFER_PART, self._offered_bytes), self._most * LARGEST_OFFER_PART)
 
 
+# What is kept of a chunk between its hash and its verdict, and the chunks that wait to be encoded.
+
 SMALLEST_ENCODED_BYTES = 64 * 1024
 """A smaller chunk saves less than asking for it costs; and documents are compressed already."""
 KEPT_PART = 0.95
@@ -173,9 +175,7 @@ def encode_chunk(chunk: HashedChunk, stop: threading.Event) -> WireForm:
 
 @dataclass
 class OpenChunk:
-    """Between its hash and its verdict:
-
-    hashed -> [asked for, if it may be encoded] -> absent -> [encoded on a thread] -> offered, sent, verified"""
+    """hashed -> [asked for, if it may be encoded] -> absent -> [encoded on a thread] -> offered, sent, verified"""
 
     digest: str
     bytes: int

@@ -42,6 +42,9 @@ from holdfast_protocol.text import without_secrets
 log = logging.getLogger("holdfast")
 
 
+# What is told of the attempt: to `holdfast launch`, and to the service.
+
+
 class OutcomeFile:
     """Tells `holdfast launch` this rank's attempt and its outcome, in a folder of the launch.
 
@@ -224,6 +227,8 @@ class HeartbeatThread:
             log.warning("the service did not understand a heartbeat: %s", error)
         return True
 
+
+# The attempt itself.
 
 _BRIEF_SECONDS = 5.0
 
