@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select, text, update
+from sqlalchemy import delete, select, text, update
 from sqlalchemy.pool import QueuePool
 
 import holdfast_service.collect.controller
@@ -26,6 +26,7 @@ from holdfast_service.db.place import MOVED, settle_place
 from holdfast_service.db.tables.core import CatalogIdentity, Copy
 from holdfast_service.db.tables.core import Store as StoreRow
 from holdfast_service.db.tables.operations import AuditEvent
+from holdfast_service.db.tables.records import HistoryMark
 from holdfast_service.records.history import FOLDER, HistoryKeeper
 from holdfast_service.service import open_database
 from holdfast_service.settings import ServiceSettings, SettingsError, refuse_unknown_settings, settings_table
@@ -141,18 +142,43 @@ def test_a_clock_that_is_put_forward_by_months_does_not_make_the_database_look_o
 
 
 @pytest.mark.rule("database-went-back")
-def test_a_start_while_the_clock_is_ahead_does_not_make_the_database_look_older_once_it_is_right(
-    settings: ServiceSettings, clock: Clock
+@pytest.mark.parametrize("starts", [1, 2])
+def test_starts_while_the_clock_is_ahead_do_not_make_the_database_look_older_once_it_is_right(
+    settings: ServiceSettings, clock: Clock, starts: int
 ) -> None:
+    """The second start forgets the marks of the service that lives, because the first has left one that is a month
+    newer."""
     with running_service(settings) as service:
         job = Job(service.http())
         job.save(1)
         clock.advance(40 * DAY)
-        with running_service(settings):
-            pass
+        for _ in range(starts):
+            with running_service(settings):
+                pass
         clock.advance(-40 * DAY)
+        with running_service(settings) as another:  # which compares what lies beside the data
+            assert readiness(another) == (200, {})
         for step in (2, 3):
             assert job.save(step)["state"] == "committed"
+
+
+@pytest.mark.rule("database-went-back")
+def test_a_database_that_lacks_what_came_after_marks_were_forgotten_is_noticed(
+    settings: ServiceSettings, clock: Clock
+) -> None:
+    """The note says of which marks that may be true, and of no later ones."""
+    with running_service(settings):
+        pass
+    clock.advance(40 * DAY)
+    with running_service(settings), running_service(settings) as service:
+        Job(service.http()).save(1)
+        with service.context.database.transaction() as session:
+            assert session.scalar(select(CatalogIdentity.marks_forgotten_until)) is not None
+            mine = HistoryMark.memory_id == service.context.database.memory.id
+            session.execute(delete(HistoryMark).where(mine))  # as an older copy of the database has it
+        with pytest.raises(Refused) as refused:
+            Job(service.http(), after=1)
+        assert refused.value.code == "catalog_went_back"
 
 
 @pytest.mark.rule("no-symlinks")

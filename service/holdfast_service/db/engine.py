@@ -33,6 +33,7 @@ from sqlalchemy import (
     insert,
     literal,
     make_url,
+    or_,
     select,
     text,
     update,
@@ -489,7 +490,9 @@ def note_change(session: Session, what: str) -> None:
 
 def forget_long_gone(session: Session) -> None:
     """Takes away the marks of processes that moved none for a month before the newest mark of all. Not before now: by a
-    clock that was just put forward every process that lives is as old."""
+    clock that was just put forward every process that lives is as old. Once a process has started and left a mark while
+    the clock is ahead, the next one forgets these all the same: so the catalog notes until when marks were
+    forgotten."""
     newest = _newest_mark(session)
     if newest is None:
         return
@@ -498,16 +501,27 @@ def forget_long_gone(session: Session) -> None:
         .group_by(HistoryMark.memory_id)
         .having(func.max(HistoryMark.moved_at) < newest - _FORGOTTEN_AFTER)
     )
-    session.execute(
-        delete(HistoryMark).where(HistoryMark.memory_id.in_(gone)),
+    forgotten = session.scalars(
+        delete(HistoryMark).where(HistoryMark.memory_id.in_(gone)).returning(HistoryMark.moved_at),
         execution_options={"synchronize_session": False},
-    )
+    ).all()
+    if forgotten:
+        noted = CatalogIdentity.marks_forgotten_until
+        session.execute(
+            update(CatalogIdentity)
+            .where(or_(noted.is_(None), noted < max(forgotten)))
+            .values(marks_forgotten_until=max(forgotten)),
+            execution_options={"synchronize_session": False},
+        )
 
 
 def _has_forgotten(session: Session, newest_at: datetime) -> bool:
-    """Whether it may be so with the marks of a process whose newest was moved then. The process that takes marks away
-    moves one of its own in the same transaction, about a month later at the earliest; a database that went back to a
-    moment before it has none so late."""
+    """Whether it may be so with the marks of a process whose newest was moved then. A database that went back to a
+    moment before they were taken away has no note of it. Versions before 0038 left none; but the process that takes
+    marks away moves one of its own in the same transaction, about a month later at the earliest."""
+    noted = session.scalar(select(CatalogIdentity.marks_forgotten_until))
+    if noted is not None and noted >= newest_at - _KEPT_WITHIN:
+        return True
     newest = _newest_mark(session)
     return newest is not None and newest >= newest_at + _FORGOTTEN_AFTER - _KEPT_WITHIN
 

@@ -71,6 +71,8 @@ class CatalogIdentity(Table):
     # was found (rule database-went-back).
     went_back: Mapped[str | None] = mapped_column(Text)
     went_back_epoch: Mapped[int | None] = mapped_column(Integer)
+    # Marks that were moved until then may have been forgotten (`db/engine.py`). Null: none that is known.
+    marks_forgotten_until: Mapped[datetime | None] = mapped_column(Moment)
     # The oldest revision whose code works with this catalog. Revisions set it; see docs/adr/0076.
     works_from: Mapped[str] = mapped_column(Text, server_default="0035")
 
