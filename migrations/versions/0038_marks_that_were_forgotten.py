@@ -1,7 +1,8 @@
 """Until when marks of the database's history were forgotten
 
 Revision: 0038. Of what was forgotten before it is not known. The column is nullable: no row is written, and no lock
-lasts.
+lasts. The views of samples are made anew as well (`migrations/env.py`): they leave out what a clock dated that was
+ahead.
 """
 
 import sqlalchemy as sa

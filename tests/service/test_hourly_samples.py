@@ -183,6 +183,9 @@ def test_what_a_clock_has_dated_that_was_ahead_is_sampled_as_soon_as_the_clock_i
     assert (since(of_project), since(of_run)) == (hour, hour)
     assert (of_project["live_runs"], of_project["wall_seconds"]) == (1, 0), "when the other one ended is not known"
     assert of_run["restore_point_age_seconds"] == 0
+    with service.context.database.read() as session:
+        for view in ("project_samples", "run_samples"):
+            assert [row["hour"] for row in read_view(session, view)] == [hour], view
 
 
 def test_a_pass_reads_no_more_for_many_projects_than_for_one_and_no_sweeps(

@@ -1,4 +1,4 @@
-"""The hourly samples of projects and live runs, as they were taken."""
+"""The hourly samples of projects and live runs, as they were taken: those that REST lists (`samples/list.py`)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ _TAKEN = (
     "It is what was known at `taken_at`: steps that were lost later are not taken out. An hour in which the service "
     "was down has no row. Rows go after `HOLDFAST_KEEP_SAMPLES_DAYS`."
 )
+
+
+def _until_now(dialect: Dialect) -> str:
+    """The condition on a sample `s`: what is dated later than now was taken by a clock that was ahead."""
+    return f"s.hour <= {dialect.now}"
+
+
 _BEGIN = (
     Column("hour", Kind.MOMENT, "The begin of the hour, in UTC.", "s.hour"),
     Column("taken_at", Kind.MOMENT, "When the sample was taken, after the end of the hour.", "s.taken_at"),
@@ -68,7 +75,8 @@ def project_samples(dialect: Dialect) -> View:
                 "seconds",
             ),
         ),
-        source=f"FROM project_samples s JOIN projects p ON p.id = s.project_id\nWHERE {dialect.is_shown}",
+        source="FROM project_samples s JOIN projects p ON p.id = s.project_id\n"
+        f"WHERE {dialect.is_shown} AND {_until_now(dialect)}",
     )
 
 
@@ -96,5 +104,6 @@ def run_samples(dialect: Dialect) -> View:
                 "seconds",
             ),
         ),
-        source=f"FROM {RUNS} JOIN run_samples s ON s.run_id = r.id\nWHERE {shown_runs(dialect)}",
+        source=f"FROM {RUNS} JOIN run_samples s ON s.run_id = r.id\n"
+        f"WHERE {shown_runs(dialect)} AND {_until_now(dialect)}",
     )
