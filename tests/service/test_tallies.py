@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import delete, select, text, update
 
+import holdfast_service.tallies.compare
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.collect import controller as collect
 from holdfast_service.collect.references import drop_past_references
@@ -96,6 +97,49 @@ def test_what_changed_while_the_clock_was_ahead_is_taken_up_and_has_not_drifted(
     assert usage(service)["pinned_bytes"] == 0, "its end was waited for"
     assert kept(service) == true(service)
     assert drifted(service) == 0
+
+
+def test_pins_and_holds_that_end_for_a_clock_that_is_ahead_count_again_once_it_is_right_and_have_not_drifted(
+    service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdfast_service.tallies.compare, "BATCH", 1)  # the chunks of one checkpoint in several slices
+    saved = Job(service.http()).save(100, content=b"x" * 1000)
+    with service.context.database.read() as session:
+        later = (database_now(session) + timedelta(days=10)).isoformat()
+    path = f"/v1/checkpoints/{saved['id']}"
+    answer(service.http().put(f"{path}/pin", json={"reason": "paper", "expires_in_seconds": 9 * 86400}))
+    answer(service.http().post(f"{path}/holds", json={"reason": "evidence", "retain_until": later}))
+    kept_bytes = []
+    for moved in (0, 40 * 86400, -40 * 86400, 9 * 86400 + 1, 86400):
+        clock.advance(moved)
+        take_up(service, whole=True)
+        assert kept(service) == true(service)
+        kept_bytes.append((usage(service)["pinned_bytes"], usage(service)["held_bytes"]))
+        assert drifted(service) == 0
+    assert kept_bytes == [(2006, 2006), (0, 0), (2006, 2006), (0, 2006), (0, 0)], "each end is waited for again"
+
+
+def test_the_end_of_what_counts_again_is_waited_for_though_another_change_was_counted_first(
+    service: RunningService, clock: Clock
+) -> None:
+    """Another pin brings the chunks up while the clock is right, and goes before the comparison."""
+    saved = Job(service.http()).save(100, content=b"x" * 1000)
+    path = f"/v1/checkpoints/{saved['id']}"
+    with service.context.database.read() as session:
+        later = (database_now(session) + timedelta(days=10)).isoformat()
+    answer(service.http().post(f"{path}/holds", json={"reason": "evidence", "retain_until": later}))
+    take_up(service)
+    clock.advance(40 * 86400)
+    take_up(service)
+    clock.advance(-40 * 86400)
+    answer(service.http().put(f"{path}/pin", json={"reason": "paper", "expires_in_seconds": 600}))
+    with service.context.database.transaction() as session:  # as right after a comparison
+        session.execute(update(TallyComparison).values(began_at=database_now(session)))
+    take_up(service)
+    assert usage(service)["held_bytes"] == 2006
+    clock.advance(10 * 86400 + 1)
+    take_up(service, whole=True)
+    assert (usage(service)["held_bytes"], drifted(service)) == (0, 0)
 
 
 def test_a_chunk_that_comes_back_into_use_from_the_trash_or_from_nothing_arrives(service: RunningService) -> None:

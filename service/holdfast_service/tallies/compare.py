@@ -32,7 +32,7 @@ from holdfast_service.db.tables.tallies import (
     TallyComparison,
 )
 from holdfast_service.tallies.fold import add_to_checkpoint_tallies
-from holdfast_service.tallies.recount import add_deltas, is_due, recount
+from holdfast_service.tallies.recount import add_deltas, is_due, mark_ends, recount
 from holdfast_service.tallies.sums import SUMMED, sums_of_runs
 
 BATCH = 1000
@@ -129,10 +129,14 @@ def _compare_copies(context: ServiceContext, compared: Compared, *, now_due: boo
 
 def _put_right(session: Session, keeps: dict[int, bool]) -> int:
     """How many copies had drifted. What is marked has not: it would have been counted anew. Marks are looked for in a
-    later statement than the copies, because a change that was seen has left its mark by then."""
-    changed, _ = recount(session, keeps)
-    marked = _marked(session, changed) if changed else set()
-    return sum(chunk_id not in marked for chunk_id in changed)
+    later statement than the copies, because a change that was seen has left its mark by then. Nor has what a clock that
+    was ahead has counted as kept no more."""
+    done = recount(session, keeps)
+    ended_early = set().union(*done.unmarked.values())
+    unmarked = [chunk_id for chunk_id in done.changed if chunk_id not in ended_early]
+    marked = _marked(session, unmarked) if unmarked else set()
+    mark_ends(session, done.unmarked)
+    return sum(chunk_id not in marked for chunk_id in unmarked)
 
 
 def _marked(session: Session, chunk_ids: Collection[int]) -> set[int]:

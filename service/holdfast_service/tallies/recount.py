@@ -5,10 +5,11 @@
 
 Whatever changes what a byte is kept for leaves a mark in its own transaction, so a mark is seen only when its change
 is. Only the end of a pin or a hold is waited for: any other mark that is dated later than now was dated by a clock that
-was ahead. A first look locks nothing, and mostly finds that nothing has changed. What has changed is looked at again
-behind locks: the copies' own, so that no two counts of one copy cross; and the chunk's, if nothing but trash seems to
-need it, so that no negotiation is just relying on it (rule mark-before-delete). A chunk that is locked stays marked: a
-recount waits for nobody who writes.
+was ahead. Such a clock has ends taken up before their time: a pin or a hold that is in force, and whose end has no
+mark, gets one again. A first look locks nothing, and mostly finds that nothing has changed. What has changed is looked
+at again behind locks: the copies' own, so that no two counts of one copy cross; and the chunk's, if nothing but trash
+seems to need it, so that no negotiation is just relying on it (rule mark-before-delete). A chunk that is locked stays
+marked: a recount waits for nobody who writes.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, case, delete, exists, insert, literal, or_, select, union, update
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, case, delete, exists, insert, literal, or_, select, union, update
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from holdfast_protocol.states import CheckpointState, CopyState
 from holdfast_service.context import ServiceContext
@@ -122,18 +123,42 @@ def _recount_marked(session: Session) -> Recounted:
     keeps: defaultdict[int, bool] = defaultdict(bool)
     for mark in marks:
         keeps[mark.chunk_id] |= mark.keeps
-    changed, locked = recount(session, keeps)
-    settled = [mark.id for mark in marks if mark.chunk_id not in locked]
+    done = recount(session, keeps)
+    mark_ends(session, done.unmarked)
+    settled = [mark.id for mark in marks if mark.chunk_id not in done.locked]
     session.execute(delete(RecountMark).where(RecountMark.id.in_(settled)), execution_options=_UNSYNCHRONIZED)
-    return Recounted(marks=len(settled), copies=len(changed), waiting=len(locked))
+    return Recounted(marks=len(settled), copies=len(done.changed), waiting=len(done.locked))
 
 
-def recount(session: Session, keeps: Mapping[int, bool]) -> tuple[list[int], set[int]]:
-    """`keeps`: by chunk id, whether pins and holds are to be looked for as well. Returns the chunk of each copy that is
-    counted as something else now, and the chunks that were left alone, because they are locked."""
-    changing = [each for each in look(session, keeps) if each.now != each.counted]
+Ends = Mapping[tuple[str, datetime], Collection[int]]
+"""The checkpoint and the end of pins and holds that are in force and whose end has no mark, because a clock that was
+ahead had it taken up -> the chunks that they keep, which may have been counted as kept no more."""
+
+
+class Recount(NamedTuple):
+    """`changed`: the chunk of each copy that is counted as something else now. `locked`: chunks that were left alone,
+    because they are locked."""
+
+    changed: Sequence[int]
+    locked: Collection[int]
+    unmarked: Ends
+
+
+def mark_ends(session: Session, unmarked: Ends) -> None:
+    """Each of these ends is waited for again, and all chunks of its checkpoint are counted anew."""
+    if unmarked:
+        now = database_now(session)
+        due = sorted({*unmarked, *((checkpoint_id, now) for checkpoint_id, _ in unmarked)})
+        rows = [{"checkpoint_id": checkpoint_id, "due_at": at, "keeps": True} for checkpoint_id, at in due]
+        session.execute(insert(RecountMark), rows)
+
+
+def recount(session: Session, keeps: Mapping[int, bool]) -> Recount:
+    """`keeps`: by chunk id, whether pins and holds are to be looked for as well."""
+    seen = look(session, keeps)
+    changing = [each for each in seen.copies if each.now != each.counted]
     if not changing:
-        return [], set()
+        return Recount((), (), seen.unmarked)
     unneeded = {each.chunk_id for each in changing if _why(each.now) not in (Counted.COMMITTED, Counted.ARRIVING)}
     locks = select(Chunk.id).where(Chunk.id.in_(unneeded)).order_by(Chunk.digest).with_for_update(skip_locked=True)
     free = set(session.scalars(locks))
@@ -143,14 +168,14 @@ def recount(session: Session, keeps: Mapping[int, bool]) -> tuple[list[int], set
     again = look(session, {each.chunk_id: keeps[each.chunk_id] for each in changing})
     locked: set[int] = set()
     moves: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-    for each in again:
+    for each in again.copies:
         if each.now == each.counted:
             continue
         if _why(each.now) not in (Counted.COMMITTED, Counted.ARRIVING) and each.chunk_id not in free:
             locked.add(each.chunk_id)
         else:
             moves[each.counted, each.now].append(each.copy_id)
-    return _move(session, moves), locked
+    return Recount(_move(session, moves), locked, seen.unmarked)
 
 
 def _move(session: Session, moves: Mapping[tuple[int, int], Sequence[int]]) -> list[int]:
@@ -198,11 +223,16 @@ class Looked(NamedTuple):
     now: int
 
 
-def look(session: Session, keeps: Mapping[int, bool]) -> list[Looked]:
+class Look(NamedTuple):
+    copies: Sequence[Looked]
+    unmarked: Ends
+
+
+def look(session: Session, keeps: Mapping[int, bool]) -> Look:
     """At all copies of these chunks that are not gone. Pins and holds of what a checkpoint needs are looked for only if
     `keeps` says so or the copy was not counted as needed before: else they are as they were."""
     if not keeps:
-        return []
+        return Look((), {})
     found = session.execute(
         select(Copy.id, Copy.chunk_id, Copy.counted, _tier(), _kept_for())
         .where(Copy.chunk_id.in_(keeps), Copy.state != CopyState.GONE)
@@ -210,8 +240,8 @@ def look(session: Session, keeps: Mapping[int, bool]) -> list[Looked]:
     ).all()
     needed = [row for row in found if row.kept_for in _NEEDED]
     unsure = {row.chunk_id for row in needed if keeps[row.chunk_id] or _why(row.counted) not in _NEEDED}
-    kept = _kept_by_people(session, unsure)
-    return [
+    kept, unmarked = _kept_by_people(session, unsure)
+    copies = [
         Looked(
             row.id,
             row.chunk_id,
@@ -222,6 +252,7 @@ def look(session: Session, keeps: Mapping[int, bool]) -> list[Looked]:
         )
         for row in found
     ]
+    return Look(copies, unmarked)
 
 
 def _why(counted: int) -> int:
@@ -270,10 +301,9 @@ def _any(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
     return select(literal(1)).where(*conditions).limit(1).correlate(Copy).scalar_subquery().is_not(None)
 
 
-def _kept_by_people(session: Session, chunk_ids: Collection[int]) -> dict[int, int]:
+def _kept_by_people(session: Session, chunk_ids: Collection[int]) -> tuple[dict[int, int], Ends]:
     """By chunk id, the flags of pins and holds."""
     now: datetime = database_now(session)
-    held = exists().where(Hold.checkpoint_id == Checkpoint.id, in_force(now))
     uses = (
         select(ChunkListEntry.chunk_id, Checkpoint.id)
         .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
@@ -281,8 +311,19 @@ def _kept_by_people(session: Session, chunk_ids: Collection[int]) -> dict[int, i
         .where(ChunkListEntry.chunk_id.in_(chunk_ids), Checkpoint.state.in_(_NEEDING))
         .distinct()
     )
+    pins = uses.where(pin_in_force(now)), Checkpoint.pinned_until
+    holds = uses.join(Hold, Hold.checkpoint_id == Checkpoint.id).where(in_force(now)), Hold.retain_until
     flags: dict[int, int] = dict.fromkeys(chunk_ids, 0)
-    for flag, condition in ((Counted.PINNED, and_(pin_in_force(now))), (Counted.HELD, held)):
-        for chunk_id, _ in session.execute(uses.where(condition)) if chunk_ids else ():
+    unmarked: defaultdict[tuple[str, datetime], set[int]] = defaultdict(set)
+    for flag, (kept, end) in ((Counted.PINNED, pins), (Counted.HELD, holds)) if chunk_ids else ():
+        for chunk_id, checkpoint_id, until, is_marked in session.execute(kept.add_columns(end, _is_marked(end))):
             flags[chunk_id] |= flag
-    return flags
+            if until is not None and not is_marked:
+                unmarked[checkpoint_id, until].add(chunk_id)
+    return flags, unmarked
+
+
+def _is_marked(end: InstrumentedAttribute[datetime | None]) -> ColumnElement[bool]:
+    """Over `checkpoints`: whether a mark waits for that end, of which nothing was taken up yet."""
+    waits = (RecountMark.checkpoint_id == Checkpoint.id, RecountMark.due_at == end, RecountMark.after_shard_id == 0)
+    return exists().where(*waits).correlate(Checkpoint, Hold)
