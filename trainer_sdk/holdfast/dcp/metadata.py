@@ -121,7 +121,8 @@ def whole_tree(indexes: Mapping[int, ShardIndex]) -> dict[str, Any]:
 
 def nested(flat: Mapping[str, Any], planner_data: Any) -> dict[str, Any]:
     """The state as the caller gave it to dcp.save: `flat` by DCP's names, each at the place that its planner took it
-    from.
+    from. DCP keeps every key as text, and no empty dict. Here the state of an optimizer has its parameters' numbers
+    again, and is there without entries too: load_state_dict() would take neither otherwise.
 
     Raises TreeFormatError. Lists have only the existing entries, whatever numbers a damaged index names.
     """
@@ -137,7 +138,7 @@ def nested(flat: Mapping[str, Any], planner_data: Any) -> dict[str, Any]:
             if type(at) is not _Branch:
                 raise TreeFormatError(f"{fqn[:200]!r} lies inside a value")
         at[path[-1]] = value
-    return {key: _grown(value) for key, value in root.items()}
+    return _numbered({key: _grown(value) for key, value in root.items()})
 
 
 class _Branch(dict[Any, Any]):
@@ -149,7 +150,17 @@ def _grown(value: Any) -> Any:
         return value
     if all(type(step) is int for step in value):
         return [_grown(value[step]) for step in sorted(value)]
-    return {step: _grown(inner) for step, inner in value.items()}
+    return _numbered({step: _grown(inner) for step, inner in value.items()})
+
+
+def _numbered(found: dict[Any, Any]) -> dict[Any, Any]:
+    """With its parameters' numbers as keys, if it is an optimizer's state_dict() that numbers them."""
+    groups, state = found.get("param_groups"), found.get("state", {})
+    if not (found.keys() <= {"state", "param_groups"} and isinstance(groups, list) and isinstance(state, dict)):
+        return found
+    params = [each.get("params") for each in groups if isinstance(each, dict)]
+    numbers = {str(each): each for some in params if isinstance(some, list) for each in some if type(each) is int}
+    return {"state": {numbers.get(key, key): each for key, each in state.items()}, "param_groups": groups}
 
 
 def dcp_metadata(layout: Layout, saved: SavedDcp) -> Metadata:

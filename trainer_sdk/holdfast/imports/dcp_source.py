@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
@@ -147,34 +147,11 @@ def open_dcp_folder(folder: Path, only: Collection[str]) -> SourceState:
     planner = _Planner(folder)
     if values:
         _load(folder, dict.fromkeys(values), reader, planner)
-    leaves = {fqn: _Leaf(value) for fqn, value in {**flat, **planner.values}.items()}
     try:
-        found = nested(leaves, known.planner_data)
+        found = nested({**flat, **planner.values}, known.planner_data)
     except TreeFormatError as error:
         raise ConfigurationError(f"{folder / '.metadata'} cannot be read: {error}.") from None
-    return SourceState(components_in(_with_numbers(found)), reads)
-
-
-class _Leaf(NamedTuple):
-    """A tensor, or a value with whatever lists and dicts are in it."""
-
-    value: Any
-
-
-def _with_numbers(value: Any) -> Any:
-    """DCP keeps every key as text, and no empty dict. Here the state of an optimizer has its parameters' numbers again,
-    and is there without entries too: load_state_dict() would take neither otherwise."""
-    if isinstance(value, _Leaf):
-        return value.value
-    if isinstance(value, list):
-        return [_with_numbers(each) for each in value]
-    found = {key: _with_numbers(each) for key, each in value.items()}
-    groups, state = found.get("param_groups"), found.get("state", {})
-    if not (found.keys() <= {"state", "param_groups"} and isinstance(groups, list) and isinstance(state, dict)):
-        return found
-    params = [each.get("params") for each in groups if isinstance(each, dict)]
-    numbers = {str(each): each for some in params if isinstance(some, list) for each in some if type(each) is int}
-    return {"state": {numbers.get(key, key): each for key, each in state.items()}, "param_groups": groups}
+    return SourceState(components_in(found), reads)
 
 
 def _read_metadata(path: Path) -> Metadata:
