@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import pickle
@@ -325,6 +326,21 @@ def test_a_series_is_imported_in_order_and_what_is_there_is_skipped_and_fences_n
     assert [step["skipped"] for step in later["steps"]] == [True, True, True, False]
     assert client.restores.restore_point(run.project, run.run).restore_point.step == 2000
     assert client.restores.restore_point(run.project, run.run, "500").restore_point.step == 500
+
+
+def test_a_source_whose_index_could_not_be_read_back_is_refused_before_a_byte_of_any_is_sent(
+    run, client, tmp_path, monkeypatch
+):
+    series(tmp_path / "runs", [5])
+    torch.save({"model": {"w": torch.ones(3)}, "seen": list(range(5000))}, tmp_path / "runs" / "checkpoint-9.pt")
+    monkeypatch.setattr(index_documents, "compress", functools.partial(index_documents.compress, max_bytes=4000))
+    with pytest.raises(
+        errors.ConfigurationError, match=r"checkpoint-9\.pt: the index would be .* most 4000 can .*--only"
+    ):
+        bring(client, run, tmp_path / "runs")
+    with pytest.raises(errors.NotFound):
+        client.attempts.list(run.project, run.run)
+    assert [step["step"] for step in bring(client, run, tmp_path / "runs", only=["model"])["steps"]] == [5, 9]
 
 
 def test_other_content_earlier_steps_and_runs_of_training_jobs_are_left_alone(run, client, tmp_path):

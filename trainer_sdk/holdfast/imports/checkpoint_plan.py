@@ -29,7 +29,7 @@ from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.errors import ConfigurationError
 from holdfast_protocol import checkpoints as wire
 from holdfast_protocol.base import RunName
-from holdfast_protocol.digests import chunk_digest
+from holdfast_protocol.digests import DocumentError, chunk_digest
 from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
 
 _HELD = Held(replicated=True)
@@ -77,6 +77,14 @@ class ImportPlan:
             replicated_trees=self.trees,
         )
         return map(OutgoingChunk.of, (index.encode(), self.layout.encode()))
+
+    def check_documents(self, run: RunName, step: int) -> None:
+        """Before the first byte is sent. Raises ConfigurationError if no reader would take the index or the layout,
+        because it is too large."""
+        try:
+            self.documents(run, step)
+        except DocumentError as error:
+            raise ConfigurationError(f"{error}. `--only` leaves components out.") from None
 
     @property
     def index_ordinals(self) -> wire.IndexOrdinals:

@@ -12,6 +12,7 @@ unfinished one in the store.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from holdfast.distributed.ranks import Ranks
@@ -76,7 +77,7 @@ def import_sources(
     with _Import(client, run, create, printable(str(sources[0].path), one_line=True), on_bytes) as into:
         into.check(sources, on_note)
         # All are planned before the first is sent: one that cannot be imported is told now, and not after hours.
-        on_total(sum(_plan_of(source, choices).chunk_bytes for source in sources))
+        on_total(sum(_checked_bytes(source, choices, run) for source in sources))
         steps = []
         for source in sources:
             plan = _plan_of(source, choices)
@@ -89,9 +90,23 @@ def import_sources(
     }
 
 
+def _checked_bytes(source: Source, choices: Choices, run: RunName) -> int:
+    """Those of its chunks."""
+    plan = _plan_of(source, choices)
+    with _naming(source):
+        plan.check_documents(run, source.step)
+    return plan.chunk_bytes
+
+
 def _plan_of(source: Source, choices: Choices) -> ImportPlan:
-    try:
+    with _naming(source):
         return plan_import(_opened(source, choices.only), choices)
+
+
+@contextmanager
+def _naming(source: Source) -> Iterator[None]:
+    try:
+        yield
     except ConfigurationError as error:
         told = str(error)
         raise error if str(source.path) in told else ConfigurationError(f"{source.path}: {told}") from None
