@@ -1,5 +1,8 @@
 """`make bench`: measures, writes latest.json, draws the plot, prints the table. See benchmarks/__init__.py.
 
+A run that leaves something out (--without-peers, --only-posix) writes partial.json, and leaves latest.json as it is:
+the recorded figures would be gone, and they cannot stand beside those of another run, because a ratio is of one run.
+
 python -m benchmarks.run [--size 1GiB] [--repeats 5] [--without-peers] [--only-posix] [--results FOLDER] [--device cuda]
 """
 
@@ -38,16 +41,19 @@ def main() -> None:
     measures = schedule.take_measures()
     rows = [*Rows(measures).all(), _machine(arguments.size, arguments.repeats)]
     results: Path = arguments.results
-    write_json(rows, results / "latest.json")
+    is_partial = peers is None or arguments.only_posix
+    written = results / ("partial.json" if is_partial else "latest.json")
+    write_json(rows, written)
     print(table(rows))
-    if peers is not None:
+    if not is_partial:
         pictures = [
             results / "latest.png",
             *([_REPOSITORY / "docs" / "performance.png"] if results == _RESULTS else []),
         ]
-        plot = [str(peers), "-m", "benchmarks.plot", str(results / "latest.json"), *map(str, pictures)]
+        plot = [str(peers), "-m", "benchmarks.plot", str(written), *map(str, pictures)]
         subprocess.run(plot, cwd=_REPOSITORY, check=True)
-    _say(f"{results / 'latest.json'}, after {time.monotonic() - began:.0f} s")
+    kept = f"; {results / 'latest.json'} is as it was, because something was left out" if is_partial else ""
+    _say(f"{written}, after {time.monotonic() - began:.0f} s{kept}")
 
 
 def _on_gpu(arguments: argparse.Namespace) -> None:
@@ -70,7 +76,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="the figures are the medians of so many")
     parser.add_argument("--without-peers", action="store_true", help="Holdfast and the raw ceilings only")
     parser.add_argument("--only-posix", action="store_true", help="without SeaweedFS")
-    parser.add_argument("--results", type=Path, default=_RESULTS, help="the folder for latest.json and the plot")
+    parser.add_argument("--results", type=Path, default=_RESULTS, help="the folder for what is written")
     parser.add_argument(
         "--device", choices=["cpu", "cuda"], default="cpu", help="where the state is; cuda writes gpu.json alone"
     )

@@ -36,9 +36,12 @@ def test_a_small_benchmark_runs_and_has_a_row_for_every_bar(
     monkeypatch.setattr(
         sys, "argv", ["run", "--size=1MiB", "--repeats=1", "--without-peers", "--only-posix", f"--results={tmp_path}"]
     )
+    (tmp_path / "latest.json").write_text("recorded, with peers")
     run.main()
     said = capsys.readouterr().out
-    rows = {row["name"]: row for row in json.loads((tmp_path / "latest.json").read_text())}
+    assert (tmp_path / "latest.json").read_text() == "recorded, with peers"
+    assert "latest.json is as it was, because something was left out" in said
+    rows = {row["name"]: row for row in json.loads((tmp_path / "partial.json").read_text())}
     assert rows.keys() >= BARS.keys()
     assert all(row.keys() == Row.__dataclass_fields__.keys() for row in rows.values())
     for name in ("stall_vs_memcpy", "save_peak_extra_memory_ratio", "dedup_sent_vs_changed", "train_rate_during_save"):
