@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from holdfast_client import Client, ClientSettings
+from holdfast_client.cli import launch
 from holdfast_protocol.attempts import AttemptView
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind
 from tests.support.serve import HOLDFAST, ServedHoldfast, holdfast_serve, without_holdfast_settings
@@ -192,6 +194,36 @@ def test_ranks_in_sessions_of_their_own_are_killed_too_with_what_they_have_left_
         each.kill()
     assert process.returncode == 75, log.read_text()
     assert alive == []
+
+
+class HiddenProcess:
+    """Of another user, where /proc shows that it is there and nothing else (`hidepid=1`, or a security module)."""
+
+    name = "1"
+
+    def __truediv__(self, part: str) -> HiddenProcess:
+        return self
+
+    def read_text(self, **_: object) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), f"/proc/{self.name}/stat")
+
+
+def test_the_jobs_processes_are_found_where_those_of_others_are_hidden(monkeypatch):
+    """The command looks before it starts the job, and when it kills it: neither may end in an error."""
+
+    class Proc(type(Path())):  # type: ignore[misc]
+        def glob(self, pattern):
+            return iter([HiddenProcess(), *super().glob(pattern)])
+
+    monkeypatch.setattr(launch, "Path", Proc)
+    with subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        started = psutil.Process(int(shell.stdout.readline()))
+        try:
+            assert {shell.pid, started.pid} <= set(launch._family_of([shell.pid]))
+        finally:
+            started.kill()
+            shell.kill()
 
 
 def test_what_a_shell_had_started_before_it_became_the_launch_is_none_of_the_jobs(tmp_path):
