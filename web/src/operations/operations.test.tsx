@@ -401,6 +401,56 @@ describe("projects", () => {
     expect(screen.queryByRole("dialog")).not.toBeInTheDocument();
   });
 
+  it("reads anew what it would delete when the name has become another project's, and lets a person go on", async () => {
+    const state = { etag: '"project-1"', sent: [] as unknown[] };
+    const theirs = { ...PROJECT, created_at: "2027-01-02T03:04:05Z", stored_bytes: 7 * 2 ** 30 };
+    open("/ui/operations/projects", {
+      "GET /v1/projects/demo": () => theirs,
+      "DELETE /v1/projects/demo": async (request) => {
+        const { dry_run, reason } = await request.json();
+        const seen = request.headers.get("If-Match");
+        if (!dry_run) state.sent.push([seen, reason]);
+        if (!dry_run && seen !== state.etag) return problem(412, "edit_conflict", "It was changed. Look again.");
+        return { project: "demo", run: null, dry_run, etag: state.etag, checkpoints: 0, in_trash: null };
+      },
+    });
+    await userEvent.click(await screen.findByRole("button", { name: "Delete demo" }));
+    await userEvent.type(await screen.findByLabelText("Type demo to go on"), "demo");
+    const dialog = within(screen.getByRole("dialog", { name: "Delete demo?" }));
+    await userEvent.type(dialog.getByLabelText(/^Reason/), "moved");
+    state.etag = '"project-2"';
+    await userEvent.click(dialog.getByRole("button", { name: "Delete the project" }));
+    expect(await dialog.findByText(/^stored:/)).toHaveTextContent(/became 7.0 GiB/);
+    expect(dialog.getByText(/^made:/)).toHaveTextContent(/became .*2027/);
+    expect(dialog.getByRole("button", { name: "Delete the project" })).toBeDisabled();
+    await userEvent.click(dialog.getByRole("button", { name: "Reload, and go on from there" }));
+    expect(dialog.getByText(/^It has no run/)).toHaveTextContent(/goes to the trash with 7.0 GiB/);
+    await userEvent.click(dialog.getByRole("button", { name: "Delete the project" }));
+    await waitFor(() => expect(screen.queryByRole("dialog")).not.toBeInTheDocument());
+    expect(state.sent).toEqual([
+      ['"project-1"', "moved"],
+      ['"project-2"', "moved"],
+    ]);
+  });
+
+  it("says what keeps it when the project cannot be deleted any more", async () => {
+    let isInUse = false;
+    open("/ui/operations/projects", {
+      "GET /v1/projects/demo": () => PROJECT,
+      "DELETE /v1/projects/demo": async (request) => {
+        const { dry_run } = await request.json();
+        if (!dry_run) isInUse = true;
+        if (!dry_run) return problem(412, "edit_conflict", "It was changed. Look again.");
+        if (isInUse) return problem(409, "checkpoint_protected", "demo has runs: llama. Delete them first.");
+        return { project: "demo", run: null, dry_run, etag: '"project-1"', checkpoints: 0, in_trash: null };
+      },
+    });
+    await userEvent.click(await screen.findByRole("button", { name: "Delete demo" }));
+    await userEvent.type(await screen.findByLabelText("Type demo to go on"), "demo");
+    await userEvent.click(screen.getByRole("button", { name: "Delete the project" }));
+    expect(await screen.findByText("demo has runs: llama. Delete them first.")).toBeVisible();
+  });
+
   it("takes one back out of the trash", async () => {
     const inTrash = { deleted_at: AT, deleted_by: "ana", purge_at: AT, reason: "moved" };
     const { sent, queries } = open("/ui/operations/projects?deleted=true", {
