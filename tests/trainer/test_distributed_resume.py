@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 
 import pytest
 import torch
 from gloo import run_ranks
 from tests.support.training import Job, random_numbers, train, values
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import holdfast
 from holdfast import errors
@@ -63,6 +68,53 @@ def test_the_state_is_equal_after_each_resharding_between_one_two_and_four_ranks
             assert start == step
             assert saved is None or restored == saved
         saved = launched[0][2]
+
+
+MESHES = {"line": [0, 1, 2, 3], "pairs": [[0, 1], [2, 3]], "crossed": [[0, 2], [1, 3]]}
+"""Of the same four ranks. Of two dimensions the first replicates and the second shards."""
+
+
+def sharded_over(kind, seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(OrderedDict(up=nn.Linear(5, 7), down=nn.Linear(7, 3)))
+    if kind == "tensor parallel":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        ways = {"up": ColwiseParallel(use_local_output=False), "down": RowwiseParallel()}
+        model = fully_shard(parallelize_module(model, mesh["tp"], ways), mesh=mesh["dp"])
+    else:
+        names = ("replicate", "shard") if isinstance(MESHES[kind][0], list) else ("shard",)
+        model = fully_shard(model, mesh=DeviceMesh("cpu", MESHES[kind], mesh_dim_names=names))
+    return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.1)}
+
+
+def whole(state):
+    found = {}
+    for name, parameter in state["model"].named_parameters():
+        for slot, value in [("", parameter), *state["optimizer"].state.get(parameter, {}).items()]:
+            found[name, slot] = (value.full_tensor() if isinstance(value, DTensor) else value).detach().tolist()
+    return found
+
+
+def on_one_mesh_after_the_other(rank, run, kinds):
+    before = None
+    for step, kind in enumerate(kinds):
+        state = sharded_over(kind, seed=step)
+        with holdfast.Checkpointer(run, save=holdfast.OnPreemption()) as ckpt:
+            assert ckpt.restore(state) == step
+            assert before is None or whole(state) == before, kind
+            for parameter in state["model"].parameters():
+                parameter.grad = parameter.detach().clone()  # another one for each element
+            state["optimizer"].step()
+            before = whole(state)
+            ckpt.save(step, state).committed.result(timeout=60)
+    return before
+
+
+@pytest.mark.rule("bit-exact-resume")
+def test_as_many_ranks_in_another_mesh_get_the_pieces_of_their_places_and_not_what_each_had_saved(run):
+    kinds = ["line", "pairs", "crossed", "tensor parallel", "line"]
+    ends = run_ranks(on_one_mesh_after_the_other, 4, run, kinds, timeout_seconds=240)
+    assert ends == [ends[0]] * 4
 
 
 @pytest.mark.rule("random-state-last")

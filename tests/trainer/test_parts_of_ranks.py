@@ -18,20 +18,21 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 import holdfast
+from holdfast.errors import StateMismatchError
 from holdfast.save import saver
 
 OWN = ["model", "optimizer"]
 
 
-def stage_of(rank: int, seed: int, names: str) -> dict[str, Any]:
+def stage_of(rank: int, seed: int, names: str, dims: tuple[str, str] = ("pp", "dp")) -> dict[str, Any]:
     """Of two stages; on four ranks each is sharded over two. Layers are named by their place in the whole, or alike."""
     width = dist.get_world_size() // 2
-    stage = rank // width
+    stage = rank // width if dims[0] == "pp" else rank % width
     torch.manual_seed(seed + stage)
     place = 2 * stage if names == "apart" else 0
     module = nn.Sequential(OrderedDict((str(place + at), nn.Linear(4, 4)) for at in range(2)))
     if width > 1:
-        fully_shard(module, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))["dp"])
+        fully_shard(module, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=dims)["dp"])
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
     for parameter in module.parameters():
         parameter.grad = torch.ones_like(parameter) * (stage + 1)
@@ -72,6 +73,30 @@ def saved_and_resumed(rank: int, run: str, names: str, per_rank: list[str]) -> t
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_pipeline_stages_that_are_declared_per_rank_come_back(run: str, world_size: int, names: str) -> None:
     assert run_ranks(saved_and_resumed, world_size, run, names, OWN) == [(True, "")] * world_size
+
+
+def resumed_in_another_mesh(rank: int, run: str) -> tuple[str, bool]:
+    """The stages were ranks 0 and 1, and 2 and 3; now they are 0 and 2, and 1 and 3."""
+    with holdfast.Checkpointer(run, save=holdfast.OnPreemption(), per_rank=OWN) as checkpointer:
+        state = stage_of(rank, 1, "alike")
+        checkpointer.restore(state)
+        checkpointer.save(0, state).committed.result(timeout=60)
+    others = stage_of(rank, 50, "alike", dims=("dp", "pp"))
+    before = whole(others)
+    with holdfast.Checkpointer(run, save=holdfast.OnPreemption(), per_rank=OWN) as checkpointer:
+        try:
+            checkpointer.restore(others)
+        except StateMismatchError as error:
+            return str(error), whole(others) == before
+    return "restored", False
+
+
+@pytest.mark.rule("bit-exact-resume")
+def test_stages_of_as_many_ranks_in_another_mesh_are_refused_and_nothing_has_changed(run: str) -> None:
+    """A rank must not get the stage of those that have the same number."""
+    for told, is_unchanged in run_ranks(resumed_in_another_mesh, 4, run):
+        assert "the checkpoint does not have it" in told
+        assert is_unchanged
 
 
 @pytest.mark.rule("bit-exact-resume")
