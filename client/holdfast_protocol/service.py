@@ -49,7 +49,7 @@ a device code (RFC 8628), and exchanges the ID token:
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, SecretStr
 
@@ -192,6 +192,12 @@ class AuditEventView(Reply):
     after: dict[str, Any] | None = Field(description="The changed fields after.")
 
 
+TokenRate = Annotated[float, Field(ge=0.001, le=100_000)]
+"""Calls a second."""
+TokenCalls = Annotated[int, Field(ge=4, le=100_000)]
+"""Calls that are under way at once."""
+
+
 class CreateToken(Request):
     model_config = example({"name": "demo trainers", "project": "demo", "scopes": ["train", "read"]})
 
@@ -199,18 +205,14 @@ class CreateToken(Request):
     project: Name | None = Field(default=None, description="null: every project.")
     scopes: list[Scope] = Field(min_length=1)
     expires_in_seconds: int | None = Field(default=90 * 86400, ge=60)
-    requests_per_second: float | None = Field(
+    requests_per_second: TokenRate | None = Field(
         default=None,
-        ge=0.001,
-        le=100_000,
         json_schema_extra=since(9),
         description="Its calls a second, in each process, seals and heartbeats left out. null: what the settings say, "
         "or the limit of the token that makes it.",
     )
-    concurrent_requests: int | None = Field(
+    concurrent_requests: TokenCalls | None = Field(
         default=None,
-        ge=4,
-        le=100_000,
         json_schema_extra=since(9),
         description="Its calls that may be under way in each process, likewise.",
     )

@@ -45,6 +45,14 @@ RULES = [
         "once": True,
     },
     {"name": "platform", "groups": ["platform"], "role": "admin", "every_project": True, "longest_seconds": HOUR},
+    {
+        "name": "reports",
+        "claims": {"sub": "reports"},
+        "role": "reader",
+        "projects": ["demo"],
+        "requests_per_second": 0.001,
+        "concurrent_requests": 8,
+    },
     {"name": "lost", "claims": {"sub": "lost"}, "role": "reader", "projects": ["nowhere"]},
 ]
 
@@ -136,6 +144,21 @@ def test_less_can_be_asked_for_and_never_more(service: RunningService, issuer: W
     everywhere = answer(exchange(service, platform))
     assert (everywhere["project"], set(everywhere["scopes"])) == (None, {scope.value for scope in Scope})
     assert answer(exchange(service, platform, project="other", role="trainer"))["project"] == "other"
+
+
+@pytest.mark.rule("limits-before-work")
+def test_a_rule_gives_its_tokens_limits_and_another_exchange_brings_no_more_calls(
+    service: RunningService, issuer: WorkloadIssuer
+) -> None:
+    given = issuer.signed(sub="reports")
+    made, again = (answer(exchange(service, given)) for _ in range(2))
+    for each in (made, again):
+        assert (each["requests_per_second"], each["concurrent_requests"]) == (0.001, 8)
+    assert status_of(service, made["access_token"]) == 200
+    assert status_of(service, again["access_token"]) == 429
+    events = answer(service.http().get("/v1/audit-events", params={"action": "token.exchange"}))["items"]
+    assert events[0]["after"]["requests_per_second"] == 0.001
+    assert answer(exchange(service, issuer.signed()))["requests_per_second"] is None
 
 
 def test_a_project_must_be_named_if_there_are_several_and_must_be_there(

@@ -147,6 +147,20 @@ def test_a_token_has_what_all_fitting_rules_give_for_as_long_as_the_shortest_say
     assert decide([DEMO_TRAINER, grant(OPERATOR)]).scopes == {Scope.READ, Scope.TRAIN, Scope.OPERATE, Scope.METRICS}
 
 
+def test_a_token_has_the_least_limits_of_the_rules_that_give_it() -> None:
+    rules = file(
+        rule(name="one", requests_per_second=5, concurrent_requests=8),
+        rule(name="two", role="reader", requests_per_second=0.5),
+        rule(name="three", projects=["other"], concurrent_requests=4),
+    )
+    provider = rules.provider("cluster")
+    assert provider is not None
+    grants = grants_of(rules, provider, {"sub": "exactly"})
+    for project, role, limits in (("demo", None, (0.5, 8)), ("other", None, (None, 4)), ("demo", TRAINER, (5, 8))):
+        made = decide(grants, project=project, role=role)
+        assert (made.requests_per_second, made.concurrent_requests) == limits, (project, role)
+
+
 def test_a_narrower_role_can_be_asked_for_and_no_other() -> None:
     admin = grant(ADMIN, seconds=60, once=True)
     assert decided(admin, role=READER) == ("demo", (READER,), 60, True)
@@ -199,6 +213,8 @@ def provider(**changes: Any) -> list[dict[str, Any]]:
         (provider(), [rule(projects=[])], "say where"),
         (provider(), [rule(every_project="yes", projects=[])], r"rules\[0\]\.every_project"),
         (provider(), [rule(longest_seconds=31 * 86400)], r"rules\[0\]\.longest_seconds"),
+        (provider(), [rule(requests_per_second=0)], r"rules\[0\]\.requests_per_second"),
+        (provider(), [rule(concurrent_requests=3)], r"rules\[0\]\.concurrent_requests"),
         (provider(), [rule(), rule()], "two rules have the name r"),
         (provider(), [rule(provider="nobody")], "is for the provider nobody, which is not listed"),
         ([*provider(), *provider()], [], "two providers have the name cluster"),

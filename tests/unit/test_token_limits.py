@@ -44,6 +44,20 @@ def test_a_slow_token_has_one_call_at_least_and_no_rate_is_no_limit() -> None:
     assert limits.bucket_of("two", 0, NOW) is None
 
 
+def test_another_token_of_an_identity_brings_another_rate_and_no_more_calls() -> None:
+    limits = TokenLimits(burst_seconds=2)
+    slow = limits.bucket_of("one", 1, NOW)
+    assert slow is not None
+    assert [slow.take(NOW), slow.take(NOW)] == [None, None]
+    fast = limits.bucket_of("one", 10, NOW)
+    assert fast is slow
+    assert fast.take(NOW) is not None, "another exchange brings no full bucket"
+    assert [fast.take(NOW + 0.5) for _ in range(5)] == [None] * 5
+    again = limits.bucket_of("one", 1, NOW + 10)
+    assert again is slow
+    assert [again.take(NOW + 10) for _ in range(3)] == [None, None, 1]
+
+
 def test_each_token_has_its_own_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_queue, "_MOST_KEPT", 2)
     limits = TokenLimits(burst_seconds=1)

@@ -65,6 +65,8 @@ def insert_token(
     created_by_token: str | None = None,
     issuer: str | None = None,
     subject: str | None = None,
+    requests_per_second: float | None = None,
+    concurrent_requests: int | None = None,
 ) -> Token:
     row = token_row(
         session,
@@ -77,7 +79,7 @@ def insert_token(
         issuer=issuer,
         subject=subject,
     )
-    token = Token(**row)
+    token = Token(**row, requests_per_second=requests_per_second, concurrent_requests=concurrent_requests)
     session.add(token)
     session.flush()
     return token

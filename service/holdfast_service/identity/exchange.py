@@ -81,6 +81,8 @@ def make_token(
             expires_at=database_now(session) + timedelta(seconds=seconds),
             issuer=identity.provider.issuer,
             subject=identity.subject,
+            requests_per_second=decision.requests_per_second,
+            concurrent_requests=decision.concurrent_requests,
         )
         record_event(
             session,

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import yaml
@@ -31,6 +31,7 @@ from pydantic import (
 
 from holdfast_protocol.base import Name
 from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.service import TokenCalls, TokenRate
 from holdfast_protocol.states import Role, Scope
 from holdfast_service.errors import ProblemError
 
@@ -44,6 +45,8 @@ SCOPES_OF_ROLE: Mapping[Role, frozenset[Scope]] = {
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Signed by a private key and verified by a public one: none with a shared secret, and never `none`."""
+
+_Limit = TypeVar("_Limit", int, float)
 
 _MOST_BYTES = 1024 * 1024
 _LONGEST_SECONDS = 30 * 86400
@@ -156,6 +159,8 @@ class Rule(_Part):
     every_project: StrictBool = False
     longest_seconds: int = Field(default=3600, ge=60, le=_LONGEST_SECONDS)
     once: StrictBool = False
+    requests_per_second: TokenRate | None = None
+    concurrent_requests: TokenCalls | None = None
 
     @model_validator(mode="after")
     def _says_whom_and_where(self) -> Self:
@@ -307,13 +312,15 @@ def groups_of(provider: ProviderRules, claims: Mapping[str, Any]) -> frozenset[s
 
 @dataclass(frozen=True)
 class Grant:
-    """What one rule gives. `project` None: every project."""
+    """What one rule gives. `project` None: every project. A limit of None: that of the settings."""
 
     rule: str
     role: Role
     project: str | None
     longest_seconds: int
     once: bool
+    requests_per_second: float | None = None
+    concurrent_requests: int | None = None
 
     def covers(self, project: str) -> bool:
         return self.project is None or self.project == project
@@ -323,7 +330,15 @@ def grants_of(rules: IdentityRules, provider: ProviderRules, claims: Mapping[str
     """All that the file gives to who has these claims, in its order."""
     groups = groups_of(provider, claims)
     return tuple(
-        Grant(rule.name, rule.role, project, rule.longest_seconds, rule.once)
+        Grant(
+            rule.name,
+            rule.role,
+            project,
+            rule.longest_seconds,
+            rule.once,
+            requests_per_second=rule.requests_per_second,
+            concurrent_requests=rule.concurrent_requests,
+        )
         for rule in rules.rules
         if rule.provider == provider.name and rule.fits(claims, groups)
         for project in (rule.projects or (None,))
@@ -333,7 +348,7 @@ def grants_of(rules: IdentityRules, provider: ProviderRules, claims: Mapping[str
 @dataclass(frozen=True)
 class Decision:
     """What a token is made with. `project` None: every project. `roles`: those whose scopes it has, by the rules that
-    gave them. `once`: the identity's token must not be taken again."""
+    gave them. `once`: the identity's token must not be taken again. A limit of None: that of the settings."""
 
     project: str | None
     scopes: frozenset[Scope]
@@ -341,12 +356,14 @@ class Decision:
     rules: tuple[str, ...]
     longest_seconds: int
     once: bool
+    requests_per_second: float | None = None
+    concurrent_requests: int | None = None
 
 
 def decide(grants: Sequence[Grant], *, project: str | None = None, role: Role | None = None) -> Decision:
-    """The scopes of all grants for the project together, for as long as the shortest of them allows; or those of `role`
-    alone, for as long as a grant of it allows. Without a project: every project if one grant is for that, else the one
-    that all are for. Raises `identity_not_granted` and `identity_project_needed`."""
+    """The scopes of all grants for the project together, for as long as the shortest of them allows and within the
+    least of their limits; or those of `role` alone, as one grant of it allows. Without a project: every project if one
+    grant is for that, else the one that all are for. Raises `identity_not_granted` and `identity_project_needed`."""
     if not grants:
         raise ProblemError(
             ProblemCode.IDENTITY_NOT_GRANTED,
@@ -386,7 +403,13 @@ def decide(grants: Sequence[Grant], *, project: str | None = None, role: Role | 
         rules=tuple(sorted({grant.rule for grant in chosen})),
         longest_seconds=min(grant.longest_seconds for grant in chosen),
         once=any(grant.once for grant in chosen),
+        requests_per_second=_least(grant.requests_per_second for grant in chosen),
+        concurrent_requests=_least(grant.concurrent_requests for grant in chosen),
     )
+
+
+def _least(limits: Iterable[_Limit | None]) -> _Limit | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _on(project: str | None) -> str:

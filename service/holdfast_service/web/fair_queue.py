@@ -238,6 +238,11 @@ class Bucket:
         self.comes_again_at = min(next_at, now + most)
         return max(least, ceil(self.comes_again_at - now))
 
+    def change(self, per_second: float, size: float, now: float) -> None:
+        """From now on it fills otherwise: the tokens of one identity may have come by several rules."""
+        self.level = min(size, self.level + (now - self.at) * self.per_second)
+        self.per_second, self.size, self.at = per_second, size, now
+
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
         """What a reply says of it: how many calls at once, how many are left, and in how many seconds it is full."""
         told = {
@@ -264,8 +269,10 @@ class TokenLimits:
         if not per_second:
             return None
         bucket = self._buckets.get(counted_as)
+        size = max(1.0, per_second * self._burst_seconds)
+        if bucket is not None and bucket.per_second != per_second:
+            bucket.change(per_second, size, now)
         if bucket is None:
-            size = max(1.0, per_second * self._burst_seconds)
             bucket = self._buckets[counted_as] = Bucket(per_second, size, size, now)
         self._buckets.move_to_end(counted_as)
         if len(self._buckets) > _MOST_KEPT:
