@@ -139,6 +139,7 @@ def test_a_metric_that_was_measured_later_is_written_and_found_by_best(screen: C
     page.get_by_label("Find a checkpoint").fill("demo/gpt@best:eval_loss")
     page.keyboard.press("Enter")
     expect(heading(page, "demo/gpt@300#2")).to_be_visible()
+    settled(page)
     metrics.get_by_role("button", name="Edit eval_loss").click()
     confirm(page, "Save", Value="")
     expect(metrics.get_by_text("eval_loss")).to_have_count(0)

@@ -140,6 +140,7 @@ def test_a_webhook_is_made_its_secret_shown_once_and_its_calls_followed(
     secret = command(page, f"the secret of {receiver.url}/hook")
     assert secret.startswith("whsec_")
     button(dialog(page), "I have copied it").click()
+    expect(dialog(page)).to_have_count(0)
     assert secret not in page.content()
     button(page, f"Test {receiver.url}/hook").click()
     call = row(page, "Calls", "webhook.test")
@@ -168,6 +169,7 @@ def test_a_token_is_made_with_few_scopes_shown_once_and_revoked_by_its_name(
     button(dialog(page), "Make the token").click()
     token = command(page, "the secret of ci reader")
     button(dialog(page), "I have copied it").click()
+    expect(dialog(page)).to_have_count(0)
     assert token not in page.content()
     assert service.http(token=token).get("/v1/projects/demo").status_code == 200
     assert service.http(token=token).put("/v1/projects/demo", json={"quota_bytes": None}).status_code == 403

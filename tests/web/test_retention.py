@@ -202,6 +202,8 @@ def test_a_filter_prunes_what_is_chosen_of_its_dry_run(
     assert set(states.values()) == {"trashed"}
     assert {each["reason"] for each in audited(service, "checkpoint.trash")[: matches - 1]} == {"tried"}
     page.get_by_role("link", name="Open the trash").click()
+    expect(page.get_by_role("checkbox", name="Select all that are loaded")).to_be_visible()
+    settled(page)
     page.get_by_role("checkbox", name="Select all that are loaded").click()
     page.get_by_role("button", name=re.compile("^Take [1-9].* chosen checkpoints? back$")).click()
     expect(page.get_by_text("committed again")).to_be_visible()

@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 from tests.support.rank import Job, answer
 from tests.support.service import RunningService
 from tests.web.axe import grave_violations
-from tests.web.screens import audited, command, figure, heading, part, row, state_of
+from tests.web.screens import audited, command, figure, heading, part, row, settled, state_of
 from tests.web.seeded_catalog import SeededCatalog, trains
 
 
@@ -101,7 +101,8 @@ def test_two_attempts_are_compared_by_configuration_and_environment(screen: Call
     compared.get_by_label("with attempt").fill("1")
     compared.get_by_role("button", name="Compare").click()
     cells(compared, "Configuration that differs", ["optimizer.lr", "0.0005", "0.001"])
-    assert {"before=2", "after=1"} <= set(page.url.partition("?")[2].split("&"))
+    for each in ("before=2", "after=1"):
+        expect(page).to_have_url(re.compile(rf"[?&]{each}(&|$)"))
 
 
 def cells(inside: Locator, table: str, *rows: list[str]) -> None:
@@ -198,7 +199,11 @@ def test_the_list_of_runs_is_narrowed_by_status(screen: Callable[..., Page]) -> 
     page.get_by_role("combobox", name="Status").select_option("preempted")
     expect(page.get_by_text("No run is preempted")).to_be_visible()
     page.get_by_role("combobox", name="Status").select_option("")
+    expect(row(page, "Runs", "gpt")).to_be_visible()
+    settled(page)
     page.get_by_role("link", name="gpt").click()
+    expect(heading(page, "gpt")).to_be_visible()
+    settled(page)
     page.get_by_role("link", name="Retention and cost of this run").click()
     expect(page.get_by_role("combobox", name="Run", exact=True)).to_have_value("gpt")
 
@@ -236,6 +241,8 @@ def test_a_run_is_deleted_by_its_name_after_a_dry_run_and_taken_back(
     page.get_by_role("link", name="Deleted runs").click()
     expect(row(page, "Deleted runs", "over")).to_contain_text("a failed idea")
     page.goto(f"{service.url}/ui/runs/over?project=demo")
+    expect(page.get_by_role("button", name="Take the run back")).to_be_visible()
+    settled(page)
     page.get_by_role("button", name="Take the run back").click()
     expect(page.get_by_text("The run is back, and 2 checkpoints are committed again.")).to_be_visible()
     assert {state_of(service, each) for each in ids} == {"committed"}

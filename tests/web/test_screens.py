@@ -215,7 +215,10 @@ def test_a_checkpoint_goes_to_the_trash_by_its_count_and_comes_back(
     expect(page.get_by_role("heading", name="In the trash")).to_be_visible()
     assert state_of(service, catalog.deletable) == "trashed"
     page.goto(f"{service.url}/ui/retention?project=demo&view=trash&run=bert")
-    page.get_by_role("button", name="Take step 10 of attempt 1 of bert back").click()
+    back = page.get_by_role("button", name="Take step 10 of attempt 1 of bert back")
+    expect(back).to_be_visible()
+    settled(page)
+    back.click()
     expect(page.get_by_text("Nothing of this run is in the trash")).to_be_visible()
     assert state_of(service, catalog.deletable) == "committed"
 

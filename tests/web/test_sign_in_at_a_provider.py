@@ -55,7 +55,7 @@ def test_a_person_signs_in_comes_back_to_the_same_screen_and_signs_out(
     page.goto(f"{service.url}/ui/runs?project=demo")
     sign_in_at_provider(page, "ada")
     expect(page.get_by_role("heading", level=1, name="Runs")).to_be_visible()
-    assert page.url.startswith(f"{service.url}/ui/runs?project=demo")
+    expect(page).to_have_url(re.compile(rf"^{re.escape(service.url)}/ui/runs\?project=demo"))
     assert not re.search("code=|state=", page.url)
     kept = {each["name"]: each for each in context.cookies(service.url)}
     assert (kept[SESSION_COOKIE]["httpOnly"], kept[SESSION_COOKIE]["sameSite"]) == (True, "Strict")
@@ -95,4 +95,4 @@ def test_a_person_without_a_grant_and_one_who_declines_read_why(page: Page, serv
 def test_a_callback_that_this_browser_has_not_begun_signs_nobody_in(page: Page, service: RunningService) -> None:
     page.goto(f"{service.url}/ui/sign-in?code=of-somebody-else&state=of-somebody-else")
     expect(page.get_by_role("alert")).to_contain_text("has begun no sign-in")
-    assert page.url == f"{service.url}/ui/"
+    expect(page).to_have_url(f"{service.url}/ui/")
