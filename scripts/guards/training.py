@@ -140,7 +140,7 @@ GUARDS = (
         "trainer_sdk/holdfast/dcp/own_saves.py",
         "if ask is Ask.PREEMPT:",
         "if False:",
-        ("tests/trainer/test_dcp.py",),
+        ("tests/trainer/test_dcp_ranks.py",),
     ),
     Guard(
         "sigterm-thread",
