@@ -16,6 +16,8 @@ from holdfast_service.background.registry import LONGEST_YIELD_SECONDS
 from holdfast_service.context import Load
 from holdfast_service.liveness.abandoned_uploads import is_downtime
 from holdfast_service.liveness.controller import loops
+from holdfast_service.retention import controller as retention
+from holdfast_service.retention import purge
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.training.fencing import REAPER
 
@@ -170,3 +172,11 @@ def test_the_reapers_longest_pause_is_not_taken_for_downtime(interval: float) ->
     (reaper,) = (each for each in loops(settings) if each.name == REAPER)
     longest = reaper.longest_pauses * interval + LONGEST_YIELD_SECONDS
     assert not is_downtime(timedelta(seconds=longest), settings)
+
+
+@pytest.mark.parametrize("interval", [0.5, 5.0, 60.0])
+def test_the_longest_pause_of_purge_moves_no_end_in_the_trash(interval: float) -> None:
+    settings = ServiceSettings(controller_interval_seconds=interval)
+    (purging,) = (each for each in retention.loops(settings) if each.name == purge.NAME)
+    longest = purging.longest_pauses * interval + LONGEST_YIELD_SECONDS
+    assert not purge.is_gap(timedelta(seconds=longest), settings)

@@ -30,6 +30,7 @@ from holdfast_service.work.report import Backlog, ControllerLoop, ReconcileRepor
 _BATCHES_PER_ROUND = 100
 # Garbage is no hurry, and looking for it reads more of the catalog than anything else.
 _EVERY_ROUNDS = 12
+_LONGEST_PAUSES = 60
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,6 @@ def loops(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
     """The controllers of this room."""
     seconds = settings.controller_interval_seconds * _EVERY_ROUNDS
     return (
-        ControllerLoop("collect", seconds, reconcile, backlog),
+        ControllerLoop("collect", seconds, reconcile, backlog, longest_pauses=_LONGEST_PAUSES),
         ControllerLoop("sweep", seconds, orphans.reconcile, orphans.backlog, sole=True),
     )

@@ -211,5 +211,5 @@ def loops(settings: ServiceSettings) -> tuple[ControllerLoop, ...]:
     purge_seconds = settings.controller_interval_seconds * purge.EVERY_ROUNDS
     return (
         ControllerLoop(NAME, settings.retention_interval_seconds, reconcile, backlog),
-        ControllerLoop(purge.NAME, purge_seconds, purge.reconcile, purge.backlog),
+        ControllerLoop(purge.NAME, purge_seconds, purge.reconcile, purge.backlog, longest_pauses=purge.LONGEST_PAUSES),
     )

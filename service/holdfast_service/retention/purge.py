@@ -93,6 +93,8 @@ def _is_full(store: object, context: ServiceContext) -> bool:
 NAME = "purge"
 # Passes of the controllers' pause between two of this one: the trash is no hurry.
 EVERY_ROUNDS = 12
+LONGEST_PAUSES = 48
+"""So many after passes that found nothing: a pass looks into a dozen tables for what is over."""
 _MOST = 1000
 _PORTION = 100
 _SHORTEST_GAP = timedelta(minutes=5)
@@ -292,6 +294,12 @@ def _tell(session: Session, checkpoint: Checkpoint, action: str, before: Checkpo
     )
 
 
+def is_gap(since_last_pass: timedelta, settings: ServiceSettings) -> bool:
+    """Whether nobody looked after the trash for so long that its ends move. Pure."""
+    usual = timedelta(seconds=settings.controller_interval_seconds * EVERY_ROUNDS)
+    return since_last_pass > max(_SHORTEST_GAP, usual * _ROUNDS)
+
+
 def _leave_out_gap(session: Session, settings: ServiceSettings) -> timedelta:
     """Notes this pass; by how much the ends were moved, zero in the ordinary case. A clock that went back moves
     nothing: the ends are further away then, which is safe."""
@@ -303,8 +311,7 @@ def _leave_out_gap(session: Session, settings: ServiceSettings) -> timedelta:
     ).scalar_one()
     gap = now - row.reconciled_at
     row.reconciled_at = now
-    usual = timedelta(seconds=settings.controller_interval_seconds * EVERY_ROUNDS)
-    if gap <= max(_SHORTEST_GAP, usual * _ROUNDS):
+    if not is_gap(gap, settings):
         return timedelta()
     in_trash = ((Run, Run.purged_at.is_(None)), (Project, Project.purged_at.is_(None)))
     for table, waits in (*in_trash, (Checkpoint, Checkpoint.state == CheckpointState.TRASHED)):

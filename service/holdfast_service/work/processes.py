@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import MappingProxyType
@@ -172,7 +172,11 @@ def announce_stores(database: Database) -> None:
     told stands in the store's row, so it is told once, by whichever process finds it."""
     with database.read() as session:
         differs = _stores_to_tell(session)
-    for store_id in differs:
+    _announce(database, differs)
+
+
+def _announce(database: Database, store_ids: Collection[int]) -> None:
+    for store_id in store_ids:
         with database.transaction() as session:
             row = select(Store).where(Store.id == store_id).with_for_update(key_share=True)
             store = session.execute(row).scalar_one()
@@ -276,10 +280,10 @@ class Presence:
                     lease.renew(session, Controller, token, seconds=self._context.settings.lease_seconds)
             here, unavailable = attached_here(self._context), unavailable_here(self._context)
             say_alive(session, self._context.process_id, self._kind, here, unavailable)
-        announce_stores(self._context.database)
-        self._context.tokens_used.write_down(self._context.database)
         with self._context.database.read() as session:
-            differs = what_differs(session, self._context)
+            to_tell, differs = _stores_to_tell(session), what_differs(session, self._context)
+        _announce(self._context.database, to_tell)
+        self._context.tokens_used.write_down(self._context.database)
         if differs != self._told:
             for sentence in differs:
                 _log.warning("stores_differ", reason=sentence)
