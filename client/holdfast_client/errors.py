@@ -26,7 +26,7 @@ HoldfastError
 │   ├── EditNeedsVersion  EventsForgotten
 │   ├── ControllerPaused
 │   ├── PolicyChanged  CheckpointProtected  CheckpointHeld  CheckpointCold  StoreForeign
-│   └── CommitsUnknown
+│   └── CommitsUnknown  RunExists  CheckpointUnproven
 ├── QuotaExceeded               prune, or raise the quota
 ├── IntegrityError              the bytes are not the expected ones
 │   ├── ChecksumMismatch
@@ -398,6 +398,14 @@ class StoreForeign(Conflict):
 
 class CommitsUnknown(Conflict):
     code = ProblemCode.COMMITS_UNKNOWN
+
+
+class RunExists(Conflict):
+    code = ProblemCode.RUN_EXISTS
+
+
+class CheckpointUnproven(Conflict):
+    code = ProblemCode.CHECKPOINT_UNPROVEN
 
 
 class QuotaExceeded(HoldfastError):

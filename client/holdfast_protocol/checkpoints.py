@@ -420,6 +420,24 @@ class AbortCheckpoint(Fence):
     reason: str = Field(min_length=1, max_length=4000)
 
 
+class ForkedFrom(Reply):
+    """The checkpoint that a run begins with, in the run that it was taken from (docs/adr/0085). These are words and no
+    reference: they stay when that run is deleted."""
+
+    project: str
+    run: str
+    checkpoint_id: str
+    attempt: int
+    step: int
+    saved_in: str = Field(
+        description="The run whose ranks saved it, by which its index documents name the save: `run` itself, or, if "
+        "that one was forked from a fork, the first of them."
+    )
+
+    def __str__(self) -> str:
+        return f"{self.project}/{self.run}@{self.step}#{self.attempt}"
+
+
 class CheckpointView(Reply):
     id: str
     project: str
@@ -486,9 +504,17 @@ class CheckpointView(Reply):
         "disk or the quota is short.",
     )
     deleted_at: datetime | None = None
+    forked_from: ForkedFrom | None = Field(
+        default=None, description="It was made by a fork, of this one; null: the run's own ranks saved it (since 1.10)."
+    )
     sealed_ranks: int
     missing_ranks: list[int] = Field(description="The first 20 of ranks 0 to 99 that have not sealed.")
     etag: str
+
+    @property
+    def saved_in(self) -> str:
+        """`project/run` of the run whose ranks saved it: what its index documents say (rule index-names-its-save)."""
+        return f"{self.project}/{self.run if self.forked_from is None else self.forked_from.saved_in}"
 
 
 class RankNegotiated(ChunksNegotiated):

@@ -54,6 +54,7 @@ class ProblemCode(StrEnum):
     ROUTE_NOT_FOUND = "route_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     # The caller's view is out of date.
+    RUN_EXISTS = "run_exists"
     STALE_ATTEMPT = "stale_attempt"
     ATTEMPT_CONFLICT = "attempt_conflict"
     CHECKPOINT_CONFLICT = "checkpoint_conflict"
@@ -74,6 +75,7 @@ class ProblemCode(StrEnum):
     CHECKPOINT_PROTECTED = "checkpoint_protected"
     CHECKPOINT_HELD = "checkpoint_held"
     CHECKPOINT_COLD = "checkpoint_cold"
+    CHECKPOINT_UNPROVEN = "checkpoint_unproven"
     STORE_FOREIGN = "store_foreign"
     COMMITS_UNKNOWN = "commits_unknown"
     QUOTA_EXCEEDED = "quota_exceeded"
@@ -141,6 +143,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.NO_RESTORE_POINT: ProblemKind(404, "There is no valid restore point"),
     ProblemCode.ROUTE_NOT_FOUND: ProblemKind(404, "No such route"),
     ProblemCode.METHOD_NOT_ALLOWED: ProblemKind(405, "This route has no such method"),
+    ProblemCode.RUN_EXISTS: ProblemKind(409, "There is a run of this name already"),
     ProblemCode.STALE_ATTEMPT: ProblemKind(409, "This attempt may not write to its run any more"),
     ProblemCode.ATTEMPT_CONFLICT: ProblemKind(409, "Another attempt was opened in between"),
     ProblemCode.CHECKPOINT_CONFLICT: ProblemKind(409, "This step was begun differently"),
@@ -161,6 +164,7 @@ PROBLEM_KINDS: dict[ProblemCode, ProblemKind] = {
     ProblemCode.CHECKPOINT_PROTECTED: ProblemKind(409, "This checkpoint must stay"),
     ProblemCode.CHECKPOINT_HELD: ProblemKind(409, "A hold keeps this checkpoint"),
     ProblemCode.CHECKPOINT_COLD: ProblemKind(409, "This checkpoint must be thawed before it can be read"),
+    ProblemCode.CHECKPOINT_UNPROVEN: ProblemKind(409, "The service must still read chunks of this checkpoint"),
     ProblemCode.STORE_FOREIGN: ProblemKind(409, "The store does not say that it is this catalog's"),
     ProblemCode.COMMITS_UNKNOWN: ProblemKind(409, "It is unknown whether anything was ever committed"),
     ProblemCode.QUOTA_EXCEEDED: ProblemKind(409, "The project's quota is used up"),

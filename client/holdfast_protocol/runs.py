@@ -8,6 +8,7 @@
 `PUT /v1/projects/{project}/runs/{run}`             -> RunView      (makes it; an existing one is fine)
 `GET /v1/projects/{project}/runs/{run}`             -> RunView
 `PATCH /v1/projects/{project}/runs/{run}`           (If-Match)  EditRun -> RunView
+`POST /v1/projects/{project}/runs/{run}/forks`      ForkRun -> RunView      (the new one)
 `GET /v1/projects/{project}/runs/{run}/metrics-history?name=&from_step=&to_step=&points=&attempt=` -> MetricsHistory
 `GET /v1/projects/{project}/runs/{run}/goodput`     -> Goodput
 `GET /v1/projects/{project}/runs/{run}/advice`      -> AdviceView
@@ -30,8 +31,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from holdfast_protocol.base import LARGEST_INTEGER, Label, Reply, Request, RunName, example, since
-from holdfast_protocol.checkpoints import nonfinite_name
+from holdfast_protocol.base import LARGEST_INTEGER, Label, Name, Reply, Request, RunName, example, since
+from holdfast_protocol.checkpoints import ForkedFrom, nonfinite_name
 from holdfast_protocol.pruning import InTrash
 from holdfast_protocol.restores import RestorePoint
 from holdfast_protocol.states import AttemptOutcome, QuotaKind, RunStatus
@@ -174,6 +175,20 @@ class EditRun(Request):
     note: str | None = Field(default=None, max_length=4000, description="Free text; an empty one takes it away.")
 
 
+class ForkRun(Request):
+    """Makes a run that begins with a checkpoint of another one, without a copy of a byte."""
+
+    model_config = example({"selector": "1200", "name": "gpt-lower-lr"})
+
+    selector: str = Field(
+        default="latest", max_length=200, description="Which checkpoint: latest, 1200, 1200#3, best:loss:min or ck_…"
+    )
+    name: Name = Field(
+        description="The new run's, in the same project, because no two projects share chunks. Between projects a "
+        "model goes as a file: `holdfast checkpoints pull`, then `holdfast import`."
+    )
+
+
 class RunView(Reply):
     id: str
     project: str
@@ -201,6 +216,9 @@ class RunView(Reply):
     in_trash: InTrash | None = Field(default=None, description="Who deleted it; null: it is not deleted.")
     tags: list[str] = Field(default_factory=list, description="By people, for finding it again. In order.")
     note: str = Field(default="", description="By people, free text.")
+    forked_from: ForkedFrom | None = Field(
+        default=None, description="The checkpoint that it begins with, of another run; null: of none (since 1.10)."
+    )
     etag: str = Field(default="", description="The version of tags and note; for If-Match.")
 
 

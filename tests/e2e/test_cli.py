@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +132,25 @@ def test_runs_attempts_and_checkpoints_are_listed_and_shown(client, project):
     assert re.search(r"^labels +keep$", text, re.MULTILINE)
     assert read("checkpoints", "show", f"{name}@{shown['id']}")["step"] == 2
     assert read("checkpoints", "show", str(name))["step"] == 3
+
+
+def test_a_run_is_forked_and_says_so(client, project):
+    name = save_samples(client, project, 2)
+    new = f"{project}/new"
+    deadline = time.monotonic() + 60
+    while (tried := CliRunner().invoke(app, ["runs", "fork", f"{name}@1", new])).exit_code:
+        assert "holdfast scrubs start" in tried.stderr, "the service reads first what came by the mount"
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert re.search(rf"^forked from +{name}@1#1$", tried.stdout, re.MULTILINE)
+    assert read("runs", "fork", f"{name}@1", new)["restore_point"]["step"] == 1, "again, it is the same one"
+    assert "already, forked from" in run("runs", "fork", f"{name}@2", new, exit_code=7).stderr
+    assert "of two projects" in run("runs", "fork", str(name), "other/new", exit_code=2).stderr
+    assert re.search(rf"^forked from +{name}@1#1$", run("runs", "show", new).stdout, re.MULTILINE)
+    assert re.search(rf"^forked from +{name}@1#1$", run("checkpoints", "show", new).stdout, re.MULTILINE)
+    assert "forked from" not in run("runs", "show", str(name)).stdout
+    assert [one["name"] for one in read("runs", "list", project, "--forked-from", str(name))] == ["new"]
+    assert "Nothing was forked" in run("runs", "list", project, "--forked-from", "new").stderr
 
 
 def test_a_run_is_tagged_found_and_its_curves_are_plotted(client, project):

@@ -230,7 +230,7 @@ def test_a_call_with_a_retry_deadline_ends_when_it_is_told_to():
 @pytest.mark.rule("protocol-version")
 def test_a_newer_minor_version_is_understood():
     newer = as_json(SERVER)
-    newer.protocol = "1.9"
+    newer.protocol = "1.999"
     with scripted(in_turn(newer)) as server, client_of(server.url) as client:
         assert client.service.info().protocol == PROTOCOL_VERSION
 

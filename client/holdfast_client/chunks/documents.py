@@ -109,7 +109,7 @@ class CheckpointDocuments:
         """The layout's document and rank 0's index, in one fetch. Raises as `indexes` does."""
         [of_first] = self._index_digests(manifest, {0}).values()
         documents = self.documents([manifest.layout_digest, of_first], shard=0)
-        return documents[manifest.layout_digest], self._index(0, documents[of_first])
+        return documents[manifest.layout_digest], self._index(manifest, 0, documents[of_first])
 
     def layout(self, manifest: Manifest, document: bytes) -> Layout:
         """Raises IntegrityError unless it is a layout of this checkpoint: of its ranks, and of no more bytes.
@@ -129,7 +129,7 @@ class CheckpointDocuments:
         the run and step that the catalog says. NewerFormat if a newer holdfast has written one."""
         digests = self._index_digests(manifest, set(ranks))
         documents = self.documents(digests.values(), shard=min(digests, default=None))
-        return {rank: self._index(rank, documents[digest]) for rank, digest in digests.items()}
+        return {rank: self._index(manifest, rank, documents[digest]) for rank, digest in digests.items()}
 
     def _index_digests(self, manifest: Manifest, ranks: set[int]) -> dict[int, str]:
         digests = {s.rank: s.index_digest for s in manifest.shards if s.rank in ranks and s.index_digest is not None}
@@ -137,12 +137,14 @@ class CheckpointDocuments:
             raise IntegrityError(f"{self.checkpoint_id} has no index of rank {min(ranks - digests.keys())}")
         return digests
 
-    def _index(self, rank: int, document: bytes) -> ShardIndex:
+    def _index(self, manifest: Manifest, rank: int, document: bytes) -> ShardIndex:
         with _refusing(f"The index of rank {rank} in {self.checkpoint_id}"):
             index = ShardIndex.decode(document)
-        if (index.saved_as, index.rank) != (self._saved_as, rank):
+        # A fork's has the very bytes of the run that it was forked from.
+        saved_as = self._saved_as._replace(run=manifest.checkpoint.saved_in)
+        if (index.saved_as, index.rank) != (saved_as, rank):
             raise IntegrityError(
-                f"The service offers {self.checkpoint_id} as {self._saved_as}, and what rank {rank} sealed is "
+                f"The service offers {self.checkpoint_id} as {saved_as}, and what rank {rank} sealed is "
                 f"rank {index.rank} of {index.saved_as}. `holdfast catalog check` compares the catalog with its records"
             )
         return index

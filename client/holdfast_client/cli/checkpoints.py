@@ -210,6 +210,7 @@ def _facts(one: CheckpointView) -> list[tuple[str, str]]:
         ("attempt", str(one.attempt)),
         ("state", one.state.value),
         ("pushed", _pushed(one)),
+        ("forked from", "" if one.forked_from is None else str(one.forked_from)),
         (
             "proven",
             "not yet: the service has still to read back chunks that the store has not hashed" if one.unproven else "",

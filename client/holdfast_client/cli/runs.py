@@ -57,6 +57,9 @@ def list_runs(
         list[RunStatus] | None, typer.Option(help="Only runs with this status; several times: with one of them.")
     ] = None,
     tag: Annotated[str | None, typer.Option(help="Only runs with this tag.")] = None,
+    forked_from: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Only forks of this run of PROJECT, or of this checkpoint (ck_…).")
+    ] = None,
     deleted: DeletedOption = False,
     limit: LimitOption = None,
     json: JsonOption = False,
@@ -65,8 +68,12 @@ def list_runs(
 
     A job is lost once it was not heard of for the service's HOLDFAST_LOST_AFTER_SECONDS.
     """
+    if forked_from is not None and project is None:
+        raise typer.BadParameter("Give the project as well: forks are within one.")
+    forked_from = None if forked_from is None else forked_from.removeprefix(f"{project}/")
     with connect() as client:
-        found = first(client.runs.all(project, status=status or None, tag=tag, deleted=deleted), limit)
+        runs_of = client.runs.all(project, status=status or None, tag=tag, forked_from=forked_from, deleted=deleted)
+        found = first(runs_of, limit)
     if json:
         show_json(found)
         return
@@ -91,6 +98,8 @@ def list_runs(
         if status
         else f"No run has the tag {tag}. `holdfast runs edit PROJECT/RUN --tag {tag}` gives it to one."
         if tag
+        else f"Nothing was forked from {forked_from}. `holdfast runs fork {project}/{forked_from} PROJECT/NEW` does."
+        if forked_from
         else "There are no runs yet. A training job makes one when it starts.",
     )
 
@@ -115,6 +124,7 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
         ("checkpoints", f"{found.committed_checkpoints} committed"),
         ("restore point", "none" if point is None else f"{name}@{point.step}#{point.attempt}"),
         ("takes", taken_by(found)),
+        ("forked from", "" if found.forked_from is None else str(found.forked_from)),
         ("created", f"{as_time(found.created_at)} UTC"),
         ("tags", ", ".join(found.tags)),
         ("note", found.note),
@@ -157,6 +167,39 @@ def _edit_of(said: dict[str, object]) -> EditRun:
         raise typer.BadParameter(
             f"{error.errors()[0]['msg']}. A tag is letters, digits and ._:/- without blanks."
         ) from None
+
+
+@runs.command()
+def fork(
+    selector: SelectorArgument,
+    new: Annotated[str, typer.Argument(metavar="PROJECT/NEW", help="The run that it makes, in the same project.")],
+    json: JsonOption = False,
+) -> None:
+    """Make a run that begins with a checkpoint of another.
+
+    No byte is copied. The two runs go on without each other: either may be deleted. Labels, pins and holds do not come
+    along.
+    """
+    source, point = read_selector(selector)
+    name = read_run(new)
+    if name.project != source.project:
+        raise typer.BadParameter(
+            f"{source} and {name} are of two projects, which share no chunks. Take the model there as a file: "
+            f"`holdfast checkpoints pull {source}@{point} FOLDER`, then `holdfast import FOLDER/model.pt {name}@STEP`."
+        )
+    with connect() as client:
+        made = client.runs.fork(source, name.run, str(point))
+    if json:
+        show_json(made)
+        return
+    at = made.restore_point
+    show_facts(
+        [
+            ("run", str(name)),
+            ("forked from", str(made.forked_from)),
+            ("restore point", NOTHING if at is None else f"{name}@{at.step}#{at.attempt}"),
+        ]
+    )
 
 
 def taken_by(run: RunView) -> str:

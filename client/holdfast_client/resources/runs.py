@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from holdfast_client.errors import SessionNotFound
 from holdfast_client.resources.base import PLANS_SECONDS, Resource, all_items, if_match, made_once, once
 from holdfast_client.transport import Params, Transport, path
-from holdfast_protocol.base import Page
+from holdfast_protocol.base import Page, RunName
 from holdfast_protocol.pruning import (
     DeleteAll,
     Deletion,
     TakenBack,
 )
-from holdfast_protocol.runs import EditProject, EditRun, MetricsHistory, ProjectView, RunView
+from holdfast_protocol.runs import EditProject, EditRun, ForkRun, MetricsHistory, ProjectView, RunView
 from holdfast_protocol.service import (
     CreateToken,
     ExchangedToken,
@@ -67,17 +67,26 @@ class Runs(Resource):
         *,
         status: RunStatus | Sequence[RunStatus] | None = None,
         tag: str | None = None,
+        forked_from: str | None = None,
         deleted: bool = False,
         cursor: str | None = None,
         limit: int | None = None,
     ) -> Page[RunView]:
         """One page, the newest first. `project` None: of all projects that the token sees. `status`: only these; `tag`:
-        only those that have it. `deleted`: only those in the trash."""
+        only those that have it. `deleted`: only those in the trash. `forked_from`: only forks of the project's run of
+        this name, or of the checkpoint with this id."""
         return self.transport.call(
             "GET",
             path("runs") if project is None else path("projects", project, "runs"),
             Page[RunView],
-            params={"status": status, "tag": tag, "deleted": deleted or None, "cursor": cursor, "limit": limit},
+            params={
+                "status": status,
+                "tag": tag,
+                "forked_from": forked_from,
+                "deleted": deleted or None,
+                "cursor": cursor,
+                "limit": limit,
+            },
         )
 
     def all(
@@ -86,9 +95,14 @@ class Runs(Resource):
         *,
         status: RunStatus | Sequence[RunStatus] | None = None,
         tag: str | None = None,
+        forked_from: str | None = None,
         deleted: bool = False,
     ) -> Iterator[RunView]:
-        return all_items(lambda cursor: self.list(project, status=status, tag=tag, deleted=deleted, cursor=cursor))
+        return all_items(
+            lambda cursor: self.list(
+                project, status=status, tag=tag, forked_from=forked_from, deleted=deleted, cursor=cursor
+            )
+        )
 
     def create(self, project: str, run: str) -> RunView:
         """Makes the run; an existing run is fine."""
@@ -101,6 +115,14 @@ class Runs(Resource):
         """Sets the request's fields. `etag`: of the view that the caller saw, or `*`. Raises EditConflict."""
         route = path("projects", project, "runs", run)
         return self.transport.call("PATCH", route, RunView, body=request, headers=if_match(etag))
+
+    def fork(self, source: RunName, name: str, selector: str = "latest") -> RunView:
+        """Makes the run `name` in the same project, which begins with a checkpoint of `source`, and copies no byte. The
+        same fork again finds it. Raises RunExists for a name that is used otherwise, NoRestorePoint, CheckpointNotFound
+        and CheckpointCold for what no job could resume from, CheckpointUnproven until the service has read it."""
+        route = path("projects", source.project, "runs", source.run, "forks")
+        request = ForkRun(selector=selector, name=name)
+        return self.transport.call("POST", route, RunView, body=request, headers=once())
 
     def metrics_history(
         self,

@@ -76,7 +76,7 @@ def subject_differences(
     else:
         fresh = run_record(session, context, document.run.id, version)
         named["run"] = (_as_made(fresh.run), _as_made(document.run))
-        changing = ("latest_attempt", "tags", "note")
+        changing = ("latest_attempt", "tags", "note", "forked_from")
     named["project"] = (_as_made(fresh.project), _as_made(document.project))
     if version == document.version:
         named |= {name: (getattr(fresh, name), getattr(document, name)) for name in changing}

@@ -166,7 +166,7 @@ def put_checkpoint(
         if session.scalar(select(exists().where(Checkpoint.id == found.subject.subject_id))):
             return
     with database.transaction() as session:
-        put_lineage(session, base.project, base.run, base.attempt)
+        put_lineage(session, base.project, base.run, base.attempt, base.checkpoint.forked_from)
     lists: dict[str, int] = {}
     project_id, made_at = found.subject.project_id, base.checkpoint.created_at
     shards: Sequence[ShardFacts] = read.manifest.shards if read.manifest is not None else ()
@@ -246,7 +246,7 @@ def _insert(database: Database, source: SourceStore, read: ReadCheckpoint, lists
     assert base is not None
     with database.transaction() as session:
         refuse_unless_rebuilding(session)
-        attempt_id = put_lineage(session, base.project, base.run, base.attempt)
+        attempt_id = put_lineage(session, base.project, base.run, base.attempt, base.checkpoint.forked_from)
         now = database_now(session)
         row: dict[str, Any] = base.checkpoint.model_dump(exclude={"attempt"})
         row |= {

@@ -9,6 +9,7 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.checkpoints import ForkedFrom
 from holdfast_service.db.dialect import insert_absent
 from holdfast_service.db.tables.core import QUOTA_COLUMNS, Attempt, Project, Run
 from holdfast_service.db.tables.operations import Policy
@@ -46,17 +47,23 @@ def put_run(session: Session, record: RunRecord, store_id: int, name: str | None
     found = session.get_one(Run, record.run.id)
     _put_deletion(found, record.deletion)
     found.tags, found.note = record.tags, record.note
+    if record.forked_from is not None:
+        found.forked_from = record.forked_from.model_dump()
     rows = [_attempt_row(record.run.id, facts) for facts in record.attempts]
     for first in range(0, len(rows), _ATTEMPTS_PER_STATEMENT):
         insert_absent(session, Attempt, rows[first : first + _ATTEMPTS_PER_STATEMENT])
     _written(session, record, store_id, name)
 
 
-def put_lineage(session: Session, project: ProjectFacts, run: RunFacts, facts: AttemptFacts) -> int:
+def put_lineage(
+    session: Session, project: ProjectFacts, run: RunFacts, facts: AttemptFacts, forked_from: ForkedFrom | None
+) -> int:
     """What a checkpoint says of where it comes from; the id of its attempt's row. A run's record may be damaged, or
     older than the commit that cut the line. Raises DamagedRecordError where other records contradict it."""
     _project_row(session, project, None, facts.opened_at)
     _run_row(session, run, project.id, facts.opened_at, facts.number)
+    if forked_from is not None and (forked := session.get_one(Run, run.id)).forked_from is None:
+        forked.forked_from = forked_from.model_dump()
     insert_absent(session, Attempt, [_attempt_row(run.id, facts)])
     attempt = session.scalar(select(Attempt).where(Attempt.run_id == run.id, Attempt.number == facts.number))
     if attempt is None:

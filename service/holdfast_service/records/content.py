@@ -10,6 +10,7 @@ from typing import Protocol
 from sqlalchemy import select
 from sqlalchemy.orm import Session, aliased
 
+from holdfast_protocol.checkpoints import ForkedFrom
 from holdfast_protocol.codecs import Codec
 from holdfast_protocol.states import CopyState
 from holdfast_service.db.tables.core import (
@@ -93,6 +94,7 @@ def run_record(session: Session, author: RecordAuthor, run_id: str, version: int
         deletion=_deletion(run),
         tags=list(run.tags),
         note=run.note,
+        forked_from=None if run.forked_from is None else ForkedFrom.model_validate(run.forked_from),
     )
 
 

@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from holdfast_protocol.base import LARGEST_INTEGER, Digest
-from holdfast_protocol.checkpoints import ShardSummary
+from holdfast_protocol.checkpoints import ForkedFrom, ShardSummary
 from holdfast_protocol.codecs import Codec
 from holdfast_protocol.digests import DocumentError, canonical_bytes, parse
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState, Health, Tier
@@ -225,6 +225,7 @@ class RunRecord(Document):
     deletion: DeletionFacts | None = None
     tags: list[str] = Field(default_factory=list)
     note: str = ""
+    forked_from: ForkedFrom | None = None
 
 
 class CheckpointFacts(Document):
@@ -247,6 +248,7 @@ class CheckpointFacts(Document):
     blocked_seconds: float | None = None
     pushed_by: int | None
     detached: bool
+    forked_from: ForkedFrom | None = None
     created_at: datetime
     committed_at: datetime
 

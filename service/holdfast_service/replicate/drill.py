@@ -78,6 +78,7 @@ class SealedShard:
 class DrillPlan:
     project: str
     run: str
+    saved_in: str
     point: RestorePoint
     skipped: list[Skipped]
     shards: list[SealedShard]
@@ -122,6 +123,7 @@ def plan_drill(
     return DrillPlan(
         project=project.name,
         run=found.name,
+        saved_in=found.name if checkpoint.forked_from is None else checkpoint.forked_from["saved_in"],
         point=point,
         skipped=decision.skipped,
         shards=shards,
@@ -349,7 +351,7 @@ def _check_documents(plan: DrillPlan, documents: dict[str, bytes]) -> Layout:
         if checkpoint_digest([shard.digest for shard in plan.shards]) != plan.point.digest:
             raise DocumentError("the shards do not make the checkpoint's digest")
         layout = Layout.decode(documents[next(shard.layout for shard in plan.shards if shard.layout)])
-        saved_as = SavedAs(f"{plan.project}/{plan.run}", plan.point.step, plan.point.world_size)
+        saved_as = SavedAs(f"{plan.project}/{plan.saved_in}", plan.point.step, plan.point.world_size)
         for shard in plan.shards:
             index = ShardIndex.decode(documents[shard.index])
             if (index.saved_as, index.rank, index.layout_digest) != (saved_as, shard.rank, layout.digest):

@@ -85,8 +85,10 @@ def restore_point(
 @checkpoints_router.get(
     "/v1/checkpoints/{checkpoint_id}/manifest", summary="What a checkpoint consists of, shard by shard"
 )
-def show_manifest(checkpoint_id: str, context: Context, caller: Reader) -> Manifest:
-    return read_manifest(context, caller, checkpoint_id)
+def show_manifest(
+    checkpoint_id: str, context: Context, caller: Reader, spoken: ProtocolSpoken = PROTOCOL_VERSION
+) -> Manifest:
+    return read_manifest(context, caller, checkpoint_id, minor_of(spoken))
 
 
 @checkpoints_router.get(

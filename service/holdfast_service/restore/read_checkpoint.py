@@ -33,11 +33,17 @@ from holdfast_service.stores.base import MountedStore, StoreError, make_tickets
 # What a committed checkpoint consists of: its shards, and the chunks of one shard in their order.
 
 
-def read_manifest(context: ServiceContext, caller: Principal, checkpoint_id: str) -> Manifest:
-    """Raises `checkpoint_not_found`, and what refuse_unless_whole raises."""
+_READS_FORKS = 10
+
+
+def read_manifest(context: ServiceContext, caller: Principal, checkpoint_id: str, protocol_minor: int) -> Manifest:
+    """Raises `checkpoint_not_found`, what refuse_unless_whole raises, and `unsupported_protocol` for a fork's
+    checkpoint, which an older client would take for another run's."""
     with context.database.read() as session:
         project, run, checkpoint = checkpoint_by_id(session, caller, checkpoint_id)
         refuse_unless_whole(checkpoint)
+        if checkpoint.forked_from is not None and protocol_minor < _READS_FORKS:
+            raise _too_old(protocol_minor, "is a fork of another run's")
         return Manifest(
             checkpoint=current_checkpoint_view(session, project.name, run.name, checkpoint),
             layout_digest=_layout_digest(session, checkpoint),
@@ -201,7 +207,7 @@ def choose_copies(
         )
         found.setdefault(copy.chunk_id, []).append((rank, copy))
     if encoded - found.keys():
-        raise _too_old(protocol_minor)
+        raise _too_old(protocol_minor, "was saved with compression")
     _refuse_cold(session, context, checkpoint, {chunk.id for chunk in chunks} - found.keys())
     return {chunk_id: _best(ranked, stores) for chunk_id, ranked in found.items()}
 
@@ -221,11 +227,11 @@ def _best(ranked: list[tuple[_Rank, Copy]], stores: dict[int, tuple[int, Attache
     return ChosenCopy(best, stores[best.store_id][1], elsewhere)
 
 
-def _too_old(protocol_minor: int) -> ProblemError:
+def _too_old(protocol_minor: int, why: str) -> ProblemError:
     theirs = f"{PROTOCOL_MAJOR}.{protocol_minor}"
     return ProblemError(
         ProblemCode.UNSUPPORTED_PROTOCOL,
-        f"This checkpoint was saved with compression, which the client's protocol {theirs} does not know and this "
+        f"This checkpoint {why}, which the client's protocol {theirs} does not know and this "
         f"service's {PROTOCOL_VERSION} does. Install a client of the service's version to read it.",
         client=theirs,
         service=PROTOCOL_VERSION,

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Query, Response
 from holdfast_protocol.attempts import CheckpointDiff
 from holdfast_protocol.base import Label, Name, Page, RunName
 from holdfast_protocol.checkpoints import CheckpointView, EditCheckpoint, Step
-from holdfast_protocol.runs import EditProject, EditRun, ProjectView, RunView
+from holdfast_protocol.runs import EditProject, EditRun, ForkRun, ProjectView, RunView
 from holdfast_protocol.service import ServerInfo
 from holdfast_protocol.states import CheckpointState, Health, RunStatus
 from holdfast_service.context import Context
@@ -17,6 +17,7 @@ from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.runs import list_runs as runs
 from holdfast_service.runs import projects
 from holdfast_service.runs.compare_checkpoints import compare_checkpoints
+from holdfast_service.runs.fork import fork_run
 from holdfast_service.runs.list_checkpoints import (
     CheckpointFilter,
     edit_checkpoint,
@@ -30,6 +31,7 @@ from holdfast_service.web.parameters import (
     Admin,
     AnyCaller,
     Cursor,
+    IdempotencyKey,
     IfMatch,
     Limit,
     Moment,
@@ -112,12 +114,23 @@ def list_runs(
     caller: Reader,
     status: Statuses = None,
     tag: Annotated[Label | None, Query()] = None,
+    forked_from: Annotated[
+        str | None, Query(max_length=200, description="Only forks of this run, or of this checkpoint (ck_…).")
+    ] = None,
     deleted: Deleted = False,
     cursor: Cursor = None,
     limit: Limit = DEFAULT_PAGE,
 ) -> Page[RunView]:
     return runs.list_runs(
-        context, caller, project, statuses=status or (), tag=tag, deleted=deleted, cursor=cursor, limit=limit
+        context,
+        caller,
+        project,
+        statuses=status or (),
+        tag=tag,
+        forked_from=forked_from,
+        deleted=deleted,
+        cursor=cursor,
+        limit=limit,
     )
 
 
@@ -145,6 +158,28 @@ def edit_run(
     if_match: IfMatch = None,
 ) -> RunView:
     return tagged(response, runs.edit_run(context, caller, RunName(project, run), body, if_match))
+
+
+@runs_router.post(
+    "/{run}/forks",
+    status_code=201,
+    name="fork",
+    responses={200: {"model": RunView, "description": "The same fork was made before."}},
+    summary="Make a run that begins with a checkpoint of this one, without a copy of a byte",
+)
+def fork(
+    *,
+    project: str,
+    run: str,
+    body: ForkRun,
+    context: Context,
+    caller: Trainer,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+) -> RunView:
+    view, is_new = fork_run(context, caller, RunName(project, run), body, key=idempotency_key)
+    made(response, is_new=is_new)
+    return tagged(response, view)
 
 
 def _filter(

@@ -7,10 +7,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, bindparam, select, tuple_
+from sqlalchemy import ColumnElement, bindparam, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page, RunName
+from holdfast_protocol.checkpoints import ForkedFrom
 from holdfast_protocol.runs import EditRun, RunView
 from holdfast_protocol.states import CheckpointState, RunStatus
 from holdfast_service.audit.record import Actor, record_event
@@ -46,16 +47,21 @@ def list_runs(
     *,
     statuses: Sequence[RunStatus],
     tag: str | None = None,
+    forked_from: str | None = None,
     deleted: bool = False,
     cursor: str | None,
     limit: int,
 ) -> Page[RunView]:
     """`project` None: of every project that the caller may see. Without `statuses` all of them; with `tag` those that
-    have it; with `deleted` those in the trash, and no others. Raises `forbidden` and `project_not_found`."""
+    have it; with `forked_from` forks of the run of this name, or of the checkpoint with this id; with `deleted` those
+    in the trash, and no others. Raises `forbidden` and `project_not_found`."""
     query = select(Run).order_by(Run.created_at.desc(), Run.id.desc()).limit(limit + 1)
     query = query.where(Run.deleted_at.is_not(None) if deleted else Run.deleted_at.is_(None), Run.purged_at.is_(None))
     if statuses:
         query = query.outerjoin(Attempt, _newest()).where(run_status().in_([status.value for status in statuses]))
+    if forked_from is not None:
+        source = (Run.forked_from[part].as_string() for part in ("run", "checkpoint_id"))
+        query = query.where(or_(*(each == forked_from for each in source)))
     if cursor is not None:
         created_at, run_id = decode_cursor(_CURSOR, cursor, str, str)
         query = query.where(tuple_(Run.created_at, Run.id) < tuple_(moment_from_text(created_at), run_id))
@@ -68,7 +74,7 @@ def list_runs(
             query = query.where(Run.project_id == caller.project_id)
         found = session.scalars(query).all()
         rows, next_cursor = cut_page(_CURSOR, found, limit, lambda row: (moment_to_text(row.created_at), row.id))
-        return Page(items=_run_views(session, rows), next_cursor=next_cursor)
+        return Page(items=run_views(session, rows), next_cursor=next_cursor)
 
 
 def show_run(context: ServiceContext, caller: Principal, project: str, run: str) -> RunView:
@@ -76,15 +82,15 @@ def show_run(context: ServiceContext, caller: Principal, project: str, run: str)
     with context.database.read() as session:
         _, found = run_named(session, caller, project, run)
         stored = stored_bytes_of_run(session, found.id)
-        return _run_views(session, [found])[0].model_copy(update={"stored_bytes": stored})
+        return run_views(session, [found])[0].model_copy(update={"stored_bytes": stored})
 
 
 def put_run(context: ServiceContext, caller: Principal, project: str, run: str) -> tuple[RunView, bool]:
     """The run, and whether this call has made it. Raises `forbidden`, `project_not_found` and `quota_exceeded`."""
     with telling_refusals(context), context.database.transaction() as session:
         owner = project_named(session, caller, project)
-        there = session.scalar(select(Run.id).where(Run.project_id == owner.id, Run.name == run))
-        return _run_views(session, [ensure_run(session, owner, run, Actor.person(caller))])[0], there is None
+        made, is_new = ensure_run(session, owner, run, Actor.person(caller))
+        return run_views(session, [made])[0], is_new
 
 
 def edit_run(
@@ -117,7 +123,7 @@ def edit_run(
             )
             subject_changed(session, RecordKind.RUN, found.id, owner.id)
             session.flush()
-        return _run_views(session, [found])[0]
+        return run_views(session, [found])[0]
 
 
 def _etag(run: Run) -> str:
@@ -154,7 +160,7 @@ _NEWEST_OF_RUNS = (
 )
 
 
-def _run_views(session: Session, runs: Sequence[Run]) -> list[RunView]:
+def run_views(session: Session, runs: Sequence[Run]) -> list[RunView]:
     """The same few statements for however many runs, and whatever they have."""
     if not runs:
         return []
@@ -189,6 +195,7 @@ def _run_views(session: Session, runs: Sequence[Run]) -> list[RunView]:
                 restore_point=points.get(run.id),
                 tags=list(run.tags),
                 note=run.note,
+                forked_from=None if run.forked_from is None else ForkedFrom.model_validate(run.forked_from),
                 etag=_etag(run),
             )
         )

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Select, bindparam, case, exists, or_, sele
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.attempts import AttemptView, NoticeView
-from holdfast_protocol.checkpoints import CheckpointView, Component, MetricValue
+from holdfast_protocol.checkpoints import CheckpointView, Component, ForkedFrom, MetricValue
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.pruning import InTrash
 from holdfast_protocol.restores import Skipped
@@ -218,7 +218,8 @@ def ensure_project(session: Session, name: str, actor: Actor) -> Project:
     return project
 
 
-def ensure_run(session: Session, project: Project, name: str, actor: Actor) -> Run:
+def ensure_run(session: Session, project: Project, name: str, actor: Actor) -> tuple[Run, bool]:
+    """The run, and whether this call has made it: of two at once, one has."""
     run_id = uuid.uuid4().hex
     row = {
         "id": run_id,
@@ -236,7 +237,7 @@ def ensure_run(session: Session, project: Project, name: str, actor: Actor) -> R
         refuse_one_more(session, project, QuotaKind.RUNS)
         record_event(session, actor, "run.create", project_id=project.id, run_id=run_id, after={"name": name})
         subject_changed(session, RecordKind.RUN, run_id, project.id)
-    return run
+    return run, run.id == run_id
 
 
 # How a run fares, from its newest attempt: one rule, for one row and for a query.
@@ -363,6 +364,7 @@ def checkpoint_view(
         trash_reason=row.trash_reason,
         purge_at=row.purge_at,
         deleted_at=row.deleted_at,
+        forked_from=None if row.forked_from is None else ForkedFrom.model_validate(row.forked_from),
         abort_cause=None if row.abort_cause is None else AbortCause(row.abort_cause),
         blocked_seconds=row.blocked_seconds,
         sealed_ranks=sealed_ranks,

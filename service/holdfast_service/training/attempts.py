@@ -146,7 +146,7 @@ def find_or_make_run(session: Session, caller: Principal, project_name: str, run
         project = _make_project(session, caller, project_name, create)
     if create is False:
         return run_named(session, caller, project_name, run_name)[1]
-    return ensure_run(session, project, run_name, Actor.person(caller))
+    return ensure_run(session, project, run_name, Actor.person(caller))[0]
 
 
 def _run_of(session: Session, project: Project, run_name: str) -> Run | None:

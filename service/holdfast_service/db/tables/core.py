@@ -156,6 +156,7 @@ class Run(Deletable, Table):
     # By people. The ETag is a hash of both.
     tags: Mapped[list[str]] = mapped_column(Document, default=list, server_default="[]")
     note: Mapped[str] = mapped_column(Text, default="", server_default="")
+    forked_from: Mapped[dict[str, Any] | None] = mapped_column(Document)  # ForkedFrom, of the checkpoint it begins with
     __table_args__ = (
         UniqueConstraint("project_id", "name"),
         Index("ix_runs_created_at", "created_at", "id"),  # the list of all projects' runs
@@ -248,6 +249,8 @@ class Checkpoint(Table):
     # origin's; and whether the run had gone on without it, so that it is never latest.
     pushed_by: Mapped[int | None] = mapped_column(Integer)
     detached: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
+    # ForkedFrom: the chunk lists are another run's checkpoint's (runs/fork.py). Null: its own ranks have saved it.
+    forked_from: Mapped[dict[str, Any] | None] = mapped_column(Document)
     step: Mapped[int] = mapped_column(BigInteger)
     kind: Mapped[str] = mapped_column(Text)
     world_size: Mapped[int] = mapped_column(Integer)
