@@ -53,6 +53,7 @@ const ANSWERS = {
   [`GET ${RUN}/checkpoints/${ID}`]: () => ({ ...CHECKPOINT, stored_bytes: 1536, unproven: true }),
   [`GET ${RUN}/checkpoints/best%3Aloss`]: () => CHECKPOINT,
   [`GET ${RUN}/checkpoints`]: () => page(),
+  "GET /v1/projects/demo/runs": () => page(),
   [`GET ${RUN}/attempts`]: () => page({ ...ATTEMPT, number: 3, resumed_from: ID, outcome: "failed" }, ATTEMPT),
   [`GET ${RUN}/attempts/2`]: () => ATTEMPT,
   [`GET ${RUN}/restore-point`]: () => ({ restore_point: { checkpoint_id: ID, step: 1200 }, skipped: [], note: "" }),
@@ -74,6 +75,35 @@ it("tells what the checkpoint is, whether the run would resume from it, and its 
   );
   expect(await within(lineage).findByText(/attempt 3/)).toHaveTextContent("(failed)");
   expect(screen.getByText("holdfast checkpoints pull demo/gpt@1200#2 out")).toBeVisible();
+});
+
+it("draws the lineage of a fork into the run that it was forked from, also when that is gone", async () => {
+  const forked_from = { project: "demo", run: "base", checkpoint_id: OTHER, attempt: 1, step: 900, saved_in: "base" };
+  const asked: (string | null)[] = [];
+  const answers = {
+    ...ANSWERS,
+    [`GET /v1/checkpoints/${ID}`]: () => ({ ...CHECKPOINT, forked_from }),
+    "GET /v1/projects/demo/runs": (request: Request) => {
+      asked.push(new URL(request.url).searchParams.get("forked_from"));
+      return page({ id: "r", project: "demo", name: "gpt-lower-lr" });
+    },
+  };
+  serve(answers);
+  openPage(`/ui/checkpoints/${ID}`);
+  const lineage = await screen.findByRole("region", { name: "Lineage" });
+  expect(await within(lineage).findByRole("link", { name: "demo/base@900#1" })).toHaveAttribute(
+    "href",
+    expect.stringContaining(OTHER),
+  );
+  expect(await within(lineage).findByRole("link", { name: "gpt-lower-lr" })).toBeVisible();
+  expect(asked).toContain(ID);
+  serve({
+    ...answers,
+    [`GET /v1/checkpoints/${OTHER}`]: () => problem(404, "checkpoint_not_found", `There is no checkpoint ${OTHER}.`),
+  });
+  queryClient.clear();
+  openPage(`/ui/checkpoints/${ID}`);
+  expect(await screen.findByText("demo/base@900#1, which is gone")).toBeVisible();
 });
 
 it("writes a metric onto the version that was there when it was opened, and says what another has changed", async () => {

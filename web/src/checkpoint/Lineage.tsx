@@ -1,9 +1,11 @@
 import { type Schemas, useQuery } from "@/api/client";
 import { CheckpointName } from "@/components/facts/CheckpointName";
 import { Fact, Facts, Section } from "@/components/facts/Facts";
+import { ForkSource } from "@/components/facts/ForkSource";
 import { Reply } from "@/components/states";
 import { Nothing, Time } from "@/components/values";
 import { formatCount } from "@/format/numbers";
+import { RunName } from "@/runs/RunName";
 
 type CheckpointView = Schemas["CheckpointView"];
 type Page = Schemas["Page_CheckpointView_"];
@@ -30,19 +32,28 @@ export function Lineage({ checkpoint }: { checkpoint: CheckpointView }) {
   const after = useQuery("get", "/v1/projects/{project}/runs/{run}/checkpoints", {
     params: { path, query: { attempt, min_step: step + 1, limit: MOST, state: ["committed"] } },
   });
+  const forks = useQuery("get", "/v1/projects/{project}/runs", {
+    params: { path: { project }, query: { forked_from: checkpoint.id, limit: MOST } },
+  });
   return (
     <Section id="lineage" title="Lineage">
       <Facts>
         <Fact name={`Attempt ${attempt} went on from`}>
-          <Reply of={own} what="the attempt">
-            {(found) =>
-              found.resumed_from === null ? (
-                <span className="quiet">nothing: it began the run, or named no checkpoint</span>
-              ) : (
-                <ById id={found.resumed_from} />
-              )
-            }
-          </Reply>
+          {checkpoint.forked_from ? (
+            <>
+              another run: a fork of <ForkSource source={checkpoint.forked_from} />
+            </>
+          ) : (
+            <Reply of={own} what="the attempt">
+              {(found) =>
+                found.resumed_from === null ? (
+                  <span className="quiet">nothing: it began the run, or named no checkpoint</span>
+                ) : (
+                  <ById id={found.resumed_from} />
+                )
+              }
+            </Reply>
+          )}
         </Fact>
         <Fact name="Before it, in this attempt">
           {step === 0 ? (
@@ -68,8 +79,28 @@ export function Lineage({ checkpoint }: { checkpoint: CheckpointView }) {
             )}
           </Reply>
         </Fact>
+        <Fact name="Runs that were forked from it" wide>
+          <Reply of={forks} what="the forks">
+            {(page) => <Forks page={page} />}
+          </Reply>
+        </Fact>
       </Facts>
     </Section>
+  );
+}
+
+function Forks({ page }: { page: Schemas["Page_RunView_"] }) {
+  if (page.items.length === 0) return <span className="quiet">none</span>;
+  return (
+    <>
+      {page.items.map((run, index) => (
+        <span key={run.id}>
+          {index > 0 && "; "}
+          <RunName project={run.project} run={run.name} />
+        </span>
+      ))}
+      {page.next_cursor != null && " and more"}
+    </>
   );
 }
 

@@ -31,6 +31,20 @@ const cells = (row: HTMLElement | undefined) =>
     .getAllByRole("gridcell")
     .map((each) => each.textContent);
 
+it("says from which checkpoint of another run it was forked", async () => {
+  const forked_from = { project: "demo", run: "base", checkpoint_id: "ck-9", attempt: 1, step: 900, saved_in: "base" };
+  serve({
+    ...ANSWERS,
+    [`GET ${RUN}`]: () => ({ ...ANSWERS[`GET ${RUN}`](), forked_from }),
+    "GET /v1/checkpoints/ck-9": () => checkpoint(1, 900, { run: "base" }),
+  });
+  openPage("/ui/runs/llama?project=demo");
+  expect(await screen.findByRole("link", { name: "demo/base@900#1" })).toHaveAttribute(
+    "href",
+    expect.stringContaining("ck-9"),
+  );
+});
+
 it("shows tags and note, and edits the version that was seen", async () => {
   const now = { ...ANSWERS[`GET ${RUN}`](), tags: ["paper"], note: "Twice the data.", etag: '"1"' };
   const sent: unknown[] = [];

@@ -5,6 +5,7 @@ import { isGone } from "@/api/problem";
 import { useProject } from "@/app/project";
 import { Screen } from "@/app/Screen";
 import { Figure, Figures } from "@/components/facts/Figures";
+import { ForkSource } from "@/components/facts/ForkSource";
 import { StateBadge } from "@/components/StateBadge";
 import { ErrorState, Loading } from "@/components/states";
 import { Age, Bytes, Nothing, Time } from "@/components/values";
@@ -105,6 +106,11 @@ function Facts({ run }: { run: Schemas["RunView"] }) {
           <Age since={run.created_at} />
         </Figure>
       </Figures>
+      {run.forked_from && (
+        <p className={styles.detail}>
+          It was forked from <ForkSource source={run.forked_from} />.
+        </p>
+      )}
       <TagsAndNote run={run} />
       {run.status_detail && <p className={styles.detail}>{run.status_detail}</p>}
       {run.in_trash && (
