@@ -193,7 +193,9 @@ def test_a_model_of_transformers_is_imported_with_its_tied_weights(run, client, 
     report = bring(client, run, folder, on_note=notes.append)
     assert report["steps"][0]["step"] == 500
     assert "It has the weights alone: begin a new run from them" in notes[0]
-    assert {"config.json", "optimizer.pt"} <= set(report["steps"][0]["left_out"])
+    assert report["steps"][0]["left_out"] == ["optimizer.pt"]
+    assert report["steps"][0]["model_files"] == ["config.json", "generation_config.json"]
+    assert report["steps"][0]["components"] == ["hf_files", "model"]
     fresh = GPT2LMHeadModel(config())
     holdfast.load_weights(str(run), fresh)
     assert fresh.lm_head.weight is fresh.transformer.wte.weight

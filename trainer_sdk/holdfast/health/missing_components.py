@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable
 
 from holdfast.errors import MissingComponent
+from holdfast.state.components import HF_FILES
 
 log = logging.getLogger("holdfast")
 
@@ -19,11 +20,16 @@ class Completeness:
 
     def __init__(self, *, drop: Iterable[str], strict: bool, speaks: bool) -> None:
         """`drop`: components that are left out on purpose. `speaks`: on rank 0."""
-        self.dropped = frozenset(drop)
+        self._dropped = frozenset(drop)
         self._strict = strict
         self._speaks = speaks
         self._declared: frozenset[str] | None = None
         self._said: set[frozenset[str]] = set()
+
+    def left_out(self, declared: Iterable[str]) -> frozenset[str]:
+        """What need not be there: `drop`, and config and tokenizer that an import brought, as no job resumes from
+        these."""
+        return self._dropped | ({HF_FILES} & set(declared))
 
     def check(self, has: Iterable[str], declared: Iterable[str]) -> None:
         """`has`: of all ranks; `declared`: by the service, empty before the first commit. The same on all ranks. Raises
@@ -31,7 +37,7 @@ class Completeness:
         has = frozenset(has)
         if self._declared is None:
             self._declared = frozenset(declared) or has
-        missing = self._declared - has - self.dropped
+        missing = self._declared - has - self.left_out(self._declared)
         if not missing or missing in self._said:
             return
         names = ", ".join(map(repr, sorted(missing)))

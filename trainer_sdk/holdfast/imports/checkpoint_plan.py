@@ -22,7 +22,7 @@ from holdfast.imports.source_state import SourceState, is_extra, is_model
 from holdfast.layout.chunk_bytes import Bytes, chunks_of, same_bytes
 from holdfast.layout.plan import LocalPlan, PieceSpec, build_local_plan, global_layout
 from holdfast.state.capture import TensorCollector
-from holdfast.state.components import Component, Declarations, Kind, check_keys
+from holdfast.state.components import HF_FILES, Component, Declarations, Kind, check_keys
 from holdfast.state.tensors import Held, row_major_bytes
 from holdfast.state.tree import encode_tree
 from holdfast_client.chunks.transfer import OutgoingChunk
@@ -166,7 +166,7 @@ def _planned(components: Mapping[str, Any], source: SourceState) -> ImportPlan:
     trees: dict[str, Any] = {}
     live: dict[str, torch.Tensor] = {}
     for key, value in components.items():
-        kind = Kind.MODULE if is_model(value) else Kind.VALUE
+        kind = _kind(key, value)
         collector = TensorCollector(Component(key, kind, None, replicated=True, rank=0, declared=Declarations()))
         trees[key] = [kind.value, _encoded(key, kind, value, collector)]
         specs += [piece.spec for piece in collector.pieces]
@@ -175,9 +175,16 @@ def _planned(components: Mapping[str, Any], source: SourceState) -> ImportPlan:
     return ImportPlan(local, global_layout([local]), trees, lambda name: source.read(live[name]))
 
 
+def _kind(key: str, value: Any) -> Kind:
+    """That of the object with which a job has it: ModelFiles of integrations/hf_files.py is none of a plain value."""
+    if is_model(value):
+        return Kind.MODULE
+    return Kind.STATEFUL if key == HF_FILES and isinstance(value, dict) and HF_FILES in value else Kind.VALUE
+
+
 def _encoded(key: str, kind: Kind, value: Any, collector: TensorCollector) -> Any:
     name_tensor = partial(collector.add, held=_HELD)
-    if kind is Kind.VALUE:
+    if kind is not Kind.MODULE:
         return encode_tree(value, path=f"{key}/", name_tensor=name_tensor)
     extras = {}
     for name, each in value.items():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from holdfast.export.hf.model_files import names_in
 from holdfast.imports.safetensors_weights import files_of
 from holdfast_client.errors import ConfigurationError
 
@@ -45,6 +46,8 @@ class Source:
     step: int
     left_out: tuple[str, ...] = ()
     """The names of the files beside it in its own folder, which are not read, such as optimizer.pt of Trainer."""
+    model_files: tuple[str, ...] = ()
+    """The names of config.json and tokenizer beside it, which are kept with it."""
 
 
 def find_sources(given: Path, step: int | None) -> list[Source]:
@@ -129,9 +132,10 @@ def _one(path: Path, step: int) -> Source | None:
                 "Name the file."
             )
         if files and (found := _one(files[0], step)) is not None:
-            read = {files[0].name, *(files_of(files[0]) if _is_index(files[0]) else ())}
+            model_files = names_in(path)
+            read = {files[0].name, *(files_of(files[0]) if _is_index(files[0]) else ()), *model_files}
             beside = sorted(each.name for each in path.iterdir() if not each.is_dir() and each.name not in read)
-            return dataclasses.replace(found, left_out=tuple(beside))
+            return dataclasses.replace(found, left_out=tuple(beside), model_files=tuple(model_files))
     if beside := sorted(each.name for each in path.iterdir() if _ending(each) and _BESIDE.match(each.name)):
         raise ConfigurationError(f"{path} has {', '.join(beside[:10])}, and no weights. Name the file if you mean it.")
     return None

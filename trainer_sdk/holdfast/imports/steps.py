@@ -11,17 +11,19 @@ unfinished one in the store.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from holdfast.distributed.ranks import Ranks
 from holdfast.export.contents import Contents, read_contents
+from holdfast.export.hf.model_files import as_component, read_names
 from holdfast.export.tensors import read_tensors
 from holdfast.imports.checkpoint_plan import Choices, ImportPlan, OnBytes, plan_import
 from holdfast.imports.dcp_source import open_dcp_folder
 from holdfast.imports.safetensors_weights import open_safetensors
-from holdfast.imports.source_state import SourceState
+from holdfast.imports.source_state import MODEL, SourceState
 from holdfast.imports.sources import Source, SourceFormat
 from holdfast.imports.torch_file import open_torch_file
 from holdfast.layout.chunk_bytes import same_bytes
@@ -29,6 +31,7 @@ from holdfast.progress import readable_bytes
 from holdfast.restore.checkpoint_reader import CheckpointSource
 from holdfast.session.session import OutcomeFile, Session
 from holdfast.settings import TrainerSettings
+from holdfast.state.components import HF_FILES
 from holdfast.state.tensors import row_major_bytes
 from holdfast_client import comparison
 from holdfast_client.chunks.workers import TransferWorkers
@@ -100,7 +103,7 @@ def _checked_bytes(source: Source, choices: Choices, run: RunName) -> int:
 
 def _plan_of(source: Source, choices: Choices) -> ImportPlan:
     with _naming(source):
-        return plan_import(_opened(source, choices.only), choices)
+        return plan_import(_with_model_files(_opened(source, choices.only), source), choices)
 
 
 @contextmanager
@@ -120,6 +123,15 @@ def _opened(source: Source, only: frozenset[str]) -> SourceState:
             return open_safetensors(source.path)
         case SourceFormat.DCP:
             return open_dcp_folder(source.path, only)
+
+
+def _with_model_files(state: SourceState, source: Source) -> SourceState:
+    """A model alone gets config.json and tokenizer beside it as a component: what was saved as a dict of several has
+    keys of its own."""
+    if not source.model_files or set(state.components) != {MODEL}:
+        return state
+    kept = as_component(read_names(source.path.parent, source.model_files))
+    return dataclasses.replace(state, components={**state.components, HF_FILES: kept})
 
 
 class _Taken(NamedTuple):
@@ -148,6 +160,7 @@ def _step_report(source: Source, plan: ImportPlan, taken: _Taken) -> dict[str, A
         "sent_bytes": taken.sent_bytes,
         "present_bytes": plan.tensor_bytes - taken.sent_bytes if taken.is_committed else 0,
         "left_out": list(source.left_out),
+        "model_files": list(source.model_files) if HF_FILES in plan.trees else [],
     }
 
 
@@ -335,5 +348,6 @@ def _told(step: dict[str, Any]) -> str:
         done = f"is committed, and what was read back is the source ({readable_bytes(step['sent_bytes'])} sent)"
     if _OPTIMIZER_OF_TRAINER in step["left_out"]:
         done += ". It has the weights alone: begin a new run from them with load_weights()"
+    kept = f" Kept with it: {', '.join(step['model_files'])}." if step["model_files"] else ""
     beside = f" Not imported: {', '.join(step['left_out'])}." if step["left_out"] else ""
-    return f"{step['source']}: step {step['step']} {done}.{beside}"
+    return f"{step['source']}: step {step['step']} {done}.{kept}{beside}"

@@ -2,6 +2,7 @@
 
 hf          Trainer of transformers: HoldfastTrainer, or HoldfastTrainerMixin before a Trainer of your own
 accelerate  training_state(accelerator): the content of accelerator.save_state(), for a Checkpointer
+hf_files    ModelFiles: config and tokenizer of a model of transformers, in its checkpoints
 lightning   HoldfastCheckpointIO for one process, HoldfastStrategyMixin for several, HoldfastCallback for both
 torchtitan  HoldfastCheckpointManager: its Config in the place of torchtitan's own
 """

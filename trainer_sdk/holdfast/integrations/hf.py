@@ -26,10 +26,11 @@ from transformers.trainer_utils import HubStrategy, get_last_checkpoint
 
 from holdfast.checkpointer import Checkpointer
 from holdfast.errors import ConfigurationError, IntegrityError, NotFound, Preempted, ServiceUnavailable, StoreProblem
+from holdfast.integrations.hf_files import ModelFiles
 from holdfast.integrations.trash import Trash
 from holdfast.restore.partial import load_weights
 from holdfast.save.job import SaveHandle
-from holdfast.state.components import capture_rng, restore_rng
+from holdfast.state.components import HF_FILES, capture_rng, restore_rng
 from holdfast_protocol.runs import parse_run
 
 log = logging.getLogger("holdfast")
@@ -65,6 +66,7 @@ class HoldfastTrainerMixin:
         self._resume: _Resume | None = None
         self._preempted: Preempted | None = None
         self._trash: Trash | None = None
+        self._files: ModelFiles | None = None
         self._epoch_is_over = self._save_is_due = False
         self._stepped: int | None = None
         self._trainer.add_callback(HoldfastCallback(self))
@@ -279,7 +281,13 @@ class HoldfastTrainerMixin:
             "optimizer": getattr(optimizer, "optimizer", optimizer),
             "lr_scheduler": trainer.lr_scheduler,
         }
-        return state if scaler is None else state | {"scaler": scaler}
+        if scaler is not None:
+            state["scaler"] = scaler
+        if saving is not None:  # no restore asks for them, so checkpoints without them can be restored
+            if self._files is None or self._files.model is not trainer.model:
+                self._files = ModelFiles(trainer.model, trainer.processing_class)
+            state[HF_FILES] = self._files
+        return state
 
     def _metrics(self) -> dict[str, float]:
         """The values that were logged at this very step: the loss, and an evaluation's."""

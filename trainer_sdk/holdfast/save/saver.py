@@ -240,7 +240,9 @@ class Saver:
             return ShardSummary(
                 components=_components(plan, state),
                 metrics=metric_values(metrics) if metrics is not None and first else None,
-                dropped_components=sorted(self._completeness.dropped) if first else [],
+                dropped_components=sorted(self._completeness.left_out(self._session.opened.components))
+                if first
+                else [],
             )
         except ValidationError as error:
             wrong = error.errors()[0]

@@ -31,6 +31,10 @@ from holdfast.state.tree import decode_tree, encode_tree
 from holdfast_protocol.checkpoints import MAX_COMPONENTS
 from holdfast_protocol.digests import canonical_bytes
 
+HF_FILES = "hf_files"
+"""The key under which a component, or a value in one, keeps config.json and tokenizer of a model of Hugging Face
+(export/hf/model_files.py). A job needs none of it."""
+
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z")
 _RANK = re.compile(r"\A@\d+")
 
