@@ -320,7 +320,8 @@ def test_a_corrupt_checkpoint_leaves_nothing_behind_and_the_one_before_is_pulled
 
 @pytest.mark.parametrize("format_", list(Format))
 def test_a_disk_that_becomes_full_is_said_clearly_and_leaves_nothing_behind(run, client, tmp_path, format_):
-    save(run, {"w": {"x": torch.randn(1_000_000)}})
+    config = torch.frombuffer(bytearray(b"{}"), dtype=torch.uint8)
+    save(run, {"w": nn.Linear(1000, 1000), "files": {"hf_files": {"config.json": config}}})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024 * 1024, hard))

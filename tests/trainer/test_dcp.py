@@ -175,7 +175,7 @@ def test_a_value_of_each_type_that_the_sdk_keeps_comes_back_through_load_and_thr
 
 
 @pytest.mark.rule("writer-is-whole")
-@pytest.mark.parametrize("format_", list(Format))
+@pytest.mark.parametrize("format_", [Format.TORCH, Format.SAFETENSORS, Format.DCP])
 def test_pull_gives_back_what_dcp_save_was_given(run, service, tmp_path, format_):
     with holdfast.Checkpointer(run) as ckpt:
         dcp.save({**assorted(), "layers": [torch.ones(2), {"w": torch.zeros(3)}]}, storage_writer=ckpt.writer(0))

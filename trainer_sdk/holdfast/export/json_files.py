@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,17 @@ def write_trees(folder: Path, contents: Contents, units: list[Unit]) -> list[str
     return written
 
 
-def write_summary(folder: Path, contents: Contents, format_name: str, files: list[str]) -> dict[str, Any]:
-    """Step, digest, metrics, components and the rest of the catalog's view, and the list of files."""
+def write_summary(
+    folder: Path, contents: Contents, format_name: str, files: list[str], ties: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Step, digest, metrics, components and the rest of the catalog's view, and the list of files. `ties`: by the names
+    in the files, if these are not the checkpoint's."""
+    tensors = contents.layout.tensors.items()
+    stored = {name: entry.alias_of for name, entry in tensors if entry.alias_of is not None}
     summary = {
         "format": format_name,
         "files": sorted(files),
-        "tied": {name: entry.alias_of for name, entry in contents.layout.tensors.items() if entry.alias_of is not None},
+        "tied": stored if ties is None else ties,
         **contents.view.model_dump(mode="json", exclude={"etag"}),
     }
     write_json(folder, "checkpoint.json", summary)

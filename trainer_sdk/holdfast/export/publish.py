@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import secrets
 import shutil
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from holdfast_client.errors import ConfigurationError, HoldfastError
+from holdfast_client.local.private_folder import try_lock
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # torch's and safetensors' writers are native code and report a full disk in words only.
@@ -21,6 +24,7 @@ _FULL_WORDS = re.compile(r"No space left|File too large|Disk quota|os error (28|
 _MOUNTS = Path("/proc/self/mountinfo")
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 _SPARE_BYTES = 16 * 1024**2
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class DiskFull(HoldfastError):  # noqa: N818  (as the tree of holdfast_client.errors)
@@ -70,13 +74,70 @@ class NotWritten(HoldfastError):  # noqa: N818  (as the tree of holdfast_client.
     remedy = "Fix that, or choose another folder or format."
 
 
+def clear_leftovers(target: Path) -> None:
+    """Removes the half-filled folders that killed pulls into `target` have left beside it on this machine. The system
+    releases a dead process's lock, so a folder without one is a dead pull's. A file system without locks keeps them."""
+    target = target.absolute()
+    left = re.compile(re.escape(_beside(target)) + "[0-9a-f]{8}")
+    with suppress(OSError):  # what cannot be listed cannot be cleared away
+        for name in filter(left.fullmatch, os.listdir(target.parent)):
+            _clear_unlocked(target.parent / name)
+
+
+def _clear_unlocked(folder: Path) -> None:
+    with suppress(OSError):
+        descriptor = os.open(folder, _FOLDER)
+        try:
+            if try_lock(descriptor):
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def _beside(target: Path) -> str:
+    """The beginning of the names beside `target`. Some file systems that machines share keep locks on one machine, so
+    each machine takes away its own only."""
+    machine = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+    return f".{target.name}.holdfast-{machine}"
+
+
+@contextmanager
+def _locked_folder(target: Path) -> Iterator[Path]:
+    """A new one beside it, which no other pull takes for a dead one's."""
+    while True:
+        folder = target.with_name(_beside(target) + secrets.token_hex(4))
+        folder.mkdir()
+        try:
+            descriptor = os.open(folder, _FOLDER)
+        except FileNotFoundError:  # another pull has cleared it away before it was locked
+            continue
+        try:
+            with suppress(OSError):  # no locks there, so nobody clears anything away
+                if not try_lock(descriptor) or not _is_at(descriptor, folder):
+                    continue
+            yield folder
+            return
+        finally:
+            os.close(descriptor)
+
+
+def _is_at(descriptor: int, folder: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), folder.stat())
+    except FileNotFoundError:
+        return False
+
+
 @contextmanager
 def published(target: Path, *, force: bool) -> Iterator[Path]:
     """An empty folder to fill; it replaces `target` when the block ends well, and is removed if not. Raises
     ConfigurationError if something has come into `target` meanwhile; not with `force`."""
     target = target.absolute()
-    beside = target.with_name(f".{target.name}.holdfast-{secrets.token_hex(4)}")
-    beside.mkdir()
+    with _locked_folder(target) as beside:
+        yield from _filled(beside, target, force=force)
+
+
+def _filled(beside: Path, target: Path, *, force: bool) -> Iterator[Path]:
     try:
         yield beside
         _sync_folder(beside)

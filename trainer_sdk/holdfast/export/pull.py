@@ -1,34 +1,46 @@
 """Pulls one checkpoint into a folder: resolve -> read documents -> fetch and verify -> write -> publish.
 
-Memory: the largest unit, once; for DCP all units, because its save writes them in one go.
+Memory: the largest unit, once; for DCP all units, because its save writes them in one go. For Hugging Face some chunks,
+whatever the size of the model: hf/weight_files.py writes each where it belongs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from enum import StrEnum
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from holdfast.export.contents import Contents, Unit, read_contents
 from holdfast.export.dcp_folder import write_dcp_folder
+from holdfast.export.hf.folder import HfChoices, plan_folder, write_folder
+from holdfast.export.hf.model_files import read_kept
 from holdfast.export.json_files import write_summary, write_trees
-from holdfast.export.publish import check_room, check_target, published
+from holdfast.export.publish import check_room, check_target, clear_leftovers, published
 from holdfast.export.safetensors_files import check_safetensors, write_safetensors_file
 from holdfast.export.state_dicts import state_dict_of
 from holdfast.export.tensors import bytes_to_read, read_tensors
 from holdfast.export.torch_files import write_torch_file
 from holdfast.progress import readable_bytes
 from holdfast.restore.checkpoint_reader import CheckpointSource
-from holdfast.state.components import Kind
+from holdfast.state.components import HF_FILES, Kind
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
-from holdfast_client.errors import ConfigurationError, HoldfastError, IntegrityError, NoRestorePoint
+from holdfast_client.errors import (
+    CheckpointCold,
+    ConfigurationError,
+    HoldfastError,
+    IntegrityError,
+    NoRestorePoint,
+    NotFound,
+)
 from holdfast_protocol.base import RunName
 from holdfast_protocol.restores import RestoreDecision, RestorePoint
 from holdfast_protocol.runs import Point
-from holdfast_protocol.states import StoreRole
+from holdfast_protocol.states import CheckpointState, StoreRole
 
 _REASONS_SHOWN = 3
 
@@ -41,6 +53,7 @@ class Format(StrEnum):
     TORCH = "torch"
     SAFETENSORS = "safetensors"
     DCP = "dcp"
+    HF = "hf"
 
 
 def pull(
@@ -51,6 +64,7 @@ def pull(
     format_: Format,
     *,
     only: Collection[str] = (),
+    hf: HfChoices | None = None,
     force: bool = False,
     on_total: OnTotal = lambda count: None,
     on_bytes: OnBytes = lambda count: None,
@@ -58,12 +72,18 @@ def pull(
 ) -> dict[str, Any]:
     """Writes the checkpoint to the folder `target` and returns the content of its `checkpoint.json`.
 
-    `only`: just these components. `on_total` gets the number of bytes to fetch, once; `on_bytes` each part of them;
-    `on_note` a sentence if a store did not answer, and the point before if this one is damaged.
-    Raises NoRestorePoint, ConfigurationError (`target`, `only`, or a dtype that the format lacks), DiskFull, and
+    `only`: just these components. `hf`: for Format.HF alone. `on_total` gets the number of bytes to fetch, once;
+    `on_bytes` each part of them; `on_note` a sentence if a store did not answer, what was done to a model for Hugging
+    Face, and the point before if this one is damaged.
+    Raises NoRestorePoint, ConfigurationError (`target`, `only`, `hf`, or a dtype that the format lacks), DiskFull, and
     IntegrityError for chunks or documents that do not match their digests.
     """
+    if hf is not None and format_ is not Format.HF:
+        raise ConfigurationError(
+            "--config, --dtype, --max-file-size, --prefix and --no-check are for --format hf. Leave them out."
+        )
     check_target(target, force=force)
+    clear_leftovers(target)
     decision = client.restores.restore_point(run.project, run.run, str(point))
     if decision.note:
         on_note(decision.note)
@@ -78,6 +98,7 @@ def pull(
             target,
             format_,
             only=only,
+            hf=hf or HfChoices(),
             force=force,
             on_total=on_total,
             on_bytes=on_bytes,
@@ -103,6 +124,7 @@ def _pull(
     format_: Format,
     *,
     only: Collection[str],
+    hf: HfChoices,
     force: bool,
     on_total: OnTotal,
     on_bytes: OnBytes,
@@ -110,6 +132,17 @@ def _pull(
 ) -> dict[str, Any]:
     with TransferWorkers() as workers, CheckpointSource(client, run, chosen, workers=workers) as source:
         contents = read_contents(source)
+        if format_ is Format.HF:
+            earlier = partial(_files_of_an_earlier, client, run, chosen, workers)
+            plan = plan_folder(source, contents, only=only, choices=hf, earlier=earlier)
+            for note in plan.notes:
+                on_note(note)
+            check_room(target, plan.bytes)
+            on_total(plan.bytes_to_fetch(contents))
+            with published(target, force=force) as folder:
+                files = write_folder(source, contents, plan, folder, on_bytes)
+                _tell_stores(source, on_note)
+                return write_summary(folder, contents, format_, files, plan.ties)
         units = _chosen_units(contents, only)
         if format_ is Format.SAFETENSORS:
             check_safetensors(contents.layout, units)
@@ -118,10 +151,34 @@ def _pull(
         with published(target, force=force) as folder:
             files = _write(source, contents, units, folder, format_=format_, on_bytes=on_bytes)
             files += write_trees(folder, contents, units)
-            for role, count in source.bytes_from.items():
-                if role is not StoreRole.PRIMARY:
-                    on_note(f"{readable_bytes(count)} were read from the {role} store.")
+            _tell_stores(source, on_note)
             return write_summary(folder, contents, format_, files)
+
+
+def _tell_stores(source: CheckpointSource, on_note: OnNote) -> None:
+    for role, count in source.bytes_from.items():
+        if role is not StoreRole.PRIMARY:
+            on_note(f"{readable_bytes(count)} were read from the {role} store.")
+
+
+def _files_of_an_earlier(
+    client: Client, run: RunName, chosen: RestorePoint, workers: TransferWorkers
+) -> tuple[int, Mapping[str, bytes]] | None:
+    """The step of the newest checkpoint before `chosen` that has the component `hf_files`, as an import of a folder of
+    Hugging Face has it, and the files in it. None if there is none, or if it cannot be read now."""
+    views = client.checkpoints.all(run.project, run.run, state=CheckpointState.COMMITTED, max_step=chosen.step)
+    with_files = [view for view in views if view.step < chosen.step and HF_FILES in view.components]
+    if not with_files:
+        return None
+    newest = max(with_files, key=attrgetter("step"))
+    try:
+        point = client.restores.restore_point(run.project, run.run, newest.id).restore_point
+        if point is None:
+            return None
+        with CheckpointSource(client, run, point, workers=workers) as source:
+            return newest.step, read_kept(source, read_contents(source))
+    except (NotFound, IntegrityError, CheckpointCold):
+        return None
 
 
 def _why_nothing(run: RunName, point: Point, decision: RestoreDecision) -> str:

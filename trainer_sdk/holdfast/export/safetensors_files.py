@@ -7,7 +7,7 @@ others to it (`{dropped: kept}`), so that load_model ties them again. Dtypes tha
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -23,14 +23,20 @@ from holdfast_protocol.index_documents import Layout
 
 def check_safetensors(layout: Layout, units: Iterable[Unit]) -> None:
     """Raises ConfigurationError naming the first tensor whose dtype the format cannot hold."""
-    known: dict[str, bool] = {}
+    first: dict[str, str] = {}
     for unit in units:
         for name in unit.tensors:
-            dtype = layout.tensors[name].dtype
-            if not known.setdefault(dtype, _can_hold(dtype)):
-                raise ConfigurationError(
-                    f"safetensors cannot hold {name!r}, which is {dtype}. Choose --format torch or --format dcp."
-                )
+            first.setdefault(layout.tensors[name].dtype, name)
+    check_dtypes(first)
+
+
+def check_dtypes(used: Mapping[str, str]) -> None:
+    """`used`: dtype -> the first tensor that has it. Raises ConfigurationError for one that the format cannot hold."""
+    for dtype, name in used.items():
+        if not _can_hold(dtype):
+            raise ConfigurationError(
+                f"safetensors cannot hold {name!r:.200}, which is {dtype}. Choose --format torch or --format dcp."
+            )
 
 
 def _can_hold(dtype: str) -> bool:
