@@ -537,7 +537,7 @@ def test_memory_does_not_grow_with_the_model(client, served, tmp_path, monkeypat
     monkeypatch.setenv("HOLDFAST_DIRECT_FILES", "false")
     config_of(llama(), tmp_path / "config")
     runs, bytes_of = [], []
-    for rows in (1500, 7000):
+    for rows in (1500, 12000):
         name = RunName("tests", f"r{uuid.uuid4().hex}")
         model = nn.Linear(3000, rows, bias=False)
         save(name, {"model": model}, create=True, chunk_sizes=sizes)
@@ -550,7 +550,7 @@ def test_memory_does_not_grow_with_the_model(client, served, tmp_path, monkeypat
     assert ours.poll(120)
     small, large = ours.recv()
     process.join(60)
-    assert large - small < bytes_of[1] / 4, (small, large)
+    assert large - small < bytes_of[1] / 3, (small, large)
     found = load_file(tmp_path / "1" / "model.safetensors")["weight"]
     assert torch.equal(found, model.weight.detach().bfloat16())
 
