@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast.staging.copy import Copier, Copy, Copying
+from holdfast.state.before_step import BeforeStep, is_being_captured
 from holdfast.state.tensors import TensorPiece
 from holdfast_client.chunks.workers import WorkerThreads
 
@@ -192,10 +190,7 @@ class Overlap:
         self._on_trial: list[_Noted] = []
         """Copied by the last save before it returned."""
         self._steps_are_captured = False
-        self._process_id = os.getpid()
-        # Not for the compiler: it would trace into locks. A compiled step calls the hook between two graphs.
-        hook = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
-        self._hook = register_optimizer_step_pre_hook(hook)
+        self._hook = BeforeStep(self._before_step)
 
     def takes(self, piece: TensorPiece) -> bool:
         """Whether the piece can be copied beside training: nothing wrote to it between an earlier save and the step
@@ -258,11 +253,8 @@ class Overlap:
         if self._late is None or self._late.wait(0):
             self._hook.remove()
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if os.getpid() != self._process_id:
-            return  # a fork has its own memory, and no thread that copies
-        uses_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        if uses_cuda and torch.cuda.is_current_stream_capturing():
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if is_being_captured():
             if not self._steps_are_captured:
                 self._steps_are_captured = True
                 log.warning(

@@ -1,0 +1,35 @@
+"""torch's hook before the steps of all optimizers, for what must be over before one may write: the copies of a save
+(staging/overlap.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+
+class BeforeStep:
+    """Calls `act(optimizer)` before each step of any torch optimizer, on the thread of the step, until remove()."""
+
+    def __init__(self, act: Callable[[torch.optim.Optimizer], None]) -> None:
+        self._act = act
+        self._process_id = os.getpid()
+        # Not for the compiler: it would trace into locks. A compiled step calls the hook between two graphs.
+        hook = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
+        self._hook = register_optimizer_step_pre_hook(hook)
+
+    def remove(self) -> None:
+        self._hook.remove()
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if os.getpid() == self._process_id:  # a fork has its own memory, and none of our threads
+            self._act(optimizer)
+
+
+def is_being_captured() -> bool:
+    """Whether the step becomes part of a CUDA graph, which is replayed without a call of the hook."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
