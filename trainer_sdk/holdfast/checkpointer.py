@@ -163,7 +163,9 @@ class Checkpointer:
         ask, as often as it likes."""
         return self.parts.progress.read()
 
-    def restore(self, state: dict[str, Any], at: str | None = None, *, skip_diverged: bool = True) -> int:
+    def restore(
+        self, state: dict[str, Any], at: str | None = None, *, skip_diverged: bool = True, stream: bool = False
+    ) -> int:
         """Loads the newest restore point into `state`, and returns the next step to run. Call it on every rank.
 
         It returns 0, and touches nothing, only if the service says that nothing was ever committed in this run. If a
@@ -173,12 +175,27 @@ class Checkpointer:
         With `at` (`"1200"`, `"best:loss"`, a checkpoint's id) it loads exactly that one or raises. The run goes on from
         there, and later checkpoints are never its latest again. `skip_diverged=False` accepts a diverged checkpoint.
 
+        `stream=True` returns when the model is there, and all else but the tensors that torch optimizers keep for their
+        parameters. Those arrive while the first batch runs. The first step of any optimizer waits until they were
+        verified on all ranks, and the log says how long. So does every other use of an optimizer's state, and step(),
+        save() and writer(). If they are damaged, that step raises RestoreFault on all ranks before anything is trained:
+        call restore(state) again, which takes the checkpoint before, and begin the loop at the step that it returns.
+        After any other error no step of an optimizer is taken until a restore has ended well.
+
         Raises on every rank or on none: NoRestorePoint, IntegrityError, StateMismatchError, ServiceUnavailable, ….
         ReadsWrongHere if the service can read the checkpoint and one rank's machine cannot: no older one is loaded.
         Bytes arrive in the tensors while they are hashed: after an error the state may hold parts of a checkpoint. The
         exception says so, and nothing is saved until a restore has ended well.
         """
-        return self._loading.restore(state, at, skip_diverged=skip_diverged)
+        return self._loading.restore(state, at, skip_diverged=skip_diverged, stream=stream)
+
+    def wait_for_rest(self) -> float:
+        """Waits until all of a `restore(…, stream=True)` is there, on all ranks. Returns the seconds that training has
+        waited for that in all: 0.0 if it was there in time, and without `stream`. Not a collective.
+
+        Raises what the first step would: RestoreFault on all ranks if the rest is damaged."""
+        self.parts.rest.settle()
+        return self.parts.rest.waited_seconds
 
     def rollback(
         self,
@@ -299,6 +316,7 @@ class Checkpointer:
         atexit.unregister(self._close_at_exit)
         began = time.monotonic()
         in_order = outcome is not AttemptOutcome.FAILED
+        self.parts.rest.close()
         if in_order:
             self.parts.preemption.closing()
         if outcome is AttemptOutcome.FINISHED:
@@ -378,6 +396,7 @@ class Checkpointer:
                 "This save comes too late: its Checkpointer is closed, or was made by the process that this one was "
                 "forked from. No thread would upload it. Save before close() or the end of the `with` block."
             )
+        self.parts.rest.settle()
         try:
             handle = self.parts.saver.save(step, state, metrics, kind, wait=due is not Due.BY_INTERVAL)
             self.parts.schedule.saved(metrics, handle, due)
@@ -392,6 +411,7 @@ class Checkpointer:
         self.parts.session.progress.ran(step)
         self.parts.session.curve.take(step, metrics)
         if not self.parts.session.may_save:
+            self.parts.rest.settle()
             self.parts.session.ready_to_save()
         self.parts.judge.observe(step, metrics)
         return last

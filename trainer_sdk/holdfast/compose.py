@@ -21,6 +21,7 @@ from holdfast.preemption.watch import PreemptionWatch
 from holdfast.progress import ProgressBoard
 from holdfast.restore.checkpoint_reader import HostSharing
 from holdfast.restore.restorer import Restorer
+from holdfast.restore.streamed_rest import RestGate
 from holdfast.save.job import SaveStats
 from holdfast.save.pipeline import SavePipeline
 from holdfast.save.saver import Saver, window_bytes
@@ -60,6 +61,7 @@ class Parts:
     pipeline: SavePipeline
     judge: HealthJudge
     saver: Saver
+    rest: RestGate
     restorer: Restorer
     rollback: Rollback
     schedule: Schedule
@@ -149,12 +151,14 @@ def compose(
         overlap=overlap,
         helpers=workers.keeping,
     )
+    rest = RestGate(session, waiting=session.progress.restoring)
     restorer = Restorer(
         session,
         workers,
         declared=declared,
         sharing=HostSharing(ranks, settings, local=tier.folder if tier else None),
         progress=progress,
+        rest=rest,
     )
     schedule = Schedule(
         policy,
@@ -182,6 +186,7 @@ def compose(
         pipeline=pipeline,
         judge=judge,
         saver=saver,
+        rest=rest,
         restorer=restorer,
         rollback=Rollback(session, pipeline, restorer),
         schedule=schedule,

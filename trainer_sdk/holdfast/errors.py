@@ -10,6 +10,7 @@ HoldfastError (holdfast_client.errors draws the whole tree)
 ├── NotRestored       a save was asked for before restore() in a run that has checkpoints
 ├── IntegrityError
 │   └── TreeFormatError   a document of the checkpoint is malformed
+├── RestoreFault      the rest of a streamed restore is damaged: restore() takes the checkpoint before, on all ranks
 ├── RankLost          a rank has ended, hangs, or cannot be reached
 └── RanksDisagree     the ranks did not call the same thing in the same order
 StateError            the user's state is at fault
@@ -108,6 +109,7 @@ __all__ = [
     "RankLost",
     "RanksDisagree",
     "ReadsWrongHere",
+    "RestoreFault",
     "RunNotFound",
     "SaveDeclined",
     "SaveFailed",
@@ -144,6 +146,20 @@ class SaveDeclined(HoldfastError):
 class NotRestored(HoldfastError):
     code = "not_restored"
     remedy = "Call restore(state) before the first step; to begin from nothing, choose the name of a new run."
+
+
+class RestoreFault(HoldfastError):
+    """`step`: of the checkpoint that was left. No step of an optimizer was taken with it, on any rank."""
+
+    code = "restore_fault"
+    remedy = (
+        "Call restore(state) again on every rank, and begin the loop at the step that it returns: it takes the "
+        "checkpoint before."
+    )
+
+    def __init__(self, message: str, *, step: int) -> None:
+        super().__init__(message)
+        self.step = step
 
 
 class MissingComponent(HoldfastError):

@@ -37,6 +37,7 @@ class OwnSaves:
         from holdfast.dcp.writer import HoldfastWriter
 
         session = self._parts.session
+        self._parts.rest.settle()
         session.open()
         if not session.is_half_restored:  # else maybe this rank alone is, and the writer tells the others
             session.ready_to_save()
@@ -60,6 +61,7 @@ class OwnSaves:
         last = self._parts.session.progress.step
         self._parts.session.progress.ran(step)
         if not self._parts.session.may_save:
+            self._parts.rest.settle()
             self._parts.session.ready_to_save()
         ask = self._parts.agreement.due(step)
         if ask is Ask.PREEMPT:

@@ -22,7 +22,7 @@ from holdfast.dcp.metadata import dcp_metadata, decode_value, saved_dcp, values_
 from holdfast.errors import ConfigurationError
 from holdfast.layout.reshard import StoredPieces, WantedPiece
 from holdfast.restore.checkpoint_reader import CheckpointSource
-from holdfast.restore.restorer import read_documents
+from holdfast.restore.shared_documents import read_documents
 from holdfast.session.session import Session
 from holdfast.state.destinations import Arrivals, in_place
 from holdfast_client.chunks.workers import TransferWorkers

@@ -81,15 +81,15 @@ class KeyValueStore(Protocol):
 
 
 @dataclass(frozen=True)
-class _Failure:
-    """An exception in a form that can be sent to another rank, whatever its constructor takes."""
+class Failure:
+    """An exception in a form that can be sent to another rank by pickle, whatever its constructor takes."""
 
     kind: type[Exception]
     message: str
     facts: dict[str, Any]
 
     @classmethod
-    def of(cls, error: Exception) -> _Failure:
+    def of(cls, error: Exception) -> Failure:
         facts = {name: value for name, value in vars(error).items() if not name.startswith("__")}
         failure = cls(type(error), str(error), facts)
         try:
@@ -105,7 +105,7 @@ class _Failure:
 @dataclass(frozen=True)
 class _Outcome(Generic[T]):
     value: T | None
-    failure: _Failure | None
+    failure: Failure | None
 
 
 class Ranks:
@@ -178,7 +178,7 @@ class Ranks:
             outcome: _Outcome[T] = _Outcome(work(), None)
             own: Exception | None = None
         except Exception as error:  # the others must hear of any failure, or they wait for this rank
-            outcome, own = _Outcome(None, _Failure.of(error)), error
+            outcome, own = _Outcome(None, Failure.of(error)), error
         results: list[Any] = []
         for rank, other in enumerate(self.gather(outcome)):
             if other.failure is not None:
@@ -196,7 +196,7 @@ class Ranks:
             try:
                 box = [_Outcome(work(), None)]
             except Exception as error:  # the others wait for any answer
-                box, own = [_Outcome(None, _Failure.of(error))], error
+                box, own = [_Outcome(None, Failure.of(error))], error
         self._collective(lambda: dist.broadcast_object_list(box, src=0, group=self._group))
         if own is not None:
             raise own

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,14 @@ from holdfast_client.chunks.documents import CheckpointDocuments, ChunkLists
 from holdfast_client.chunks.host_chunks import HostChunks
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
-from holdfast_client.errors import HoldfastError
+from holdfast_client.errors import (
+    CheckpointCold,
+    CheckpointNotFound,
+    ChunkGone,
+    ChunkNotFound,
+    HoldfastError,
+    IntegrityError,
+)
 from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.local.private_folder import job_folder_in_use, new_job_folder
 from holdfast_protocol.base import RunName
@@ -30,6 +37,9 @@ from holdfast_protocol.restores import RestorePoint
 from holdfast_protocol.states import StoreRole
 
 log = logging.getLogger("holdfast")
+
+DAMAGED = (IntegrityError, ChunkGone, ChunkNotFound, CheckpointNotFound, CheckpointCold)
+"""The checkpoint is at fault, so an earlier one may do. Any other error would also meet the earlier one."""
 
 DEFAULT_CACHE_BYTES = 16 * 1024**3
 PART_OF_FREE_DISK = 4
@@ -127,6 +137,20 @@ class HostSharing:
         return folder
 
 
+def part_reads(reads: ReadPlan, chunks: ChunkLists, late: Collection[str]) -> tuple[ReadPlan, ReadPlan]:
+    """The chunks with any tensor that is not `late`, and those with none. Chunks of equal bytes are read at once."""
+    first_digests = {
+        chunks[rank][ordinal]
+        for (rank, ordinal), of_chunk in reads.by_chunk.items()
+        if any(read.name not in late for read in of_chunk)
+    }
+    first: dict[tuple[int, int], tuple[Read, ...]] = {}
+    rest: dict[tuple[int, int], tuple[Read, ...]] = {}
+    for (rank, ordinal), of_chunk in reads.by_chunk.items():
+        (first if chunks[rank][ordinal] in first_digests else rest)[rank, ordinal] = of_chunk
+    return ReadPlan(first), ReadPlan(rest)
+
+
 def chunk_sizes(reads: ReadPlan, layout: Layout, chunks: ChunkLists) -> dict[str, int]:
     """Digest -> bytes of each chunk that is read, as the layout says."""
     return {chunks[rank][ordinal]: layout.shards[rank].chunks[ordinal] for rank, ordinal in reads.by_chunk}
@@ -169,8 +193,8 @@ class CheckpointSource(CheckpointDocuments):
         the number of bytes read. A chunk that is one run of host memory arrives there directly; others are copied from
         one buffer per thread. The contents are unproven until this returns: it checks every digest.
 
-        `shared`: from `HostSharing`. `on_bytes` is called on the transfer threads with the bytes of each verified
-        chunk.
+        `shared`: from `HostSharing`, for these reads and others. `on_bytes` is called on the transfer threads with the
+        bytes of each verified chunk.
         """
         by_digest: dict[str, list[Read]] = defaultdict(list)
         for (rank, ordinal), of_chunk in reads.by_chunk.items():
@@ -196,8 +220,13 @@ class CheckpointSource(CheckpointDocuments):
         if shared is None:
             self._fetcher.fetch(by_digest, receive, in_place, sizes=sizes)
         else:
-            self._fetcher.fetch(shared.order, receive, in_place, shared.host, sizes=sizes)
+            order = [digest for digest in shared.order if digest in by_digest]
+            self._fetcher.fetch(order, receive, in_place, shared.host, sizes=sizes)
         return sum(fetched)
+
+    def stop(self) -> None:
+        """From any thread: reading ends with TransferStopped, within a block or a socket's time-out."""
+        self._fetcher.stop()
 
     @property
     def bytes_from(self) -> dict[StoreRole, int]:

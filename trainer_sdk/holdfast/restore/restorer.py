@@ -1,5 +1,7 @@
 """The way back: choose the point -> read documents -> plan -> fetch and verify -> all ranks agree -> apply -> RNG.
 
+With `stream`, the state of optimizers is left to streamed_rest.py, and "all" below means all else.
+
 Bytes arrive in the live tensors while they are hashed, wherever these can take them. No rank returns until every byte
 of every rank was verified and all ranks said so; values that are no tensors, and RNG, come after that. If a checkpoint
 turns out to be damaged, all ranks together take the one before it, which overwrites all of it. If none is left, the
@@ -12,29 +14,31 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from holdfast.distributed.ranks import Ranks
-from holdfast.errors import (
-    CheckpointNotFound,
-    ChunkGone,
-    ConfigurationError,
-    IntegrityError,
-    NoRestorePoint,
-)
-from holdfast.layout.reshard import ReadPlan, plan_reads
+from holdfast.distributed.background_verdict import BackgroundVerdict
+from holdfast.errors import ConfigurationError, NoRestorePoint, RanksDisagree
+from holdfast.layout.reshard import ReadPlan, Room, plan_reads
 from holdfast.progress import Phase, Progress, ProgressBoard, readable_bytes, readable_seconds
-from holdfast.restore.checkpoint_reader import CheckpointSource, HostSharing, chunk_sizes
+from holdfast.restore.checkpoint_reader import (
+    DAMAGED,
+    CheckpointSource,
+    HostSharing,
+    SharedReads,
+    chunk_sizes,
+    part_reads,
+)
+from holdfast.restore.shared_documents import CheckpointDocuments, read_documents
+from holdfast.restore.streamed_rest import NOT_TO_BE_TRAINED_ON, Rest, RestGate
 from holdfast.session.environment import differences
 from holdfast.session.session import Session
-from holdfast.state.components import Declarations, derive_cuda_rng, derive_rng, generators_alike, restore_rng
+from holdfast.state.components import Declarations, derive_cuda_rng, derive_rng, restore_rng
 from holdfast.state.destinations import Arrivals
-from holdfast.state.load import LoadPlan, StoredState, plan_load
+from holdfast.state.load import LoadPlan, plan_load
+from holdfast.state.on_device import OnDevice
 from holdfast_client.chunks.workers import TransferWorkers
-from holdfast_client.errors import CheckpointCold, ChunkNotFound
-from holdfast_protocol.checkpoints import Manifest
-from holdfast_protocol.index_documents import Layout, ShardIndex
 from holdfast_protocol.restores import RestoreDecision, RestorePoint, Skipped
 from holdfast_protocol.runs import SelectorError, parse_point
 from holdfast_protocol.states import StoreRole
@@ -43,76 +47,6 @@ from holdfast_protocol.text import counted
 if TYPE_CHECKING:
     from holdfast.compose import Parts
     from holdfast.dcp.reader import HoldfastReader
-
-
-@dataclass(frozen=True)
-class CheckpointDocuments:
-    """Facts of a checkpoint that every rank needs before it reads tensors; read once and shared between the ranks.
-
-    Rank 0 reads manifest, layout and its index, and sends them to all. Other indexes and the chunk lists are divided:
-    each rank reads its share. The ranks exchange the lists and, on another world size, the indexes. So N ranks make N
-    requests, not N times N (rule one-layout-per-plan)."""
-
-    manifest: Manifest
-    stored: StoredState
-    chunks: Mapping[int, Sequence[str]]
-    """Stored rank -> the digests of its chunks, by ordinal."""
-    rng: Any
-    """This rank's random number generators; None on another world size, because no rank's fit."""
-    alike: frozenset[str]
-    """On another world size: the generators whose states were equal on all ranks."""
-
-    @property
-    def layout(self) -> Layout:
-        return self.stored.layout
-
-
-def read_documents(ranks: Ranks, source: CheckpointSource, *, rank_trees: bool) -> CheckpointDocuments:
-    """Collective. All ranks get the same documents (except `rng`), or all raise the error of the lowest failing rank.
-
-    `rank_trees`: also each rank's own values; without it only those that all ranks share.
-    """
-    manifest, layout_bytes, first_index = ranks.from_first(lambda: _read_first(source))
-    layout = source.layout(manifest, layout_bytes)
-    same_world = layout.world_size == ranks.world_size
-    mine = range(ranks.rank, layout.world_size, ranks.world_size)
-    own: dict[int, ShardIndex] = {}
-
-    def read_share() -> tuple[dict[int, list[str]], dict[int, ShardIndex]]:
-        # Rank 0's index came with the layout. The indexes before the chunk lists, which may come along with them.
-        others = [rank for rank in mine if rank != 0]
-        read = source.indexes(manifest, others) if rank_trees and others else {}
-        own.update(read)
-        # Here, where every rank hears of it: a rank that leaves alone meets the others in another collective.
-        for index in (first_index, *read.values()):
-            if index.layout_digest != layout.digest:
-                raise IntegrityError(f"The index of rank {index.rank} in {source.checkpoint_id} names another layout")
-        return {rank: source.chunk_list(manifest, layout, rank) for rank in mine}, {} if same_world else read
-
-    shares = ranks.together(read_share)
-    chunks = {rank: digests for share in shares for rank, digests in share[0].items()}
-    indexes = own if same_world else {rank: index for share in shares for rank, index in share[1].items()}
-    if rank_trees and (ranks.is_first or not same_world):
-        indexes[0] = first_index
-    return CheckpointDocuments(
-        manifest=manifest,
-        stored=StoredState(
-            layout=layout,
-            replicated_trees=first_index.replicated_trees,
-            rank_trees={rank: index.trees for rank, index in indexes.items()},
-        ),
-        chunks=chunks,
-        rng=indexes[ranks.rank].rng if rank_trees and same_world else None,
-        alike=generators_alike([indexes[rank].rng for rank in range(layout.world_size)])
-        if rank_trees and not same_world
-        else frozenset(),
-    )
-
-
-def _read_first(source: CheckpointSource) -> tuple[Manifest, bytes, ShardIndex]:
-    manifest = source.manifest()
-    layout, index = source.first_documents(manifest)
-    return manifest, layout, index
 
 
 log = logging.getLogger("holdfast")
@@ -132,20 +66,25 @@ def tell_differences(session: Session, decision: RestoreDecision, written_by: in
         log.warning("since attempt %d, which saved this, %s", written_by, difference)
 
 
-DAMAGED = (IntegrityError, ChunkGone, ChunkNotFound, CheckpointNotFound, CheckpointCold)
-"""The checkpoint is at fault, so an earlier one may do. Any other error would also meet the earlier one."""
-
-_NOT_TO_BE_TRAINED_ON = (
-    "The state holds parts of a checkpoint that could not be restored: do not train on it. Build it again, or restore "
-    "another point."
-)
-
-
 @dataclass(frozen=True)
 class _Planned:
     plan: LoadPlan
     reads: ReadPlan
     arrivals: Arrivals
+    late: frozenset[str]
+    """The tensors that can arrive after restore() has returned."""
+    streams: bool
+    """Some rank has any such: the same on all ranks."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """How a point is loaded."""
+
+    rollback: bool
+    is_named: bool = False
+    declared: Declarations | None = None
+    stream: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,6 +96,33 @@ class _Read:
     from_stores: dict[StoreRole, int]
 
 
+class _Reading:
+    """One rank's reading of one checkpoint, in one part or two."""
+
+    def __init__(
+        self,
+        source: CheckpointSource,
+        documents: CheckpointDocuments,
+        planned: _Planned,
+        shared: SharedReads | None,
+    ) -> None:
+        self.source = source
+        self.documents = documents
+        self.planned = planned
+        self.shared = shared
+        self.rooms: Mapping[str, Room] = {}
+
+    def begin(self) -> None:
+        self.rooms = self.planned.arrivals.rooms()
+
+    def release(self) -> None:
+        """All but the rest has arrived. The rest is read while training goes on."""
+        self.rooms = {name: room for name, room in self.rooms.items() if name in self.planned.late}
+        for room in self.rooms.values():
+            if isinstance(room, OnDevice):
+                room.leave_training_alone()
+
+
 class Restorer:
     def __init__(
         self,
@@ -166,22 +132,27 @@ class Restorer:
         declared: Declarations,
         sharing: HostSharing,
         progress: ProgressBoard,
+        rest: RestGate,
     ) -> None:
         self._session = session
+        self._rest = rest
         self._sharing = sharing
         self._progress = progress
         self._ranks = session.ranks
         self._workers = workers
         self._declared = declared
 
-    def restore(self, state: dict[str, Any], at: str | None, *, skip_diverged: bool = True) -> int:
+    def restore(
+        self, state: dict[str, Any], at: str | None, *, skip_diverged: bool = True, stream: bool = False
+    ) -> int:
         """Collective. The next step to run: 0 only if the service says that nothing was ever committed. After a rebuild
         of its catalog it may not know that, and raises CommitsUnknown until a person has confirmed it.
 
         `at` names one point, which is restored or raises; without it the newest that all ranks can read is taken.
-        The error says so if the state is no longer what it was.
+        The error says so if the state is no longer what it was. `stream`: the state of optimizers may come later, to
+        the RestGate.
         """
-        return self._restoring(lambda: self._restore(state, at, skip_diverged=skip_diverged))
+        return self._restoring(lambda: self._restore(state, at, skip_diverged=skip_diverged, stream=stream))
 
     def go_back(self, state: dict[str, Any], before_step: int | None, keep: frozenset[str]) -> int:
         """Collective, in a new attempt: loads the newest healthy point below `before_step`, without the components of
@@ -194,24 +165,29 @@ class Restorer:
                 start = work()
         except BaseException as error:
             if self._session.is_half_restored and not isinstance(error, NoRestorePoint):
-                error.add_note(_NOT_TO_BE_TRAINED_ON)
+                error.add_note(NOT_TO_BE_TRAINED_ON)
             raise
         self._session.progress.goes_on_from(start)
         return start
 
-    def _restore(self, state: dict[str, Any], at: str | None, *, skip_diverged: bool) -> int:
+    def _restore(self, state: dict[str, Any], at: str | None, *, skip_diverged: bool, stream: bool) -> int:
         # One rank alone may be half restored, by a dcp.load that broke there: all ranks refuse, or none.
         if at is not None and any(self._ranks.gather(self._session.may_save)):
             raise ConfigurationError(
                 f"restore(at={at!r}) comes too late: this job has begun already. rollback(state, before=…) goes back "
                 "in a running job; or launch it again."
             )
-        decision = self._decide(at, skip_diverged=skip_diverged)
+        if at is None and self._rest.before_step is not None:
+            decision = self._before(self._rest.before_step, skip_diverged=skip_diverged)
+        else:
+            decision = self._decide(at, skip_diverged=skip_diverged)
         if at is not None and decision.restore_point is not None:
-            return self._restore_point(state, decision, decision.restore_point, rollback=True)
+            named = _Asked(rollback=True, is_named=True, stream=stream)
+            return self._restore_point(state, decision, decision.restore_point, named)
+        newest = _Asked(rollback=False, stream=stream)
         loaded, decision = self._newest_readable(
             decision,
-            lambda chosen, point: self._restore_point(state, chosen, point, rollback=False),
+            lambda chosen, point: self._restore_point(state, chosen, point, newest),
             skip_diverged=skip_diverged,
         )
         if loaded is not None:
@@ -225,10 +201,9 @@ class Restorer:
 
     def _go_back(self, state: dict[str, Any], before_step: int | None, keep: frozenset[str]) -> int:
         wanted = {key: value for key, value in state.items() if key not in keep}
-        declared = self._declared.without(keep)
+        asked = _Asked(rollback=True, declared=self._declared.without(keep))
         start, decision = self._newest_readable(
-            self._before(before_step),
-            lambda chosen, point: self._restore_point(wanted, chosen, point, rollback=True, declared=declared),
+            self._before(before_step), lambda chosen, point: self._restore_point(wanted, chosen, point, asked)
         )
         if start is None:
             raise self._nothing_left(decision, None)
@@ -294,32 +269,55 @@ class Restorer:
         )
 
     def _restore_point(
-        self,
-        state: dict[str, Any],
-        decision: RestoreDecision,
-        point: RestorePoint,
-        *,
-        rollback: bool,
-        declared: Declarations | None = None,
+        self, state: dict[str, Any], decision: RestoreDecision, point: RestorePoint, asked: _Asked
     ) -> int:
         began = time.monotonic()
-        with CheckpointSource(
-            self._session.client, self._session.run, point, workers=self._workers, local=self._sharing.local
-        ) as source:
+        verdicts: list[BackgroundVerdict] = []
+        with ExitStack() as held:
+            source = held.enter_context(
+                CheckpointSource(
+                    self._session.client, self._session.run, point, workers=self._workers, local=self._sharing.local
+                )
+            )
             documents = read_documents(self._ranks, source, rank_trees=True)
-            planned = self._plan_on_all(state, documents, declared or self._declared)
-            try:
-                read = self._read_on_all(source, planned, documents, point.step)
-                self._session.begin_to_restore()
-                other_devices = any(self._ranks.together(lambda: self._apply(planned, documents, point.step)))
-            finally:
-                planned.arrivals.let_go()
-        self._ranks.from_first(lambda: self._session.restored_from(point.checkpoint_id, rollback=rollback))
-        self._session.has_whole_state()
+            planned = self._plan_on_all(state, documents, asked)
+            held.callback(planned.arrivals.let_go)
+            # No rank leaves until all have read, because the folder that they share is deleted with the block.
+            with ExitStack() as sharing:
+                shared = sharing.enter_context(self._sharing.of(planned.reads, documents.chunks))
+                reading = _Reading(source, documents, planned, shared)
+                first, rest = part_reads(planned.reads, documents.chunks, planned.late)
+
+                def read_first() -> _Read:
+                    reading.begin()
+                    return self._read(reading, first, point.step)
+
+                read = self._ranks.together(read_first)
+                if planned.streams:
+                    held.push(sharing.pop_all())
+
+            def apply() -> bool:
+                reading.release()
+                if not planned.streams:
+                    planned.plan.apply(planned.arrivals)
+                else:
+                    planned.plan.apply_first(planned.arrivals)
+                    verdicts.append(self._rest.verdict())
+                return self._restore_rng(documents, point.step)
+
+            self._session.begin_to_restore()
+            other_devices = any(self._ranks.together(apply))
+            if planned.streams:
+                coming = self._rest_of(reading, rest, state=state, point=point, asked=asked, held=held.pop_all())
+                self._rest.begin(coming, *verdicts)
+        if not planned.streams:
+            self._ranks.from_first(lambda: self._session.restored_from(point.checkpoint_id, rollback=asked.rollback))
+            self._session.has_whole_state()
+            self._rest.before_step = None
         if self._ranks.is_first:
             tell_differences(self._session, decision, point.attempt)
             log.info(
-                "resumed %s from step %d%s: %s read and verified%s%s in %.1f s%s",
+                "resumed %s from step %d%s: %s read and verified%s%s in %.1f s%s%s",
                 self._session.run,
                 point.step,
                 self._derived_anew(documents, other_devices=other_devices),
@@ -327,33 +325,49 @@ class Restorer:
                 _from_hosts(sum(each.from_host_bytes for each in read)),
                 _from_others(each.from_stores for each in read),
                 time.monotonic() - began,
+                "; the state of optimizers is still read, and their first step waits for it" if planned.streams else "",
                 _newer(decision.skipped),
             )
             _tell_parted(planned.plan.wants.parted)
         return point.step + 1
 
-    def _read_on_all(
-        self, source: CheckpointSource, planned: _Planned, documents: CheckpointDocuments, step: int
-    ) -> list[_Read]:
-        sizes = chunk_sizes(planned.reads, documents.layout, documents.chunks)
-        with (
-            self._sharing.of(planned.reads, documents.chunks) as shared,
-            self._progress.under_way(Phase.RESTORING, step, sum(sizes.values())) as meter,
-        ):
+    def _rest_of(
+        self,
+        reading: _Reading,
+        reads: ReadPlan,
+        *,
+        state: dict[str, Any],
+        point: RestorePoint,
+        asked: _Asked,
+        held: ExitStack,
+    ) -> Rest:
+        return Rest(
+            run=str(self._session.run),
+            step=point.step,
+            is_named=asked.is_named,
+            state=state,
+            slots=reading.planned.plan.late,
+            arrivals=reading.planned.arrivals,
+            read=lambda: self._read(reading, reads, point.step).bytes,
+            stop_reading=reading.source.stop,
+            tell=lambda: self._session.tell_restored(point.checkpoint_id, rollback=asked.rollback),
+            held=held,
+        )
 
-            def read() -> _Read:
-                count = source.read(
-                    planned.reads,
-                    documents.layout,
-                    documents.chunks,
-                    planned.arrivals.rooms(),
-                    shared=shared,
-                    on_bytes=lambda count: self._say_progress(meter.advance(count)),
-                )
-                return _Read(count, 0 if shared is None else shared.host.taken_bytes, source.bytes_from)
-
-            # No rank leaves until all have read, because the folder that they share is deleted with the block.
-            return self._ranks.together(read)
+    def _read(self, reading: _Reading, reads: ReadPlan, step: int) -> _Read:
+        """This rank's part, verified."""
+        source, documents, shared = reading.source, reading.documents, reading.shared
+        sizes = chunk_sizes(reads, documents.layout, documents.chunks)
+        with self._progress.under_way(Phase.RESTORING, step, sum(sizes.values())) as meter:
+            count = source.read(
+                reads,
+                documents.layout,
+                documents.chunks,
+                reading.rooms,
+                shared=shared,
+                on_bytes=lambda count: self._say_progress(meter.advance(count)),
+            )
+        return _Read(count, 0 if shared is None else shared.host.taken_bytes, source.bytes_from)
 
     def _say_progress(self, progress: Progress | None) -> None:
         if progress is not None and self._ranks.is_first:
@@ -367,33 +381,39 @@ class Restorer:
                 readable_seconds(progress.seconds_left),
             )
 
-    def _plan_on_all(self, state: dict[str, Any], documents: CheckpointDocuments, declared: Declarations) -> _Planned:
+    def _plan_on_all(self, state: dict[str, Any], documents: CheckpointDocuments, asked: _Asked) -> _Planned:
         """This rank's reads, and where their bytes arrive. If one rank refuses, no rank's state has changed."""
         planned: list[_Planned] = []
 
-        def plan() -> bool:
-            planned.append(self._plan(state, documents, declared))
-            return planned[0].arrivals.touch_live_tensors
+        def plan() -> tuple[bool, bool, bool]:
+            planned.append(self._plan(state, documents, asked))
+            _, rest = part_reads(planned[0].reads, documents.chunks, planned[0].late)
+            return planned[0].arrivals.touch_live_tensors, bool(rest.by_chunk), asked.stream
 
-        if any(self._ranks.together(plan)):
+        told = self._ranks.together(plan)
+        if len({stream for _, _, stream in told}) > 1:
+            raise RanksDisagree("One rank restores with stream=True, and another without it")
+        if any(touch for touch, _, _ in told):
             self._session.begin_to_restore()
-        return planned[0]
+        if any(has_rest for _, has_rest, _ in told):
+            return replace(planned[0], streams=True)
+        return replace(planned[0], late=frozenset())
 
-    def _plan(self, state: dict[str, Any], documents: CheckpointDocuments, declared: Declarations) -> _Planned:
+    def _plan(self, state: dict[str, Any], documents: CheckpointDocuments, asked: _Asked) -> _Planned:
         plan = plan_load(
             state,
             documents.stored,
             rank=self._ranks.rank,
             world_size=self._ranks.world_size,
-            declared=declared,
+            declared=asked.declared or self._declared,
+            stream=asked.stream,
         )
         reads = plan_reads(documents.layout, plan.wanted, prefer_rank=self._ranks.rank)
-        return _Planned(plan, reads, plan.arrivals(into_live=True))
+        return _Planned(plan, reads, plan.arrivals(into_live=True), plan.late_names, streams=False)
 
-    def _apply(self, planned: _Planned, documents: CheckpointDocuments, step: int) -> bool:
-        """Returns whether this process sees another number of CUDA devices than the one that saved."""
-        planned.plan.apply(planned.arrivals)
-        # Last, because loading draws random numbers too.
+    def _restore_rng(self, documents: CheckpointDocuments, step: int) -> bool:
+        """Last, because loading draws random numbers too. Returns whether this process sees another number of CUDA
+        devices than the one that saved."""
         place = str(self._session.run), step, self._ranks.rank
         if documents.layout.world_size != self._ranks.world_size:
             derive_rng(*place, alike=documents.alike)
@@ -421,7 +441,7 @@ class Restorer:
     def _nothing_left(self, decision: RestoreDecision, at: str | None) -> NoRestorePoint:
         what = f"{self._session.run} has no restore point" + (f" {at!r}" if at else "")
         half = self._session.is_half_restored
-        consequence = f". {_NOT_TO_BE_TRAINED_ON}" if half else ", so nothing was loaded."
+        consequence = f". {NOT_TO_BE_TRAINED_ON}" if half else ", so nothing was loaded."
         reasons = " ".join(passed.detail for passed in decision.skipped[:3])
         return NoRestorePoint(
             f"{what}{consequence} {reasons} `holdfast checkpoints list {self._session.run}` lists what there is; "
@@ -468,10 +488,15 @@ class Loading:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    def restore(self, state: dict[str, Any], at: str | None = None, *, skip_diverged: bool = True) -> int:
+    def restore(
+        self, state: dict[str, Any], at: str | None = None, *, skip_diverged: bool = True, stream: bool = False
+    ) -> int:
+        self._parts.rest.make_way(state)
         if self._parts.session.has_begun:
             self._parts.pipeline.wait_idle(self._parts.ranks.timeout_seconds / 2)
-        return self._loading(state, lambda: self._parts.restorer.restore(state, at, skip_diverged=skip_diverged))
+        stream = stream and self._parts.recorder is None  # which looks at the whole state
+        restore = self._parts.restorer.restore
+        return self._loading(state, lambda: restore(state, at, skip_diverged=skip_diverged, stream=stream))
 
     def rollback(
         self,
@@ -482,6 +507,7 @@ class Loading:
         skip_data: bool = False,
         keep: Iterable[str] = (),
     ) -> int:
+        self._parts.rest.settle()
         if self._parts.standby is not None:
             self._parts.standby.forget()  # a snapshot of the old state, which the new attempt must not save
         back = self._parts.rollback.back
@@ -492,6 +518,7 @@ class Loading:
     def reader(self, at: str | None = None) -> HoldfastReader:
         from holdfast.dcp.reader import HoldfastReader
 
+        self._parts.rest.settle()
         self._parts.saver.wait_for_copies()
         return HoldfastReader(
             self._parts.session, self._parts.workers, self._parts.restorer.choose(at), rollback=at is not None

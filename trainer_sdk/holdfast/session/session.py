@@ -376,6 +376,11 @@ class Session:
     def restored_from(self, checkpoint_id: str | None, *, rollback: bool) -> None:
         """Every rank has loaded this checkpoint, or found that the run has none. Rank 0 tells the service, and the
         lineage goes on from there. Not a collective; rank 0 alone raises errors."""
+        self.tell_restored(checkpoint_id, rollback=rollback)
+        self.has_whole_state()
+
+    def tell_restored(self, checkpoint_id: str | None, *, rollback: bool) -> None:
+        """The first half of restored_from(): rank 0 tells the service. From any thread."""
         if checkpoint_id is not None and self.ranks.is_first:
             self.client.attempts.resumed_from(
                 self.run.project,
@@ -383,7 +388,6 @@ class Session:
                 self.opened.attempt,
                 ResumedFrom(**self.fence.model_dump(), checkpoint_id=checkpoint_id, rollback=rollback),
             )
-        self.has_whole_state()
 
     def has_whole_state(self) -> None:
         """On every rank, once all ranks have loaded their whole state."""

@@ -1,5 +1,5 @@
 """torch's hook before the steps of all optimizers, for what must be over before one may write: the copies of a save
-(staging/overlap.py).
+(staging/overlap.py), and what a streamed restore still has to bring (restore/streamed_rest.py).
 """
 
 from __future__ import annotations

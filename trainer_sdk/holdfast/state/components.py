@@ -10,6 +10,7 @@ import logging
 import random
 import re
 from abc import ABC
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -374,6 +375,18 @@ def steps_are_seen(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -
         return not group.get("capturable")
     inner = _wrapped(optimizer, type(optimizer).step)
     return inner is not None and steps_are_seen(inner, group)
+
+
+def state_may_come_late(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
+    """Whether the first use of its state can be made to wait: its step calls torch's hooks, and its state is a dict
+    that no other optimizer within it reads."""
+    own = vars(optimizer)
+    return (
+        getattr(type(optimizer).step, "hooked", False) is True
+        and not group.get("capturable")
+        and type(own.get("state")) in (dict, defaultdict)
+        and not any(isinstance(value, torch.optim.Optimizer) for value in own.values())
+    )
 
 
 def _check_optimizers_follow(components: tuple[Component, ...], known: Mapping[int, str]) -> None:

@@ -9,7 +9,8 @@ again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -123,6 +124,18 @@ class Wants:
         self.parted: list[str] = []
         """Values that shared memory here with what else is filled, and get memory of their own."""
         self._devices: dict[str, torch.device] = {}
+        self.needed_first: set[str] = set()
+        """The names that a step of the load takes which is not late."""
+        self._late: set[str] | None = None
+
+    @contextmanager
+    def late(self) -> Iterator[set[str]]:
+        """The set gets the names that the block wants, for a step that may be late."""
+        self._late = late = set[str]()
+        try:
+            yield late
+        finally:
+            self._late = None
 
     def arrivals(self, *, into_live: bool) -> Arrivals:
         """Room for all wanted pieces, once everything is planned. `into_live`: the bytes arrive in live tensors, which
@@ -175,6 +188,7 @@ class Wants:
         self._live.append((name, local))
         if (other := self._kept_to_compare(name, local)) is not None:
             self.checks.append(partial(_check_one_value, name, other, local.dtype))
+            self.needed_first.update((name, other))
         self._memory.take(name, local)
         self._filled.add(id(live))
 
@@ -200,6 +214,8 @@ class Wants:
         if other is None or self._are_tied(other, name):
             return None
         self._uses[other] += 1
+        if self._late is None:  # a late step may compare with what has come first
+            self.needed_first.update((name, other))
         return other
 
     def new(self, name: str, device: torch.device) -> Filler:
@@ -283,6 +299,7 @@ class Wants:
                 piece.name, "two places of the state want different parts of it", "shard both places alike"
             )
         self._uses[piece.name] += 1
+        (self.needed_first if self._late is None else self._late).add(piece.name)
 
     def _arrived(self, name: str, arrivals: Arrivals) -> torch.Tensor:
         """The stored tensor, to be kept, changed or released: each place that wants it gets its own."""

@@ -16,11 +16,10 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from holdfast.errors import StateMismatchError, TreeFormatError
 from holdfast.layout.reshard import WantedPiece
-from holdfast.state.capture import TensorCollector, encode_component, open_optimizer
+from holdfast.state.capture import TensorCollector, encode_component
 from holdfast.state.components import (
     Component,
     Declarations,
@@ -29,15 +28,15 @@ from holdfast.state.components import (
     components_of,
     module_tensors,
     owner_of,
-    parameter_names,
     parameters_by_id,
     path_of,
     set_extra_states,
 )
 from holdfast.state.destinations import Arrivals, Filler, Wants, fits
+from holdfast.state.load_optimizer import LateSlots, Step, plan_optimizer
 from holdfast.state.tensors import refuse_unsupported, torch_dtype
 from holdfast.state.tree import TensorRef, decode_tree, tensor_refs
-from holdfast_protocol.index_documents import Layout, TensorEntry
+from holdfast_protocol.index_documents import Layout
 
 
 @dataclass(frozen=True)
@@ -175,130 +174,6 @@ def graft(live: Any, restored: Any) -> Any:
     return restored
 
 
-_IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""Options for how this process computes, not what: they stay as in the live optimizer."""
-_OF_SCHEDULERS = frozenset({"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"})
-
-
-def plan_optimizer(
-    component: Component,
-    encoded: Any,
-    known: Mapping[int, str],
-    wants: Wants,
-    *,
-    strict: bool,
-    excludes: Callable[[str], bool],
-) -> list[Callable[[Arrivals], None]]:
-    """The steps that load one optimizer: exactly the index's slots, in place if they exist. Neither step() nor
-    `load_state_dict()` is called; the latter casts slots to the parameter's dtype. Raises StateMismatchError if its
-    groups hold other parameters (strict)."""
-    params, groups, slots = open_optimizer(component.key, encoded)
-    optimizer: torch.optim.Optimizer = component.target
-    names = parameter_names(optimizer, known)
-    if strict:
-        _check_groups(component.key, names, params)
-        _check_kind(component.key, optimizer, groups)
-    collector = TensorCollector(component)
-    encode_component(component, known, collector)
-    steps: list[Callable[[Arrivals], None]] = []
-    for group, options in zip(optimizer.param_groups, groups, strict=False):
-        steps.append(_plan_options(group, options, collector.live, wants))
-    for group, group_names in zip(optimizer.param_groups, names, strict=True):
-        for parameter, name in zip(group["params"], group_names, strict=True):
-            if not excludes(name):
-                slots_of_one = _Slots(parameter, group, collector.live, wants)
-                steps.append(slots_of_one.plan(optimizer, slots.get(name)))
-    return steps
-
-
-def _check_groups(key: str, live: list[list[str]], saved: list[list[str]]) -> None:
-    remedy = "build the optimizer over the same parameters in the same groups, or take the weights alone"
-    if len(live) != len(saved):
-        raise StateMismatchError(key, f"{len(saved)} parameter groups were saved and it has {len(live)}", remedy)
-    for at, (now, then) in enumerate(zip(live, saved, strict=True)):
-        if other := sorted(set(now) ^ set(then)):
-            where = "the checkpoint" if other[0] in then else "the optimizer"
-            raise StateMismatchError(f"{key}/param_groups[{at}]", f"only {where} has {other[0]!r} in it", remedy)
-
-
-def _check_kind(key: str, optimizer: torch.optim.Optimizer, groups: list[Any]) -> None:
-    """Raises if both sides have an option that the other lacks: one kind of optimizer cannot read another's slots. An
-    option that a later version of torch has added is on one side only."""
-    for group, encoded in zip(optimizer.param_groups, groups, strict=True):
-        options = decode_tree(encoded)
-        saved, own = options.keys() - _OF_SCHEDULERS - _IMPLEMENTATION, optimizer.defaults.keys() - _IMPLEMENTATION
-        if (unknown := sorted(saved - group.keys())) and (lacking := sorted(own - saved)):
-            raise StateMismatchError(
-                key,
-                f"it was saved by another kind of optimizer, with {unknown[0]!r}, and is now a "
-                f"{type(optimizer).__name__}, with {lacking[0]!r}",
-                "build the same kind; to go on with another one, begin a new run from the weights alone",
-            )
-
-
-def _plan_options(
-    group: dict[str, Any], encoded: Any, live: Mapping[str, torch.Tensor], wants: Wants
-) -> Callable[[Arrivals], None]:
-    fillers = {ref.name: wants.referred(ref, live.get(ref.name)) for ref in tensor_refs(encoded)}
-
-    def load(arrivals: Arrivals) -> None:
-        options = decode_tree(encoded, resolve_tensor=lambda ref: fillers[ref.name](arrivals))
-        group.update({k: v for k, v in options.items() if not (k in _IMPLEMENTATION and k in group) and k != "params"})
-
-    return load
-
-
-class _Slots:
-    def __init__(
-        self, parameter: torch.Tensor, group: Mapping[str, Any], live: Mapping[str, torch.Tensor], wants: Wants
-    ) -> None:
-        self._parameter = parameter
-        self._group = group
-        self._live = live
-        self._wants = wants
-
-    def plan(self, optimizer: torch.optim.Optimizer, saved: list[Any] | None) -> Callable[[Arrivals], None]:
-        """The step that makes this parameter's state exactly `saved`; None leaves no state."""
-        slots = [(decode_tree(slot), tree) for slot, tree in saved or ()]
-        fillers = {ref.name: self._filler(slot, ref) for slot, tree in slots for ref in tensor_refs(tree)}
-
-        def load(arrivals: Arrivals) -> None:
-            optimizer.state.pop(self._parameter, None)
-            if saved is not None:
-                optimizer.state[self._parameter] = {
-                    slot: decode_tree(tree, resolve_tensor=lambda ref: fillers[ref.name](arrivals))
-                    for slot, tree in slots
-                }
-
-        return load
-
-    def _filler(self, slot: Any, ref: TensorRef) -> Filler:
-        entry, live, parameter = self._wants.entry(ref.name), self._live.get(ref.name), self._parameter
-        device = self._device(slot, ref, entry)
-        placed_alike = slot == "step" or isinstance(live, DTensor) == isinstance(parameter, DTensor)
-        in_place = live is not None and fits(entry, live) and placed_alike and live.device == device
-        if live is not None and in_place and self._wants.may_fill(ref.name, live):
-            return self._wants.into(ref.name, live)
-        if slot != "step" and entry.shape == tuple(parameter.shape):
-            new = self._wants.like(ref.name, parameter)
-        elif slot != "step" and entry.shape and isinstance(parameter, DTensor):
-            new = self._wants.beside(ref.name, parameter)  # a save takes no plain tensor there
-        else:
-            new = self._wants.new(ref.name, device)
-        # An optimizer may keep the parameter itself as a slot, and update it there.
-        return self._wants.shared_or(new, ref.name, live) if live is not None and in_place else new
-
-    def _device(self, slot: Any, ref: TensorRef, entry: TensorEntry) -> torch.device:
-        host, beside = torch.device("cpu"), self._parameter.device
-        if slot == "step":
-            # torch keeps it on the device for fused and capturable implementations, else on the host.
-            return beside if self._group.get("fused") or self._group.get("capturable") else host
-        return host if ref.device == "cpu" and not entry.shape else beside
-
-
-Step = Callable[[Arrivals], None]
-
-
 @dataclass(frozen=True)
 class LoadOptions:
     """How strictly the checkpoint must fit. The defaults are those of a resume."""
@@ -333,6 +208,13 @@ class LoadPlan:
     wants: Wants = field(repr=False)
     report: LoadReport
     steps: tuple[Step, ...] = field(repr=False)
+    late: tuple[LateSlots, ...] = field(default=(), repr=False)
+    """Not part of `steps`."""
+
+    @property
+    def late_names(self) -> frozenset[str]:
+        """The wanted tensors that only `late` takes."""
+        return frozenset(self.wants.pieces).difference(self.wants.needed_first)
 
     @property
     def wanted(self) -> tuple[WantedPiece, ...]:
@@ -346,8 +228,17 @@ class LoadPlan:
     def apply(self, arrivals: Arrivals) -> None:
         """Writes all that has not arrived in place; existing tensors stay if they fit. Once per arrivals, which it uses
         up. Raises StateMismatchError, before it writes, if two names have one memory here and two values there."""
+        self.apply_first(arrivals)
+        for slots in self.late:
+            slots.put(arrivals)
+
+    def apply_first(self, arrivals: Arrivals) -> None:
+        """As apply(), without `late`: these parameters have no optimizer state then. The tensors of `late_names` need
+        not have arrived."""
         for step in (*self.wants.checks, *self.steps):
             step(arrivals)
+        for slots in self.late:
+            slots.drop()
 
 
 def plan_load(
@@ -358,8 +249,10 @@ def plan_load(
     world_size: int,
     declared: Declarations | None = None,
     options: LoadOptions | None = None,
+    stream: bool = False,
 ) -> LoadPlan:
-    """Plans loading `stored` into the objects of `state`; apply puts plain values back into `state` itself.
+    """Plans loading `stored` into the objects of `state`; apply puts plain values back into `state` itself. `stream`:
+    what can be `late` is.
 
     Components of the checkpoint that `state` does not ask for are ignored. Nothing is changed here.
     Raises StateMismatchError naming the key and the remedy, UnsupportedStateError, or TreeFormatError (bad index).
@@ -369,6 +262,7 @@ def plan_load(
     known = parameters_by_id(components)
     wants, report = Wants(stored.layout), LoadReport()
     steps: dict[str, list[Step]] = {component.key: [] for component in components}
+    may_be_late: list[LateSlots] | None = [] if stream else None
     # Modules first: a value that views a parameter (`model.state_dict()`) gets memory of its own, not the parameter.
     for component in sorted(components, key=lambda each: _PLANNED.index(each.kind)):
         chosen = choose_tree(component, stored, world_size=world_size)
@@ -377,7 +271,7 @@ def plan_load(
         elif component.kind is Kind.MODULE:
             steps[component.key] = _plan_module(component, chosen, wants, options, report)
         elif component.kind is Kind.OPTIMIZER:
-            plan = partial(plan_optimizer, component, chosen.encoded[0], known, wants)
+            plan = partial(plan_optimizer, component, chosen.encoded[0], known, wants, late=may_be_late)
             steps[component.key] = plan(strict=options.strict, excludes=options.excludes)
         elif component.kind is Kind.STATEFUL:
             steps[component.key] = [_plan_stateful(component, chosen, wants, rank, world_size)]
@@ -385,7 +279,19 @@ def plan_load(
             steps[component.key] = [_plan_value(state, component, chosen, wants)]
     if options.strict:
         _refuse_gaps(report)
-    return LoadPlan(wants, report, tuple(chain.from_iterable(steps.values())))
+    late, first = _part(may_be_late or [], wants)
+    return LoadPlan(wants, report, (*chain.from_iterable(steps.values()), *(slots.put for slots in first)), tuple(late))
+
+
+def _part(candidates: list[LateSlots], wants: Wants) -> tuple[list[LateSlots], list[LateSlots]]:
+    """Those that can be late, and those with a tensor that something else takes first: a value of the state that is the
+    very slot."""
+    late, first = candidates, list[LateSlots]()
+    while taken := [slots for slots in late if not wants.needed_first.isdisjoint(slots.names)]:
+        first += taken
+        late = [slots for slots in late if wants.needed_first.isdisjoint(slots.names)]
+        wants.needed_first.update(*(slots.names for slots in taken))
+    return late, first
 
 
 _PLANNED = (Kind.MODULE, Kind.OPTIMIZER, Kind.STATEFUL, Kind.VALUE)

@@ -5,6 +5,8 @@ on the transfer threads, beside the other threads' reading and hashing. So the h
 of the whole state. A device cannot hash, so it only gets verified bytes.
 """
 
+from contextlib import nullcontext
+
 import numpy as np
 import torch
 
@@ -23,6 +25,13 @@ class OnDevice:
             # Queued work may still read or write the tensor, and the copies wait for no other stream.
             torch.cuda.synchronize(tensor.device)
         self._items = flat(tensor).view(_OPAQUE[tensor.itemsize])
+        self._stream: torch.cuda.Stream | None = None
+
+    def leave_training_alone(self) -> None:
+        """The copies do not queue behind the kernels of a training that goes on beside them, and these not behind the
+        copies. The training must not use the tensor meanwhile."""
+        if self._items.is_cuda:
+            self._stream = torch.cuda.Stream(self._items.device)  # type: ignore[no-untyped-call]
 
     def take(self, read: Read, chunk: memoryview) -> None:
         """Copies `read`'s elements. When it returns they are there, and the chunk may be reused. Raises ValueError if
@@ -32,7 +41,8 @@ class OnDevice:
         strides = [stride // read.item_bytes for stride in read.destination_strides]
         start = self._items.storage_offset() + read.destination_offset // read.item_bytes
         target = self._items.as_strided(read.shape, strides, start)
-        with torch.inference_mode() if target.is_inference() else torch.no_grad():
-            target.copy_(items.view(read.shape))
-        if target.is_cuda:
-            torch.cuda.current_stream(target.device).synchronize()
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            with torch.inference_mode() if target.is_inference() else torch.no_grad():
+                target.copy_(items.view(read.shape))
+            if target.is_cuda:
+                torch.cuda.current_stream(target.device).synchronize()

@@ -1,0 +1,116 @@
+"""One verdict of all ranks on work that their background threads do: it went well on all of them, or all get one error.
+
+    each rank:  does its work, and writes into the job's store how that ended
+    rank 0:     waits for all, confirms, and writes the verdict
+    the others: wait for the verdict
+
+The training threads take no part, and may be anywhere: in a backward pass, or in a collective of their own. A rank that
+has died writes nothing; the others wait no longer for it than for any collective.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import threading
+import time
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from holdfast.distributed.ranks import Failure, KeyValueStore, Ranks
+from holdfast.errors import HoldfastError, RankLost
+
+_POLL_SECONDS = 0.05
+_VERDICT = "verdict"
+ENDED = "This rank has ended, or has begun something else, before all ranks had come so far"
+"""Of the RankLost that a rank gives the others if it is stopped."""
+
+
+class BackgroundVerdict:
+    """One rank's part in one verdict. Made on the training thread of every rank; one background thread uses it."""
+
+    def __init__(self, ranks: Ranks, purpose: str) -> None:
+        """`purpose`: of this verdict alone, and the same on all ranks."""
+        self._ranks = ranks
+        self._store = ranks.store(purpose)
+
+    def reach(
+        self, own: BaseException | None, confirm: Callable[[], object], stop: threading.Event
+    ) -> BaseException | None:
+        """None if it went well on all ranks, and if rank 0's `confirm` did; else the error of the lowest failing rank,
+        on every rank. `own`: this rank's error. Never raises. With `stop` set, this rank waits no more.
+
+        RankLost if a rank says nothing within the ranks' time-out, or the store is gone."""
+        try:
+            if self._store is None:
+                return own or _error_of(confirm)
+            return self._reach(self._store, own, confirm, stop)
+        except (RuntimeError, dist.DistError) as error:
+            return own or RankLost(f"The job's store does not answer any more ({error})")
+
+    def _reach(
+        self, store: KeyValueStore, own: BaseException | None, confirm: Callable[[], object], stop: threading.Event
+    ) -> BaseException | None:
+        store.set(str(self._ranks.rank), _sent(own))
+        if self._ranks.is_first:
+            rank, error = self._decide(store, own, confirm, stop)
+            store.set(_VERDICT, f"{rank} {_sent(error)}")
+            return error
+        if not self._appear(store, [_VERDICT], stop):
+            return own or RankLost("Rank 0 did not say in time whether all ranks had come so far")
+        rank_text, _, sent = store.get(_VERDICT).decode().partition(" ")
+        failure = _received(sent)
+        if failure is None:
+            return None
+        return own if own is not None and int(rank_text) == self._ranks.rank else failure.rebuild(int(rank_text))
+
+    def _decide(
+        self, store: KeyValueStore, own: BaseException | None, confirm: Callable[[], object], stop: threading.Event
+    ) -> tuple[int, BaseException | None]:
+        """On rank 0: the lowest failing rank, and its error."""
+        keys = [str(rank) for rank in range(1, self._ranks.world_size)]
+        are_there = self._appear(store, keys, stop)
+        if own is not None:
+            return 0, own
+        for rank, key in enumerate(keys, start=1):
+            if not store.check([key]):
+                continue
+            failure = _received(store.get(key).decode())
+            if failure is not None:
+                return rank, failure.rebuild(rank)
+        if stop.is_set():
+            return 0, RankLost(ENDED)
+        if not are_there:
+            lost = [key for key in keys if not store.check([key])]
+            return 0, RankLost(f"Rank {', '.join(lost)} did not say in time whether it had come so far")
+        return 0, _error_of(confirm)
+
+    def _appear(self, store: KeyValueStore, keys: list[str], stop: threading.Event) -> bool:
+        """Waits for the keys; False if that takes too long, or this rank must stop."""
+        deadline = time.monotonic() + self._ranks.timeout_seconds
+        while not store.check(keys):
+            if stop.wait(_POLL_SECONDS) or time.monotonic() > deadline:
+                return False
+        return True
+
+
+def _error_of(work: Callable[[], object]) -> BaseException | None:
+    try:
+        work()
+    except BaseException as error:  # on a background thread: the training thread raises it
+        return error
+    return None
+
+
+def _sent(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    told = error if isinstance(error, Exception) else HoldfastError(f"{type(error).__name__}: {error}")
+    return base64.b64encode(pickle.dumps(Failure.of(told))).decode()
+
+
+def _received(sent: str) -> Failure | None:
+    # As in a collective, it comes from a rank of this job.
+    failure: Failure | None = pickle.loads(base64.b64decode(sent)) if sent else None  # noqa: S301
+    return failure
