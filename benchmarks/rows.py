@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, Literal
 
 from benchmarks.processes import Failed, Figures
-from benchmarks.schedule import BOUNDED, COMPRESSION, GPU, OVERLAPPED, TRAINING_COMPRESSED, Measures
+from benchmarks.schedule import BOUNDED, COMPRESSION, GPU, OVERLAPPED, STREAMED, TRAINING_COMPRESSED, Measures
 
 _GB = 1e9
 _MIB = 1024 * 1024
@@ -163,6 +163,14 @@ class Rows:
                 "higher",
                 "GB/s",
                 "in a fresh process, every byte verified",
+            ),
+            _ratio(
+                "streamed_restore_returns_after",
+                self._median(f"{STREAMED.label}, restore", _of("returned_seconds")),
+                self._median(f"{STREAMED.label}, restore", _of("seconds")),
+                "lower",
+                "s",
+                "until restore(stream=True) returned, over all of the same restore; nothing trains beside it",
             ),
             _beside(
                 "s3_restore_cpu_s_per_gb",

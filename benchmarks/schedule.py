@@ -76,9 +76,13 @@ GPU = (
     POSIX[4],
     OVERLAPPED,
 )
+STREAMED = Subject(
+    "posix holdfast, streamed", "holdfast-posix", "holdfast_save", "holdfast_restore", options={"stream": True}
+)
 BOUNDED = "posix holdfast, host_memory of 192 MiB"
 ONCE = (
     OVERLAPPED,
+    STREAMED,
     Subject(BOUNDED, "holdfast-posix", "holdfast_save", rounds=_FAST, options={"host_memory": 192 * 1024 * 1024}),
     Subject("frozen holdfast", "holdfast-posix", "holdfast_save", options={"frozen": True}),
     Subject("frozen holdfast, declared", "holdfast-posix", "holdfast_save", options={"frozen": True, "declared": True}),
@@ -115,7 +119,7 @@ class Schedule:
             for subject in self._wanted(POSIX + S3):
                 if subject.in_a_bar or repeat == 0:
                     self._measure(subject)
-        self.say("once: copies beside training, bounded memory, what is frozen, two ranks, training during a save")
+        self.say("once: copies beside training, what is streamed, bounded, frozen, two ranks, training during a save")
         for subject in self._wanted(ONCE + TWO_RANKS):
             self._measure(subject)
         self._measure_compression()
