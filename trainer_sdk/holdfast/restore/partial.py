@@ -65,7 +65,7 @@ def read_into(
     ranks = Ranks(timeout_seconds=settings.collective_timeout_seconds)
     try:
         with Client(client_settings) as client, TransferWorkers(settings.transfers) as workers:
-            point = ranks.from_first(lambda: _resolve(client, run, str(point_of_run)))
+            point = ranks.from_first(lambda: resolve(client, run, str(point_of_run)))
             with CheckpointSource(client, run, point, workers=workers) as source:
                 documents = read_documents(ranks, source, rank_trees=rank_trees)
                 documents = replace(documents, stored=view(documents.stored))
@@ -105,7 +105,8 @@ def read_into(
         ranks.close()
 
 
-def _resolve(client: Client, run: RunName, selector: str) -> RestorePoint:
+def resolve(client: Client, run: RunName, selector: str) -> RestorePoint:
+    """Raises NoRestorePoint."""
     point = client.restores.restore_point(run.project, run.run, selector).restore_point
     if point is None:
         raise NoRestorePoint(
