@@ -1,4 +1,5 @@
-"""A relay of TCP connections on loopback that can freeze: it accepts, and passes nothing on, as a dead host does."""
+"""A relay of TCP connections on loopback that can freeze: it accepts, and passes nothing on, as a dead host does. It
+counts what comes back."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ class TcpRelay:
         self._closed = False
         self._sockets: list[socket.socket] = []
         self._listening = socket.create_server(("127.0.0.1", 0))
+        self.answered_bytes = 0
+        self._counting = threading.Lock()
         self.port: int = self._listening.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -41,12 +44,15 @@ class TcpRelay:
                 far = socket.create_connection(self._target)
                 self._sockets += [near, far]
                 for source, target in ((near, far), (far, near)):
-                    threading.Thread(target=self._pass_on, args=(source, target), daemon=True).start()
+                    threading.Thread(target=self._pass_on, args=(source, target, source is far), daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+    def _pass_on(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
                 self._passing.wait()
+                if is_answer:
+                    with self._counting:
+                        self.answered_bytes += len(data)
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
 

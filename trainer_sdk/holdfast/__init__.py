@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast import data, errors
     from holdfast.checkpointer import Checkpointer
+    from holdfast.dcp.url_reader import dcp_reader
     from holdfast.errors import Preempted
     from holdfast.health.loss_spike import LossSpike
     from holdfast.layout.plan import ChunkSizes
     from holdfast.progress import Progress
     from holdfast.restore.partial import load_weights
+    from holdfast.restore.safe_open import safe_open
     from holdfast.save.job import SaveHandle, SaveState, SaveStats
     from holdfast.schedule.save_policy import Auto, Best, Every, OnPreemption
     from holdfast.state.load import LoadReport
@@ -43,8 +45,10 @@ __all__ = [
     "SaveState",
     "SaveStats",
     "data",
+    "dcp_reader",
     "errors",
     "load_weights",
+    "safe_open",
 ]
 
 _HOMES = {
@@ -62,8 +66,10 @@ _HOMES = {
     "SaveState": "holdfast.save.job",
     "SaveStats": "holdfast.save.job",
     "data": "holdfast.data",
+    "dcp_reader": "holdfast.dcp.url_reader",
     "errors": "holdfast.errors",
     "load_weights": "holdfast.restore.partial",
+    "safe_open": "holdfast.restore.safe_open",
 }
 
 

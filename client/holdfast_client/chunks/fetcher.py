@@ -125,6 +125,7 @@ class TicketSource:
         self._client = client
         self._checkpoint_id = checkpoint_id
         self._lease_id: str | None = None
+        self._last_asked: str | None = None
         self._renew_lease_at = 0.0
         self._told_unprotected = False
         self._avoided: list[StoreRole] = []
@@ -154,7 +155,7 @@ class TicketSource:
         if reads.unprotected is not None and not self._told_unprotected:
             log.warning("reading %s without a lease: %s", self._checkpoint_id, reads.unprotected)
             self._told_unprotected = True
-        self._lease_id = reads.lease_id
+        self._lease_id, self._last_asked = reads.lease_id, digests[0]
         self._renew_lease_at = asked_at + reads.lease_expires_in_seconds * _RENEW_LEASE_AT
         tickets = {ticket.digest: ticket for ticket in reads.chunks}
         if not tickets.keys() >= set(digests):
@@ -168,6 +169,11 @@ class TicketSource:
     def renew(self, digest: str) -> None:
         """Keeps the lease during slow transfers, by asking for any ticket again."""
         self.ask([digest], with_mount=False)
+
+    def renew_if_due(self) -> None:
+        """Keeps the lease between transfers. Makes a call only if there is one and half of its time is over."""
+        if self._lease_id is not None and self._last_asked is not None and time.monotonic() >= self._renew_lease_at:
+            self.renew(self._last_asked)
 
     def avoids(self, store: StoreRole) -> bool:
         return store in self._avoided
@@ -422,6 +428,17 @@ class ShardFetcher:
     def bytes_from(self) -> dict[StoreRole, int]:
         """Bytes of the chunks that came by a ticket, by the store that gave them."""
         return self._transfers.bytes_from
+
+    def hold_lease(self, digest: str) -> None:
+        """Takes a lease before the first fetch, by asking for a ticket of this chunk; one that is there is kept."""
+        if self._source.seconds_until_renewal() is None:
+            self._source.renew(digest)
+        else:
+            self._source.renew_if_due()
+
+    def renew_lease(self) -> None:
+        """For a reader that goes on with what it has: keeps the lease, if there is one and it is time."""
+        self._source.renew_if_due()
 
     def chunk_list(self, rank: int) -> ShardChunks:
         """The chunks of a shard: as they came along with tickets, else asked for."""
