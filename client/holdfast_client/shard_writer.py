@@ -14,7 +14,15 @@ from holdfast_client.chunks.transfer import OutgoingChunk, hash_chunk
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
-from holdfast_client.errors import CheckpointConflict, HoldfastError, TransferStopped
+from holdfast_client.errors import (
+    CheckpointAborted,
+    CheckpointConflict,
+    ChunkGone,
+    HoldfastError,
+    IncompleteCheckpoint,
+    ShardSealed,
+    TransferStopped,
+)
 from holdfast_client.host_calls import HostCalls
 from holdfast_protocol.base import Fence, RunName, text_to_keep
 from holdfast_protocol.checkpoints import (
@@ -31,10 +39,28 @@ from holdfast_protocol.checkpoints import (
     ShardSummary,
 )
 from holdfast_protocol.digests import shard_digest
-from holdfast_protocol.states import CheckpointState, Health
+from holdfast_protocol.states import AbortCause, CheckpointState, Health
 from holdfast_protocol.text import without_secrets
 
 log = logging.getLogger("holdfast.client")
+
+BEGINS = 3
+"""Limits all tries together: if a rank is dead for good, the others must not wait for it for ever."""
+
+BEGIN_ANEW_AFTER = frozenset({AbortCause.SILENT, AbortCause.CHUNK_GONE})
+"""Outages cause these aborts. The other causes mean that a rank does not want the checkpoint or cannot complete it."""
+
+
+def worth_another_begin(error: BaseException) -> bool:
+    """Whether a save that did not commit can still be committed by its attempt. Pure.
+
+    The service aborts a checkpoint after long silence, because it cannot tell a dead job from one that is cut off. A
+    living job still holds the staged bytes. Every rank that hears of the abort begins the same step again, and gets the
+    same new checkpoint (rule one-checkpoint-per-step); chunks that had arrived are not sent again."""
+    if isinstance(error, ChunkGone | IncompleteCheckpoint):
+        # This rank's seal has found that a chunk of any rank was lost. It is sent again.
+        return True
+    return isinstance(error, CheckpointAborted) and error.context.get("cause") in BEGIN_ANEW_AFTER
 
 
 class ShardWriter:
@@ -122,6 +148,20 @@ class ShardWriter:
                 raise
             self.digests.extend(sealed[-1][0])
         return sealed[-1][1] if sealed else self._seal(self.digests, *describe())
+
+    def upload_and_seal_again(
+        self,
+        chunks: Callable[[], Iterable[OutgoingChunk]],
+        describe: Callable[[], tuple[ShardSummary, IndexOrdinals]],
+    ) -> CheckpointView:
+        """`upload_and_seal` of chunks that can be taken more than once, where another process may have sealed this very
+        shard: it ended after the seal, or missed its reply. The bytes are still compared."""
+        try:
+            return self.upload_and_seal(chunks(), describe)
+        except ShardSealed:
+            self.only_hash(chunks())
+            summary, index = describe()
+            return self.seal(summary=summary, index=index)
 
     def _upload(
         self, chunks: Iterable[OutgoingChunk], held_bytes: int | None, *, seal: Callable[[list[str]], None] | None

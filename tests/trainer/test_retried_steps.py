@@ -16,10 +16,9 @@ from tests.support.training import Job
 import holdfast
 from holdfast import errors
 from holdfast.save import job as save_job
-from holdfast.save.job import BEGINS, worth_another_begin
 from holdfast_client.client import Client
 from holdfast_client.errors import IncompleteCheckpoint
-from holdfast_client.shard_writer import ShardWriter
+from holdfast_client.shard_writer import BEGINS, ShardWriter, worth_another_begin
 from holdfast_protocol.states import AbortCause
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, Copy

@@ -23,7 +23,6 @@ from holdfast_client.errors import (
     NotFound,
     QuotaExceeded,
     ServiceUnavailable,
-    ShardSealed,
     StoreProblem,
     TokenProblem,
 )
@@ -111,12 +110,9 @@ def push_late(
 
 def push_shard(writer: ShardWriter, folder: ChunkFolder, record: SpoolRecord) -> CheckpointView:
     """Uploads and seals the record's chunks. Raises ChunkCorrupt, LocalReadFailed, and a save's errors."""
-    try:
-        return writer.upload_and_seal(spooled_chunks(folder, record), lambda: (record.summary, record.index))
-    except ShardSealed:
-        # An earlier push ended after this rank's seal, or missed its reply. Its record must still be compared.
-        writer.only_hash(spooled_chunks(folder, record))
-        return writer.seal(summary=record.summary, index=record.index)
+    return writer.upload_and_seal_again(
+        functools.partial(spooled_chunks, folder, record), lambda: (record.summary, record.index)
+    )
 
 
 def spooled_chunks(folder: ChunkFolder, record: SpoolRecord) -> Iterator[OutgoingChunk]:

@@ -16,7 +16,7 @@ from enum import Enum, auto
 
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import ENDS_THE_JOB
-from holdfast.save.job import SaveStats, worth_another_begin
+from holdfast.save.job import SaveStats
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import (
@@ -37,6 +37,7 @@ from holdfast_client.errors import (
 from holdfast_client.local.push import belongs_here, is_committed, push_late
 from holdfast_client.local.spool import SaveKey, SpoolRecord, pushers
 from holdfast_client.local.tier import LocalTier
+from holdfast_client.shard_writer import worth_another_begin
 from holdfast_protocol.base import Fence, RunName
 from holdfast_protocol.states import AbortCause, CheckpointState, Health
 

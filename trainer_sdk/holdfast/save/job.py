@@ -19,7 +19,7 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.errors import CheckpointAborted, HoldfastError, SaveDeclined, SaveFailed
 from holdfast.staging import StagedShard
 from holdfast_client.client import Client
-from holdfast_client.errors import ChunkGone, IncompleteCheckpoint, ServiceUnavailable, TransferStopped
+from holdfast_client.errors import ServiceUnavailable, TransferStopped
 from holdfast_client.local.spool import SpoolRecord
 from holdfast_protocol.checkpoints import CheckpointView, ShardSummary
 from holdfast_protocol.index_documents import Layout, ShardIndex
@@ -288,29 +288,9 @@ class SaveThread:
             del job
 
 
-BEGINS = 3
-"""Limits all tries together: if a rank is dead for good, the others must not wait for it for ever."""
-
-
 SPOOL_READS = 30
 """Tries in a row in which this node's disk does not give a spooled save back: about two minutes. A disk that has died
 must not keep all later saves from the store."""
-
-
-BEGIN_ANEW_AFTER = frozenset({AbortCause.SILENT, AbortCause.CHUNK_GONE})
-"""Outages cause these aborts. The other causes mean that a rank does not want the checkpoint or cannot complete it."""
-
-
-def worth_another_begin(error: BaseException) -> bool:
-    """Whether a save that did not commit can still be committed by this job. Pure.
-
-    The service aborts a checkpoint after long silence, because it cannot tell a dead job from one that is cut off. A
-    living job still holds the staged bytes. Every rank that hears of the abort begins the same step again, and gets the
-    same new checkpoint (rule one-checkpoint-per-step); chunks that had arrived are not sent again."""
-    if isinstance(error, ChunkGone | IncompleteCheckpoint):
-        # This rank's seal has found that a chunk of any rank was lost. It is sent again.
-        return True
-    return isinstance(error, CheckpointAborted) and error.context.get("cause") in BEGIN_ANEW_AFTER
 
 
 LONG_POLL_SECONDS = 30

@@ -24,7 +24,6 @@ from holdfast.local.adoption import Verdict, verdict_of
 from holdfast.local.keep import keep_save
 from holdfast.progress import Phase, ProgressBoard, readable_bytes
 from holdfast.save.job import (
-    BEGINS,
     SPOOL_READS,
     CommitWatch,
     SaveJob,
@@ -32,7 +31,6 @@ from holdfast.save.job import (
     SaveState,
     SaveStats,
     SaveThread,
-    worth_another_begin,
 )
 from holdfast.session.session import Session
 from holdfast.staging import StagedShard
@@ -49,7 +47,7 @@ from holdfast_client.errors import (
 from holdfast_client.host_calls import HostCalls
 from holdfast_client.local.push import push_shard
 from holdfast_client.local.tier import LocalTier, NoRoom
-from holdfast_client.shard_writer import ShardWriter
+from holdfast_client.shard_writer import BEGINS, ShardWriter, worth_another_begin
 from holdfast_client.transport import Backoff, check_stop
 from holdfast_protocol.checkpoints import CheckpointView, IndexOrdinals
 from holdfast_protocol.index_documents import Layout
