@@ -98,6 +98,12 @@ class ClientSettings(BaseSettings):
         "Default: nine tenths of what it has and what is free on the disk when a process opens it.",
     )
 
+    agent: Path | None = Field(
+        default=None,
+        description="The socket of this node's agent (`holdfast agent serve`). A save that it has taken is committed "
+        "even if the job is killed. Without it, each rank uploads its own saves.",
+    )
+
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
@@ -131,7 +137,8 @@ class ClientSettings(BaseSettings):
         return SecretStr(text)
 
     @field_validator(
-        *("data_dir", "login_dir", "local_dir", "ca_file", "client_certificate", "client_key", "identity_token_file")
+        *("data_dir", "login_dir", "local_dir", "agent"),
+        *("ca_file", "client_certificate", "client_key", "identity_token_file"),
     )
     @classmethod
     def _a_home_relative_path(cls, path: Path | None) -> Path | None:

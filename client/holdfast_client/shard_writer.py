@@ -1,6 +1,6 @@
 """Upload and seal one rank's shard of one checkpoint: bytes -> digests -> chunks in the store -> seal. No collectives.
 
-The save pipeline, the DCP writer and spooled saves use it, with different sources of bytes.
+The save pipeline, the node agent, the DCP writer and spooled saves use it, with different sources of bytes.
 """
 
 from __future__ import annotations
@@ -107,6 +107,16 @@ class ShardWriter:
         return None if self._begun is None else self._begun.id
 
     @property
+    def begun(self) -> CheckpointView:
+        """The checkpoint as it was begun. Only after that."""
+        assert self._begun is not None
+        return self._begun
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped.is_set()
+
+    @property
     def pushed_by(self) -> int | None:
         """The attempt that pushes it late. None: the attempt that saves it writes it itself, or it is not begun."""
         return None if self._begun is None else self._begun.pushed_by
@@ -117,6 +127,12 @@ class ShardWriter:
         if self._begun is None:
             self._begin(self._client, None)
         return self
+
+    def begun_elsewhere(self, begun: CheckpointView) -> None:
+        """Another process of this node has begun it for this writer. Raises what `on_begun` does."""
+        self._begun = begun
+        if self.on_begun is not None:
+            self.on_begun()
 
     def upload(self, chunks: Iterable[OutgoingChunk], *, held_bytes: int | None = None) -> None:
         """Hashes the chunks, gives them the next ordinals, and returns when the service has verified each of them.

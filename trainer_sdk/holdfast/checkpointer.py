@@ -87,6 +87,11 @@ class Checkpointer:
         local: a folder on this node's own disk (HOLDFAST_LOCAL_DIR). A save is durable there first. It is uploaded in
             order, while later saves are staged. Saves collect there while service or store are unavailable. This job
             commits them as soon as both are back, or else the next launch with this folder does before it restores.
+        agent: the socket of the agent of this node (HOLDFAST_AGENT; `holdfast agent serve` starts one). The state is
+            staged into memory that the agent can read, and the agent hashes and uploads it. Once save() has returned
+            (with `overlap`: once `handle.staged` is done), the step is committed even if every rank of the node is
+            killed. If the agent is gone, this process uploads as without it. A state that does not fit `host_memory`
+            is saved as without it too.
         compress: `"zstd"` compresses chunks before they are sent, without loss, if that saves 5% or more
             (HOLDFAST_COMPRESS). It takes CPU time: worth it if the store is far or dear (docs/performance.md).
         config: what this job was told to train, for people: a map, a dataclass, a Namespace, or the path of a JSON or
@@ -113,6 +118,7 @@ class Checkpointer:
         host_memory: int | None = None,
         overlap: bool = False,
         local: str | Path | None = None,
+        agent: str | Path | None = None,
         compress: Literal["none", "zstd"] | None = None,
         config: object = None,
         chunk_sizes: ChunkSizes | None = None,
@@ -140,6 +146,7 @@ class Checkpointer:
             host_memory=host_memory,
             overlap=overlap,
             local=local,
+            agent=agent,
             compress=compress,
             config=config,
             chunk_sizes=chunk_sizes,
@@ -335,6 +342,8 @@ class Checkpointer:
         self.parts.saver.close()
         if self.parts.standby is not None:
             self.parts.standby.close()
+        if self.parts.agent is not None:
+            self.parts.agent.close()
         if self.parts.tier is not None:
             self.parts.tier.close()
         self.parts.client.close()

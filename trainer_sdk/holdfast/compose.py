@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from holdfast.health.missing_components import Completeness
 from holdfast.health.rollback import Rollback
 from holdfast.layout.plan import ChunkSizes
 from holdfast.local.adoption import Adoption
-from holdfast.local.keep import open_local_tier
+from holdfast.local.keep import open_on_nodes
 from holdfast.preemption.emergency import EmergencySave
 from holdfast.preemption.standby_snapshot import StandbySnapshot, check_stage_every
 from holdfast.preemption.watch import PreemptionWatch
@@ -32,11 +33,14 @@ from holdfast.session.session import OutcomeFile, Session
 from holdfast.settings import TrainerSettings
 from holdfast.state.components import Declarations
 from holdfast.verify.following import follow
+from holdfast_client.agent.link import NodeAgent
+from holdfast_client.agent.messages import Caller
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.host_calls import HostCalls
 from holdfast_client.local.tier import LocalTier
 from holdfast_client.settings import ClientSettings
+from holdfast_protocol.base import RunName
 from holdfast_protocol.states import AttemptOutcome
 
 if TYPE_CHECKING:
@@ -56,6 +60,7 @@ class Parts:
     recorder: Recorder | None
     client: Client
     tier: LocalTier | None
+    agent: NodeAgent | None
     workers: TransferWorkers
     session: Session
     pipeline: SavePipeline
@@ -87,6 +92,7 @@ def compose(
     host_memory: int | None,
     overlap: bool,
     local: str | Path | None,
+    agent: str | Path | None,
     compress: Literal["none", "zstd"] | None,
     config: object,
     chunk_sizes: ChunkSizes | None,
@@ -114,8 +120,12 @@ def compose(
     recorder = follow(settings.verify_dir, ranks, declared)
     if recorder is not None:  # verify-resume must not touch the user's own catalog or node
         run_name, create, local, client_settings = recorder.run(run_name), True, None, None
+        agent = None
     client = Client((client_settings or ClientSettings()).compressing(compress))
-    tier, any_rank_has_tier = open_local_tier(ranks, client.settings, local)
+    node_agent = _node_agent(agent or client.settings.agent, run_name, ranks, settings, client)
+    tier, any_rank_has_tier, any_rank_has_agent = open_on_nodes(
+        ranks, client.settings, local, has_agent=node_agent is not None
+    )
     workers = TransferWorkers(settings.transfers, keeps=tier is not None)
     session = Session(
         client,
@@ -125,6 +135,7 @@ def compose(
         config=told,
         outcome_file=OutcomeFile(run_name, ranks.rank, settings),
         adoption=Adoption(client, run_name, ranks, workers, tier, stats) if any_rank_has_tier else None,
+        before_open=functools.partial(_settle, ranks, node_agent, settings) if any_rank_has_agent else None,
     )
     pipeline = SavePipeline(
         session,
@@ -136,6 +147,7 @@ def compose(
         retry_seconds=settings.save_retry_seconds,
         progress=progress,
         tier=tier,
+        agent=node_agent,
     )
     judge = HealthJudge(healthy, asked=ranks.is_first)
     saver = Saver(
@@ -150,6 +162,7 @@ def compose(
         window_bytes=window,
         overlap=overlap,
         helpers=workers.keeping,
+        shared=node_agent is not None,
     )
     rest = RestGate(session, waiting=session.progress.restoring)
     restorer = Restorer(
@@ -181,6 +194,7 @@ def compose(
         recorder=recorder,
         client=client,
         tier=tier,
+        agent=node_agent,
         workers=workers,
         session=session,
         pipeline=pipeline,
@@ -195,3 +209,24 @@ def compose(
         agreement=preemption.agreement,
         emergency=EmergencySave(ranks, saver, pipeline, preemption, stats=stats, progress=progress),
     )
+
+
+def _node_agent(
+    path: str | Path | None, run: RunName, ranks: Ranks, settings: TrainerSettings, client: Client
+) -> NodeAgent | None:
+    if path is None:
+        return None
+    return NodeAgent(
+        Path(path).expanduser().absolute(),
+        run,
+        ranks.rank,
+        host_ranks=len(ranks.host_ranks),
+        transfers=settings.transfers,
+        caller=functools.partial(Caller.of, client.settings),
+    )
+
+
+def _settle(ranks: Ranks, agent: NodeAgent | None, settings: TrainerSettings) -> None:
+    """Collective: no rank opens the attempt while any node's agent sends what an older launch has left to it."""
+    seconds = min(settings.agent_wait_seconds, ranks.timeout_seconds / 2)
+    ranks.together(lambda: None if agent is None else agent.settle(seconds))

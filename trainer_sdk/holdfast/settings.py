@@ -43,6 +43,13 @@ class TrainerSettings(BaseSettings):
         "training waits for that. Default: as much as the rank's share of the state.",
     )
 
+    agent_wait_seconds: float = Field(
+        default=300.0,
+        ge=0,
+        description="How long a new launch waits for what an earlier one has left to the agent, before it opens its "
+        "attempt: afterwards these saves are refused.",
+    )
+
     preemption_cloud: Literal["auto", "aws", "gcp", "azure", "none"] = Field(
         default="auto",
         description="The cloud whose metadata server one rank per node asks for notices. `auto`: the cloud that the "

@@ -1,7 +1,10 @@
-"""`holdfast spool list | push | drop`: saves on this machine's disk that are not known to be committed."""
+"""Saves that are in no training job any more. `holdfast spool list | push | drop`: those on this machine's disk that
+are not known to be committed. `holdfast agent serve`: the process that finishes those of killed ranks."""
 
 from __future__ import annotations
 
+import logging
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -11,6 +14,8 @@ from typing import Annotated
 import typer
 from pydantic import BaseModel
 
+from holdfast_client.agent.server import Agent
+from holdfast_client.agent.shared_memory import default_limit_bytes
 from holdfast_client.cli.arguments import (
     DryRunOption,
     JsonOption,
@@ -23,6 +28,7 @@ from holdfast_client.cli.arguments import (
 )
 from holdfast_client.cli.main import noun
 from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, show_json, show_table
+from holdfast_client.cli.projects import read_size
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_client.errors import ConfigurationError
 from holdfast_client.local.push import Outcome, SavePusher
@@ -31,6 +37,9 @@ from holdfast_client.local.tier import LocalTier
 from holdfast_client.settings import ClientSettings
 
 spool = noun("spool")
+agent = noun("agent")
+
+DEFAULT_SOCKET = Path("~/.holdfast/agent/agent.sock")
 
 
 class Shown(BaseModel):
@@ -209,3 +218,47 @@ def _ranks(save: SpooledSave) -> str:
 def _tell_bad(spooled: Spooled) -> None:
     for one in spooled.bad:
         show_note(f"holdfast: {one.name} cannot be pushed: {one.problem}.")
+
+
+@agent.command("serve")
+def serve_agent(
+    *,
+    socket: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="The socket; without it HOLDFAST_AGENT, else ~/.holdfast/agent/agent.sock. Its folder is made with "
+            "mode 0700, and must be this user's alone.",
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="The most staging memory that all ranks of this node may share with it, such as 200GiB. Without it: "
+            "half of the node's memory. Over it, a rank saves without the agent.",
+        ),
+    ] = None,
+    grace: Annotated[
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="After SIGTERM: how long it may take to finish what killed ranks have left."
+        ),
+    ] = 25.0,
+) -> None:
+    """Take saves from this user's jobs on this node, and finish them, also when their ranks are killed.
+
+    The jobs need the same path as HOLDFAST_AGENT, or as `agent=` of the Checkpointer. On SIGTERM living jobs go on
+    without the agent. Exit code 1: saves of killed ranks could not be finished within the grace.
+    """
+    path = (socket or ClientSettings().agent or DEFAULT_SOCKET).expanduser().absolute()
+    limit = default_limit_bytes() if memory is None else read_size(memory)
+    if limit is None:
+        raise typer.BadParameter("say how much, such as 200GiB.")
+    logging.basicConfig(format="%(asctime)s holdfast agent: %(message)s", level=logging.INFO)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    serving = Agent(path, limit)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: serving.end())
+    if serving.serve(grace_seconds=grace):
+        raise typer.Exit(ExitCode.FAILED)

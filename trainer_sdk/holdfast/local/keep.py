@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from holdfast.distributed.ranks import Ranks
 from holdfast.save.job import SaveJob
@@ -18,23 +19,32 @@ from holdfast_client.settings import ClientSettings
 from holdfast_protocol.checkpoints import IndexOrdinals
 
 
-def open_local_tier(ranks: Ranks, settings: ClientSettings, path: str | Path | None) -> tuple[LocalTier | None, bool]:
-    """Collective. This rank's tier, or None if no folder is named, and whether any rank has one. All ranks raise the
-    lowest failing one's error, so that none waits for a node whose folder cannot be used."""
+class OnNodes(NamedTuple):
+    """What this rank and the others have on their nodes beside the service."""
+
+    tier: LocalTier | None
+    """This rank's."""
+    any_rank_has_tier: bool
+    any_rank_has_agent: bool
+
+
+def open_on_nodes(ranks: Ranks, settings: ClientSettings, path: str | Path | None, *, has_agent: bool) -> OnNodes:
+    """Collective. Opens this rank's tier, if a folder is named. `has_agent`: this rank is told of a node agent. All
+    ranks raise the lowest failing one's error, so that none waits for a node whose folder cannot be used."""
     opened: list[LocalTier | None] = []
 
-    def open_own() -> bool:
+    def open_own() -> tuple[bool, bool]:
         opened.append(LocalTier.of(settings, path))
-        return opened[0] is not None
+        return opened[0] is not None, has_agent
 
     try:
-        any_rank_has_one = any(ranks.together(open_own))
+        have_tiers, have_agents = zip(*ranks.together(open_own), strict=True)
     except BaseException:
         for tier in opened:
             if tier is not None:
                 tier.close()
         raise
-    return opened[0], any_rank_has_one
+    return OnNodes(opened[0], any(have_tiers), any(have_agents))
 
 
 def keep_save(

@@ -18,6 +18,7 @@ from enum import StrEnum
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import CheckpointAborted, HoldfastError, SaveDeclined, SaveFailed
 from holdfast.staging import StagedShard
+from holdfast_client.agent.link import HandedSave
 from holdfast_client.client import Client
 from holdfast_client.errors import ServiceUnavailable, TransferStopped
 from holdfast_client.local.spool import SpoolRecord
@@ -235,6 +236,8 @@ class SaveJob:
     """It is not, or no more, in the memory that the next save waits for (`stage_every=`)."""
     record: SpoolRecord | None = None
     """In the spool: its bytes come from the folder, and the staged ones are released."""
+    handed: HandedSave | None = None
+    """The agent of the node has it too, and finishes it if this process is killed."""
     begun_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -245,6 +248,11 @@ class SaveJob:
             late.confirm()
             waited = late.waited_seconds
         return self.summary.model_copy(update={"blocked_seconds": self.standstill.seconds + waited})
+
+    @property
+    def is_left(self) -> bool:
+        """The agent of the node finishes it, though this job ends."""
+        return self.handed is not None and self.handed.is_left
 
     @property
     def total_bytes(self) -> int:

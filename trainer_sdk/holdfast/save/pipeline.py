@@ -4,6 +4,8 @@
     with a local tier:
     training thread -> [slab] -> spool thread: hashed, on this node's disk -> slab free
                                   -> upload thread, in order, from the disk, until it is committed or the job ends
+    with a node agent:
+    training thread -> [slab, shared] -> handed over -> upload thread follows what the agent does from the slab
 
 One slab is in use at a time; the foreground waits for it or declines. `SaveReports` tells people how each save ended.
 """
@@ -17,7 +19,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from holdfast.errors import ENDS_THE_JOB, CheckpointAborted, HoldfastError, SaveFailed, SaveSpooled, SaveSuperseded
 from holdfast.local.adoption import Verdict, verdict_of
@@ -32,10 +34,11 @@ from holdfast.save.job import (
     SaveStats,
     SaveThread,
 )
+from holdfast.save.outgoing import AgentHandover, ShardChunks
 from holdfast.session.session import Session
 from holdfast.staging import StagedShard
 from holdfast.staging.overlap import TornSaveError
-from holdfast_client.chunks.transfer import OutgoingChunk
+from holdfast_client.agent.link import AgentGone, HandedSave, NodeAgent
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.errors import (
     CheckpointConflict,
@@ -49,41 +52,8 @@ from holdfast_client.local.push import push_shard
 from holdfast_client.local.tier import LocalTier, NoRoom
 from holdfast_client.shard_writer import BEGINS, ShardWriter, worth_another_begin
 from holdfast_client.transport import Backoff, check_stop
-from holdfast_protocol.checkpoints import CheckpointView, IndexOrdinals
-from holdfast_protocol.index_documents import Layout
+from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.states import AbortCause, CheckpointState
-
-
-class ShardChunks:
-    """What one rank uploads of a save, in ordinal order: the staged chunks, its index, and rank 0's layout."""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._encoded_layout: tuple[str, bytes] | None = None
-
-    def of(self, job: SaveJob, staged: StagedShard) -> Iterator[OutgoingChunk]:
-        for ordinal in range(staged.chunk_count):
-            yield OutgoingChunk(
-                functools.partial(staged.chunk, ordinal),
-                digest=staged.digest(ordinal),
-                release=functools.partial(staged.done_with, ordinal),
-                item_bytes=staged.plan.item_bytes[ordinal],
-            )
-        yield OutgoingChunk.of(job.index.encode())
-        if self._rank == 0:
-            yield OutgoingChunk.of(self._layout_bytes(job.layout))
-
-    def _layout_bytes(self, layout: Layout) -> bytes:
-        """Encoded once per plan, because many saves use it."""
-        if self._encoded_layout is None or self._encoded_layout[0] != layout.digest:
-            self._encoded_layout = (layout.digest, layout.encode())
-        return self._encoded_layout[1]
-
-    def documents(self, staged: StagedShard) -> IndexOrdinals:
-        """The ordinals of the index and the layout."""
-        index = staged.chunk_count
-        return IndexOrdinals(shard=index, layout=index + 1 if self._rank == 0 else None)
-
 
 log = logging.getLogger("holdfast")
 
@@ -102,6 +72,7 @@ class SavePipeline:
         retry_seconds: float,
         progress: ProgressBoard,
         tier: LocalTier | None = None,
+        agent: NodeAgent | None = None,
     ) -> None:
         """Closes `host_calls` at its end; None: this rank calls alone. `retry_seconds`: how long a staged save is
         retried while service or store are unavailable. With a local tier it is retried until the job ends, or until the
@@ -130,7 +101,9 @@ class SavePipeline:
         self._writer: ShardWriter | None = None
         self._staged: StagedShard | None = None
         shard_chunks = ShardChunks(self._rank)
-        self._chunks, self._documents = shard_chunks.of, shard_chunks.documents
+        self._chunks, self._documents = shard_chunks.of, shard_chunks.ordinals
+        agents_retry_seconds = retry_seconds if tier is None else session.client.settings.retry_seconds
+        self._handover = None if agent is None else AgentHandover(agent, session, shard_chunks, agents_retry_seconds)
         # Training waits for the next chunk of a window, but not for a state that is staged whole.
         self._retrying_client = session.client.with_retry_deadline(retry_seconds, self._stop)
         self._prompt_client = session.client.with_retry_deadline(session.client.settings.retry_seconds, self._stop)
@@ -149,6 +122,19 @@ class SavePipeline:
         """The saves that are not over, in their order."""
         with self._lock:
             return list(self._in_flight.values())
+
+    def hand_over(self, job: SaveJob) -> SaveJob:
+        """With a node agent: the job as the agent has taken it. From here on it outlives this process. Raises
+        TornSaveError."""
+        if self._handover is None:
+            return job
+        try:
+            return dataclasses.replace(job, handed=self._handover.hand_over(job))
+        except TornSaveError:
+            raise
+        except Exception as error:  # all ranks have voted for this save; the upload meets the error too, and tells them
+            log.warning("step %d is not handed to the agent of this node: %s", job.step, error)
+            return job
 
     def start(self, job: SaveJob) -> None:
         """Takes the job over; its handle says how it ends. Call it only while not busy, or with memory of the job's
@@ -207,6 +193,9 @@ class SavePipeline:
         """Waits for the saves in flight, stops the threads, and reports the saves that are not committed.
         `waited_seconds`: how long the caller has waited already."""
         self._idle.wait(drain_seconds)
+        for job in self.in_flight:
+            if job.handed is not None:
+                job.handed.leave()
         self._stop.set()
         if self.host_calls is not None:
             self.host_calls.flush(last=True)
@@ -221,8 +210,7 @@ class SavePipeline:
             thread.join(STOP_SECONDS)
         if self.host_calls is not None:
             self.host_calls.close()  # not before: a seal that is under way counts
-        with self._lock:
-            cut_off = list(self._in_flight.values())
+        cut_off = self.in_flight
         for job in cut_off:
             kind, state = (SaveFailed, SaveState.LOST) if job.record is None else (SaveSpooled, SaveState.SPOOLED)
             job.handle.fail(kind(f"The job ended before the checkpoint of step {job.step} was committed"), state)
@@ -274,6 +262,8 @@ class SavePipeline:
         return kept
 
     def _release(self, job: SaveJob) -> None:
+        if job.handed is not None:
+            job.handed.release()
         if isinstance(job.staged, StagedShard):
             job.staged.give_up()
             job.staged.release()
@@ -284,17 +274,19 @@ class SavePipeline:
     def _settled(self, job: SaveJob) -> SaveJob:
         """On the first thread that takes the job: waits for the copies that training does not wait for. If they have
         failed, or something wrote to what they read, this rank could not stage."""
-        if not isinstance(job.staged, StagedShard) or job.staged.late is None:
+        late = job.staged.late if isinstance(job.staged, StagedShard) else None
+        if late is None:
             return job
         try:
-            job.staged.late.settle()
+            late.settle()
+            job = self.hand_over(job)
             job.handle.become(SaveState.STAGED)
             return job
         except BaseException as error:  # the copy's own, whatever it is: the next save waits for this memory
             self._release(job)
             return dataclasses.replace(job, staged=error, has_own_memory=True)
         finally:
-            self._stats.blocked(job.staged.late.waited_seconds)
+            self._stats.blocked(late.waited_seconds)
 
     def _run(self, job: SaveJob) -> None:
         """On the upload thread. The handle hears how the save ended, even if the script's log handler raises."""
@@ -302,6 +294,8 @@ class SavePipeline:
         failure: BaseException | None = None
         if self._keeps is None:
             job = self._settled(job)
+            with self._lock:
+                self._in_flight[job.number] = job
         try:
             committed = self._commit(job)
         except BaseException as error:  # the next save may go well
@@ -412,7 +406,7 @@ class SavePipeline:
 
     def _others_must_hear(self, job: SaveJob, error: BaseException) -> bool:
         """Whether this rank fails for good, and the others would wait for it."""
-        if isinstance(error, (CheckpointAborted, *ENDS_THE_JOB)) or job.number in self._superseded:
+        if isinstance(error, (CheckpointAborted, *ENDS_THE_JOB)) or job.number in self._superseded or job.is_left:
             return False
         # A stopped save in the spool is not lost: the next attempt commits it.
         return job.record is None or not isinstance(error, TransferStopped)
@@ -425,12 +419,26 @@ class SavePipeline:
         if isinstance(job.staged, BaseException):
             raise job.staged
         staged = job.staged
-        view = writer.upload_and_seal(
-            self._chunks(job, staged), lambda: (job.told, self._documents(staged)), held_bytes=staged.room_bytes
-        )
+        if job.handed is not None:
+            view = self._by_agent(writer, job, staged, job.handed)
+        else:
+            view = writer.upload_and_seal(
+                self._chunks(job, staged), lambda: (job.told, self._documents(staged)), held_bytes=staged.room_bytes
+            )
         staged.hashed(writer.digests)
         self._reports.sent(writer)
         return view
+
+    def _by_agent(self, writer: ShardWriter, job: SaveJob, staged: StagedShard, handed: HandedSave) -> CheckpointView:
+        """What the node's agent makes of it. If the agent is gone, this process does it: the bytes are here too."""
+        if handed.is_with_agent:
+            try:
+                return handed.write(writer, job.told)
+            except AgentGone as gone:
+                log.warning("step %d is uploaded by this process: the agent of this node is gone (%s)", job.step, gone)
+        return writer.upload_and_seal_again(
+            lambda: self._chunks(job, staged), lambda: (job.told, self._documents(staged))
+        )
 
     def _failed(self, job: SaveJob, failure: BaseException) -> tuple[SaveFailed, SaveState]:
         """What the save's handle is told, and whether its bytes are safe."""
@@ -439,6 +447,8 @@ class SavePipeline:
             if job.record is not None:
                 self._left.append(job)
             return self._reports.superseded(job, reason), safe
+        if job.is_left:
+            return self._reports.left_to_agent(job), safe
         dropped = verdict_of(failure) is Verdict.DROP
         if dropped or isinstance(job.staged, BaseException):
             # Also after an abort that this rank only heard of, or before its begin: a rank that is some saves behind
@@ -558,6 +568,12 @@ class SaveReports:
         left.__cause__ = failure
         if isinstance(failure, LocalReadFailed | InvalidRequest):
             log.warning("%s The saves after it go on.", left)
+        return left
+
+    def left_to_agent(self, job: SaveJob) -> SaveFailed:
+        """This job has ended before it, and the agent of the node goes on."""
+        left = SaveFailed(f"The job ended before step {job.step} was committed; the agent of this node goes on with it")
+        log.warning("%s", left)
         return left
 
     def ended_with(self, spooled: Sequence[SaveJob], lost: Sequence[SaveJob], drain_seconds: float) -> None:

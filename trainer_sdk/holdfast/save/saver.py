@@ -113,8 +113,10 @@ class Saver:
         window_bytes: int | None,
         overlap: bool,
         helpers: WorkerThreads,
+        shared: bool = False,
     ) -> None:
-        """`helpers`: threads that are idle while training waits for the copy."""
+        """`helpers`: threads that are idle while training waits for the copy. `shared`: a node agent can read what is
+        staged."""
         self._session = session
         self._ranks = session.ranks
         self._pipeline = pipeline
@@ -125,7 +127,11 @@ class Saver:
         self._judge = judge
         self._completeness = completeness
         self._staging = StagingArea(
-            window_bytes=window_bytes, helpers=helpers, overlap=overlap, waiting=session.progress.saving
+            window_bytes=window_bytes,
+            helpers=helpers,
+            overlap=overlap,
+            waiting=session.progress.saving,
+            shared=shared,
         )
         self._number = 0
         self._plan: LocalPlan | None = None
@@ -319,6 +325,7 @@ class Saver:
     def _start(self, job: SaveJob) -> None:
         windowed = job.staged if isinstance(job.staged, WindowedShard) else None
         if isinstance(job.staged, StagedShard) and windowed is None and job.staged.late is None:
+            job = self._pipeline.hand_over(job)
             job.handle.become(SaveState.STAGED)
         self._pipeline.start(job)
         if windowed is not None and windowed.fill():

@@ -245,9 +245,11 @@ class Session:
         outcome_file: OutcomeFile,
         adoption: Adoption | None = None,
         after: int | None = None,
+        before_open: Callable[[], object] | None = None,
     ) -> None:
         """`after`: the only attempt that may be fenced, 0 for none; open() raises AttemptConflict if another one is the
-        newest. Without it, whichever is."""
+        newest. Without it, whichever is. `before_open`: called on every rank before the attempt is opened, and fences
+        what older ones still send."""
         self.client = client
         self.brief_client = Client(client.settings.model_copy(update={"retry_seconds": _BRIEF_SECONDS}))
         """For reports that are useful but not worth waiting for."""
@@ -276,6 +278,7 @@ class Session:
         """open_anew() has failed, but the service may have carried it out. On every rank."""
         self._outcome_file = outcome_file
         self._opened: AttemptOpened | None = None
+        self._before_open = before_open
         self._adoption = adoption
         """Work that is still to be done; every call of open() retries it until it has all succeeded."""
         self._ended_by: HoldfastError | None = None
@@ -285,6 +288,8 @@ class Session:
         """The attempt. At the first call rank 0 opens it and shares it, and the saves that older attempts left in the
         spool are committed. Collective at the first call. Every rank raises rank 0's error."""
         if self._opened is None:
+            if self._before_open is not None:
+                self._before_open()
             try:
                 self.launch_id, self._opened = self.ranks.from_first(lambda: (self.launch_id, self._open_on_first()))
             except StaleAttempt as error:

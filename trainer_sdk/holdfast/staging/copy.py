@@ -17,6 +17,7 @@ import torch
 
 from holdfast.layout.plan import LocalPlan
 from holdfast.state.tensors import TensorPiece
+from holdfast_client.agent.shared_memory import SharedMemory, container_room_bytes, gib
 from holdfast_client.chunks.workers import WorkerThreads
 
 log = logging.getLogger("holdfast")
@@ -29,17 +30,24 @@ class AddressTakenError(RuntimeError):
 
 
 class Slab:
-    """Page-aligned host memory; page-locked once it is to take a GPU's tensors. All access to it is in this class, so
-    that it can be shared memory one day."""
+    """Page-aligned host memory; page-locked once it is to take a GPU's tensors. All access to it is in this class."""
 
-    def __init__(self, capacity_bytes: int) -> None:
-        """Raises MemoryError or OSError if the host has too little memory. Asks nothing of CUDA."""
+    def __init__(self, capacity_bytes: int, *, shared: bool = False) -> None:
+        """`shared`: a node agent can map it too. Raises MemoryError or OSError if the host has too little memory. Asks
+        nothing of CUDA."""
         self.capacity_bytes = capacity_bytes
-        self._memory = mmap.mmap(-1, max(capacity_bytes, PAGE_BYTES))
+        size = max(capacity_bytes, PAGE_BYTES)
+        self.shared = _shared_memory(size) if shared else None
+        self._memory = mmap.mmap(-1, size) if self.shared is None else self.shared.map
         self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.view = memoryview(self._memory)
         self._locked_by: torch.device | None = None
         self._refused = False
+
+    @property
+    def may_be_read(self) -> bool:
+        """A node agent that does not answer may still read the last save in it."""
+        return self.shared is not None and self.shared.may_be_read
 
     def lock_for(self, gpu: torch.device) -> None:
         """Page-locks it, once, so that the copy engine of `gpu`, and of every other GPU, writes to it by itself. Memory
@@ -76,6 +84,20 @@ class Slab:
                 runtime().cudaHostUnregister(self.tensor.data_ptr())
         self.tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.view = memoryview(b"")
+        if self.shared is not None:
+            self.shared.close()
+
+
+def _shared_memory(size_bytes: int) -> SharedMemory:
+    room = container_room_bytes()
+    if room is not None and room < size_bytes:
+        log.warning(
+            "this container's memory limit leaves %s, and staging takes %s: the system may kill this process. Raise "
+            "the limit, or bound the staging with host_memory=",
+            gib(room),
+            gib(size_bytes),
+        )
+    return SharedMemory(size_bytes)
 
 
 def on_page(position: int) -> int:

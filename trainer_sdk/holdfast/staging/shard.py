@@ -31,6 +31,7 @@ from holdfast.staging.copy import (
 )
 from holdfast.staging.overlap import LateCopy, Overlap
 from holdfast.state.tensors import TensorPiece, torch_dtype
+from holdfast_client.agent.shared_memory import SharedMemory
 from holdfast_client.chunks.workers import WorkerThreads
 from holdfast_client.transport import check_stop
 
@@ -51,6 +52,10 @@ class StagedShard(ABC):
     @property
     def room_bytes(self) -> int | None:
         """Bytes that are staged at once, if chunk() waits for the room of earlier chunks; None: the whole shard."""
+        return None
+
+    def in_shared_memory(self) -> tuple[SharedMemory, Sequence[int]] | None:
+        """The memory that a node agent can read until release(), and where each chunk begins; None if it cannot."""
         return None
 
     @property
@@ -165,6 +170,10 @@ class WholeShard(StagedShard):
     @property
     def can_repeat(self) -> bool:
         return True
+
+    def in_shared_memory(self) -> tuple[SharedMemory, Sequence[int]] | None:
+        layout = self._layout
+        return (layout.slab.shared, layout.starts) if layout is not None and layout.slab.shared is not None else None
 
     def chunk(self, ordinal: int, stop: threading.Event | None = None) -> memoryview:
         if self._layout is None:
@@ -431,7 +440,8 @@ class StagingBusyError(RuntimeError):
 class _Place:
     """A slab and its layout. Belongs to one save at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool) -> None:
+        self._shared = shared
         self.slab: Slab | None = None
         self.layout: WholeLayout | WindowLayout | None = None
         self._unusable: list[Slab] = []
@@ -442,7 +452,7 @@ class _Place:
         if self.slab is not None and self.slab.capacity_bytes >= capacity_bytes:
             return self.slab
         self.release()  # first: the host may not have room for both slabs
-        self.slab = Slab(capacity_bytes)
+        self.slab = Slab(capacity_bytes, shared=self._shared)
         return self.slab
 
     def lock_for(self, gpu: torch.device) -> None:
@@ -473,19 +483,21 @@ class StagingArea:
         helpers: WorkerThreads | None = None,
         overlap: bool = False,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        shared: bool = False,
     ) -> None:
         """`slabs`: saves that may be held at once. Each costs host memory: the rank's share of the state, or
         `window_bytes` if that is less. A window must have room for the largest chunk.
         `helpers`: threads that may be idle while training waits; they copy as well.
         `overlap`: what only an optimizer's step changes is copied while training goes on. Of one save at a time: the
-        next stage() comes after the release of the last shard. `waiting`: entered while a step waits for that."""
+        next stage() comes after the release of the last shard. `waiting`: entered while a step waits for that.
+        `shared`: the slabs are memory that a node agent can map too."""
         if slabs < 1:
             raise ValueError(f"a staging area needs at least one slab, not {slabs}")
         if sys.byteorder != "little":
             raise RuntimeError("chunks hold little-endian bytes, and this machine is big-endian")
         self._window_bytes = window_bytes
         self._lock = threading.Lock()
-        self._places = [_Place() for _ in range(slabs)]
+        self._places = [_Place(shared=shared) for _ in range(slabs)]
         self._free = list(self._places)
         self._closed = False
         self._copier = Copier(helpers)
@@ -566,6 +578,8 @@ class StagingArea:
         return WholeLayout.over(place.with_room(size), plan, self._distrusted)
 
     def _return(self, place: _Place) -> None:
+        if place.slab is not None and place.slab.may_be_read:
+            place.release()
         with self._lock:
             if not self._closed:
                 self._free.append(place)

@@ -20,7 +20,7 @@ _COMMAND = "from holdfast_client.cli.main import main; main()"
 _START_SECONDS = 60.0
 _END_SECONDS = 15.0
 _LISTENS = re.compile(r"listens on (\S+)")
-_PLACE = ("URL", "TOKEN", "DATA_DIR", "LOCAL_DIR", "LOCAL_BYTES", "LAUNCH", "OUTCOME_DIR", "VERIFY_DIR")
+_PLACE = ("URL", "TOKEN", "DATA_DIR", "LOCAL_DIR", "LOCAL_BYTES", "AGENT", "LAUNCH", "OUTCOME_DIR", "VERIFY_DIR")
 """The settings that name a job's service, its local tier and its launcher."""
 
 

@@ -1,0 +1,12 @@
+"""The node agent: a process that finishes the saves of this node's ranks, also when those ranks are dead.
+
+rank: stages into shared memory -> hands the save over, one message on a Unix socket -> trains on
+agent: maps the memory -> hashes, negotiates, uploads, seals, by the same ShardWriter as a rank
+
+messages.py       what the two sides say, as frames
+channel.py        the Unix socket: frames with descriptors, and whose process is at the other end
+shared_memory.py  sealed memory that both map, and how much of it there may be
+held_save.py      one rank's part of a save in the agent: one try for a living rank, all tries for a dead one
+server.py         the agent: connections, its byte budget, its end
+link.py           a rank's side: hands over, follows, and notices within a moment that the agent is gone
+"""

@@ -1,0 +1,213 @@
+"""One rank's part of one save in the agent: read from the memory that the rank has staged into, sent by a ShardWriter.
+
+HELD -> try() for each Run of the living rank -> sealed, or its error goes to the rank, which decides
+     -> finish() once the rank is dead: tries by itself until the checkpoint is committed, or cannot be any more
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from holdfast_client.agent.messages import HandOver
+from holdfast_client.chunks.transfer import OutgoingChunk
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.client import Client
+from holdfast_client.errors import (
+    CheckpointAborted,
+    HoldfastError,
+    StaleAttempt,
+    TransferStopped,
+)
+from holdfast_client.host_calls import HostCalls
+from holdfast_client.shard_writer import BEGINS, ShardWriter, worth_another_begin
+from holdfast_client.transport import Backoff, check_stop
+from holdfast_protocol.checkpoints import CheckpointView, ShardSummary
+from holdfast_protocol.states import CheckpointState
+
+log = logging.getLogger("holdfast.agent")
+
+LONG_POLL_SECONDS = 30
+
+
+class JobHere:
+    """The ranks of one launch on this node: they begin and seal in one call. Thread-safe."""
+
+    def __init__(self, client: Client, host_ranks: int) -> None:
+        """`client`: of the joint calls; closed with the job."""
+        self._client = client
+        # No process knows the secret, so nobody joins by the socket: the ranks' threads are in this process.
+        self.calls = HostCalls(client, secret=secrets.token_hex(16), count=host_ranks, leads=True)
+        self._members = 0
+        self._lock = threading.Lock()
+
+    def join(self) -> None:
+        with self._lock:
+            self._members += 1
+
+    def leave(self) -> bool:
+        """True for the last member: the job has ended here."""
+        with self._lock:
+            self._members -= 1
+            return not self._members
+
+    def close(self) -> None:
+        self.calls.close()
+        self._client.close()
+
+
+class RankClient:
+    """The client of one rank's saves. Each retry deadline has one for many saves: it remembers what it has learnt of
+    the service and its store. Thread-safe."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._made: dict[float, Client] = {}
+
+    def retrying(self, seconds: float) -> Client:
+        with self._lock:
+            if seconds not in self._made:
+                self._made[seconds] = self._client.with_retry_deadline(seconds, self._stop)
+            return self._made[seconds]
+
+    def cut_off(self) -> None:
+        """Ends the calls and transfers that are under way. Later saves call anew."""
+        with self._lock:
+            self._stop.set()
+            self._stop, self._made = threading.Event(), {}
+        self._client.transfers.cut()
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class HeldSave:
+    """`stop` may be called from any thread; all else is the link's working thread's."""
+
+    def __init__(
+        self,
+        hand: HandOver,
+        memory: memoryview,
+        documents: Sequence[bytes],
+        *,
+        client: RankClient,
+        workers: TransferWorkers,
+        job: JobHere,
+    ) -> None:
+        self.hand = hand
+        self._memory = memory
+        self._documents = documents
+        self._client = client
+        self._workers = workers
+        self._job = job
+        self._stopped = threading.Event()
+        self._writer: ShardWriter | None = None
+        self._view: CheckpointView | None = None
+        self.is_over = False
+        """Nothing is left to be done for it."""
+
+    @property
+    def is_sealed(self) -> bool:
+        """This rank's part is whole at the service, as far as is known."""
+        return self._view is not None
+
+    def __str__(self) -> str:
+        return f"step {self.hand.step} of {self.hand.run_name}, attempt {self.hand.attempt}, rank {self.hand.rank}"
+
+    def writer(self, retry_seconds: float) -> ShardWriter:
+        """Of the next try."""
+        self._writer = ShardWriter(
+            self._client.retrying(retry_seconds),
+            self.hand.run_name,
+            self.hand.rank,
+            self.hand.begin,
+            workers=self._workers,
+            host_calls=self._job.calls,
+        )
+        return self._writer
+
+    def write(self, writer: ShardWriter, summary: ShardSummary) -> CheckpointView:
+        """One try. Raises a save's errors. When it ends, no thread reads the memory."""
+        self._view = None
+        if self._stopped.is_set():
+            writer.stop()
+        self._view = writer.upload_and_seal_again(self._chunks, lambda: (summary, self.hand.index))
+        return self._view
+
+    def stop(self) -> None:
+        """Cuts the try off, as it is; nothing is tried afterwards."""
+        self._stopped.set()
+        if (writer := self._writer) is not None:
+            writer.stop()
+            self._job.calls.flush()
+            self._client.cut_off()
+
+    def finish(self) -> None:
+        """Its rank is dead. Returns when the checkpoint is committed or cannot be any more; the log says which."""
+        try:
+            view = self._finished()
+            if view.state is CheckpointState.COMMITTED:
+                log.info("committed for a rank that is gone: %s", self)
+            else:
+                log.warning("sealed for a rank that is gone, and other ranks' parts are missing: %s", self)
+        except StaleAttempt as error:
+            log.warning("dropped, because the run has gone on without it: %s. %s", self, error)
+        except HoldfastError as error:
+            log.warning("not committed for a rank that is gone: %s. %s", self, error)
+        finally:
+            self.is_over = True
+
+    def _finished(self) -> CheckpointView:
+        until = time.monotonic() + self.hand.retry_seconds
+        backoff = Backoff(math.inf, self._stopped.wait)
+        tries = 0
+        while True:
+            check_stop(self._stopped)
+            try:
+                return self._outcome(self._view or self._try_for_dead(), until)
+            except HoldfastError as error:
+                self._view = None
+                tries += 1
+                if tries >= BEGINS or not worth_another_begin(error):
+                    raise
+            backoff.pause()
+
+    def _try_for_dead(self) -> CheckpointView:
+        writer = self.writer(self.hand.retry_seconds)
+        try:
+            return self.write(writer, self.hand.summary)
+        except (CheckpointAborted, StaleAttempt, TransferStopped):
+            raise
+        except HoldfastError as error:
+            # The other ranks would wait for it.
+            if not worth_another_begin(error) and not writer.begin_failed:
+                writer.fail(error)
+            raise
+
+    def _outcome(self, view: CheckpointView, until: float) -> CheckpointView:
+        """Raises CheckpointAborted, maybe to be begun again."""
+        client = self._client.retrying(self.hand.retry_seconds)
+        while view.state is CheckpointState.UPLOADING and time.monotonic() < until:
+            check_stop(self._stopped)
+            view = client.checkpoints.get(view.id, wait_seconds=LONG_POLL_SECONDS)
+        if view.state is CheckpointState.ABORTED:
+            raise CheckpointAborted(view.abort_reason or "It was aborted", context={"cause": view.abort_cause})
+        return view
+
+    def _chunks(self) -> Iterator[OutgoingChunk]:
+        for chunk in self.hand.chunks:
+            load = functools.partial(self._load, chunk.start, chunk.bytes)
+            yield OutgoingChunk(load, chunk.digest, item_bytes=chunk.item_bytes)
+        for document in self._documents:
+            yield OutgoingChunk.of(document)
+
+    def _load(self, start: int, count: int, stop: threading.Event) -> memoryview:
+        check_stop(stop)
+        return self._memory[start : start + count]

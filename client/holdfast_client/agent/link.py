@@ -1,0 +1,384 @@
+"""A rank's side of the node agent: hands saves over, follows them, and does the work itself once the agent is gone.
+
+    training thread   hand_over() -> Share, HandOver -> Taken: from here on kill -9 loses nothing
+    upload thread     HandedSave.write() -> Run -> Begun, Verified…, Ended
+    a thread of ours  reads what the agent says; its end is the agent's
+
+The agent's death closes the socket, and is known at once. One that is stopped says nothing, and counts as gone soon:
+as it may wake up again and read on, its memory then gets no other save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from holdfast_client.agent import messages as say
+from holdfast_client.agent.channel import Channel, ChannelClosed, connect
+from holdfast_client.agent.shared_memory import SharedMemory
+from holdfast_client.errors import ConfigurationError, HoldfastError, TransferStopped
+from holdfast_client.shard_writer import ShardWriter
+from holdfast_protocol.base import RunName
+from holdfast_protocol.checkpoints import CheckpointView, ShardSummary
+
+log = logging.getLogger("holdfast")
+
+ANSWER_SECONDS = 10.0
+"""An agent answers at once. On a crowded machine it may take a moment."""
+SILENCE_SECONDS = 15.0
+"""While a rank waits, the agent says every 2 s that it is alive."""
+RETRY_SECONDS = 60.0
+"""Training is not held up by an agent that does not answer more often than that."""
+_LOOK_SECONDS = 0.1
+
+
+class AgentGone(Exception):  # noqa: N818  (said aloud, it is what happened)
+    """The agent is dead, silent, or in trouble of its own: the rank does the work itself."""
+
+
+class _AgentRefused(Exception):  # noqa: N818
+    """It says why."""
+
+
+class NodeAgent:
+    """The agent of this node, as one rank sees it. Thread-safe. Connects when it is first needed, and again after the
+    agent was gone. Without an agent it does nothing, and the log says so once."""
+
+    def __init__(
+        self, path: Path, run: RunName, rank: int, *, host_ranks: int, transfers: int, caller: Callable[[], say.Caller]
+    ) -> None:
+        """`path`: of the agent's socket. `host_ranks`: ranks of the job on this node. `caller`: asked at each
+        connection. Connects to nothing yet. Raises ConfigurationError where there are no such agents."""
+        if not hasattr(os, "memfd_create"):
+            raise ConfigurationError("A node agent needs Linux. Unset HOLDFAST_AGENT, or leave `agent=` out.")
+        self.path = path
+        self._run, self._rank = run, rank
+        self._host_ranks = host_ranks
+        self._transfers = transfers
+        self._caller = caller
+        self._lock = threading.Lock()
+        self._link: _Link | None = None
+        self._retry_at = 0.0
+        self._said: set[str] = set()
+        self._closed = False
+        ours = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _leave_to_parent(ours()))
+
+    def hand_over(
+        self, memory: SharedMemory, hand: say.HandOver, documents: Sequence[bytes], *, retry_seconds: float
+    ) -> HandedSave | None:
+        """None: the rank uploads it itself. Else the save survives this process, and so does its memory. Takes a moment
+        if the agent lives, and at most ANSWER_SECONDS. `retry_seconds`: of each of the agent's calls for this rank."""
+        with self._lock:
+            link = self._connected()
+            if link is None:
+                return None
+            try:
+                link.share(memory)
+                link.ask(hand, documents)
+            except _AgentRefused as refused:
+                self._say(f"{refused}. Until then saves stay in this process.")
+                return None
+            except ChannelClosed as gone:
+                memory.may_be_read = True  # it may have taken the save, and its answer is lost
+                self._lose(link, gone)
+                return None
+        self._said.clear()
+        return HandedSave(link, memory, hand.number, retry_seconds)
+
+    def settle(self, seconds: float) -> None:
+        """Waits until no save that a dead rank of this run has left to the agent can still be cut off by a new attempt.
+        At most so many seconds; the log then says so."""
+        with self._lock:
+            link = self._connected()
+        if link is None:
+            return
+        try:
+            link.settle(seconds)
+        except TimeoutError:
+            log.warning(
+                "the agent of this node is still sending saves that an earlier launch has left to it. The new attempt "
+                "does not wait any longer, and they are given up"
+            )
+        except ChannelClosed as gone:
+            self._lose(link, gone)
+
+    def close(self) -> None:
+        """The job ends: what the agent still holds of it, and was not left to it, is given up. May be called twice."""
+        with self._lock:
+            self._closed = True
+            link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child, which must neither speak for its parent nor hold its connection open."""
+        self._closed = True
+        link, self._link = self._link, None
+        if link is not None:
+            link.channel.leave_to_parent()
+
+    def _connected(self) -> _Link | None:
+        if self._link is not None and not self._link.is_lost:
+            return self._link
+        if self._closed or time.monotonic() < self._retry_at:
+            return None
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        try:
+            self._link = _Link(connect(self.path, ANSWER_SECONDS))
+            self._link.ask(
+                say.Hello(
+                    version=say.VERSION,
+                    holdfast=version("holdfast"),
+                    project=self._run.project,
+                    run=self._run.run,
+                    rank=self._rank,
+                    host_ranks=self._host_ranks,
+                    transfers=self._transfers,
+                    caller=self._caller(),
+                )
+            )
+        except _AgentRefused as refused:
+            self._say(f"{refused}. Until then saves stay in this process.")
+            self._drop()
+            return None
+        except (OSError, HoldfastError) as error:
+            self._say(
+                f"no agent answers at {self.path} ({error}). Saves stay in this process until one does: start it with "
+                "`holdfast agent serve`."
+            )
+            self._drop()
+            return None
+        self._retry_at = 0.0
+        return self._link
+
+    def _drop(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.lose()
+
+    def _lose(self, link: _Link, error: BaseException) -> None:
+        link.lose()
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        self._say(f"the agent of this node is gone ({error}). Saves stay in this process until it is back.")
+
+    def _say(self, what: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            log.warning("%s", what[0].upper() + what[1:])
+
+
+def _leave_to_parent(agent: NodeAgent | None) -> None:
+    if agent is not None:
+        agent.leave_to_parent()
+
+
+class HandedSave:
+    """One save that the agent has taken. `write` on the upload thread, `release` on the last that uses the memory."""
+
+    def __init__(self, link: _Link, memory: SharedMemory, number: int, retry_seconds: float) -> None:
+        self._link = link
+        self._memory = memory
+        self._number = number
+        self._retry_seconds = retry_seconds
+        self._is_released = False
+        self.is_left = False
+        """The agent finishes it, though this process ends by itself."""
+
+    @property
+    def is_with_agent(self) -> bool:
+        return not (self._link.is_lost or self._is_released)
+
+    def leave(self) -> None:
+        """At the end of the job, from any thread: the agent goes on as if the rank were dead, and `write` ends with
+        TransferStopped. Nothing if the agent does not have the save any more."""
+        if self.is_with_agent:
+            self.is_left = self._link.leaves = True
+
+    def write(self, writer: ShardWriter, summary: ShardSummary) -> CheckpointView:
+        """One try of the agent's, as if `writer` had made it: its callbacks are called, its figures are set, and its
+        `stop` stops the agent's. Raises what the agent's try has raised, what `writer.on_begun` raises, and AgentGone
+        if the rank must do it."""
+        events = self._link.follow(self._number)
+        try:
+            self._link.channel.send(say.Run(number=self._number, summary=summary, retry_seconds=self._retry_seconds))
+            return self._followed(events, writer)
+        except ChannelClosed as gone:
+            raise AgentGone(str(gone)) from gone
+        finally:
+            if self._link.is_lost:
+                self._memory.may_be_read = True
+            self._link.unfollow(self._number)
+
+    def release(self) -> None:
+        """The memory is for another save, unless the agent may still read it. May be called twice."""
+        if self._is_released or self.is_left:
+            return
+        self._is_released = True
+        try:
+            if self._link.is_lost:
+                raise ChannelClosed
+            self._link.channel.send(say.Release(number=self._number))
+        except ChannelClosed:
+            self._memory.may_be_read = True
+
+    def _followed(self, events: _Events, writer: ShardWriter) -> CheckpointView:
+        refused: BaseException | None = None
+        is_told = False
+        while True:
+            if self.is_left:
+                raise TransferStopped("This job ended, and the agent of its node goes on with the save")
+            if not is_told and (writer.is_stopped or refused is not None):
+                self._link.channel.send(say.Stop(number=self._number))
+                is_told = True
+            try:
+                told = events.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                self._link.lose_if_silent()
+                continue
+            match told:
+                case None:
+                    raise AgentGone("it has ended")
+                case say.Begun():
+                    try:
+                        writer.begun_elsewhere(told.view)
+                    except BaseException as error:  # raised once the agent's threads have let go of the memory
+                        refused = error
+                case say.Verified():
+                    if writer.on_verified is not None:
+                        writer.on_verified(told.bytes)
+                case say.Ended():
+                    if refused is not None:
+                        raise refused
+                    return _outcome(told, writer)
+
+
+def _outcome(ended: say.Ended, writer: ShardWriter) -> CheckpointView:
+    writer.begin_failed = ended.begin_failed
+    if ended.view is not None:
+        writer.digests = list(ended.digests)
+        writer.sent_bytes, writer.sent_chunk_bytes = ended.sent_bytes, ended.sent_chunk_bytes
+        return ended.view
+    error = None if ended.failure is None else ended.failure.error()
+    raise error or AgentGone("it has trouble of its own; its log says more")
+
+
+_Events = queue.SimpleQueue[say.Begun | say.Verified | say.Ended | None]
+
+
+class _Link:
+    """One connection, while it lasts."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.is_lost = False
+        self.leaves = False
+        """Without a word of its end, the agent finishes what it holds."""
+        self._heard_at = time.monotonic()
+        self._asking = threading.Lock()
+        self._answers: queue.SimpleQueue[say.Told | None] = queue.SimpleQueue()
+        self._events: dict[int, _Events] = {}
+        self._shared: dict[int, SharedMemory] = {}
+        self._thread = threading.Thread(target=self._read, name="holdfast-agent", daemon=True)
+        self._thread.start()
+
+    def share(self, memory: SharedMemory) -> None:
+        """Nothing if the agent has it. Raises as `ask`."""
+        for known in [*self._shared.values()]:
+            if known.is_closed:
+                del self._shared[known.id]
+                self.channel.send(say.Forget(memory=known.id))
+        if memory.id not in self._shared:
+            self.ask(say.Share(memory=memory.id, bytes=memory.bytes), descriptor=memory.descriptor)
+            self._shared[memory.id] = memory
+
+    def ask(self, frame: BaseModel, body: Sequence[bytes] = (), descriptor: int | None = None) -> None:
+        """Returns when the agent has taken it. Raises _AgentRefused, and ChannelClosed."""
+        with self._asking:
+            self.channel.send(frame, tuple(body), descriptor)
+            try:
+                answer = self._answers.get(timeout=ANSWER_SECONDS)
+            except queue.Empty:
+                self.lose()
+                raise ChannelClosed(f"it has not answered for {ANSWER_SECONDS:.0f} s") from None
+        if answer is None:
+            raise ChannelClosed("it has ended")
+        if isinstance(answer, say.Refused):
+            raise _AgentRefused(answer.reason)
+
+    def settle(self, seconds: float) -> None:
+        """Raises TimeoutError, and ChannelClosed."""
+        until = time.monotonic() + seconds
+        with self._asking:
+            self._heard_at = time.monotonic()
+            self.channel.send(say.Settle())
+            while True:
+                with contextlib.suppress(queue.Empty):
+                    if self._answers.get(timeout=_LOOK_SECONDS) is None:
+                        raise ChannelClosed("it has ended")
+                    return
+                self.lose_if_silent()
+                if time.monotonic() >= until:
+                    self.lose()  # its answer may still come, and must not be taken for another one
+                    raise TimeoutError
+
+    def follow(self, number: int) -> _Events:
+        events: _Events = queue.SimpleQueue()
+        self._heard_at = time.monotonic()
+        self._events[number] = events
+        if self.is_lost:
+            events.put(None)
+        return events
+
+    def unfollow(self, number: int) -> None:
+        self._events.pop(number, None)
+
+    def lose_if_silent(self) -> None:
+        if time.monotonic() - self._heard_at > SILENCE_SECONDS:
+            self.lose()
+
+    def lose(self) -> None:
+        """Whatever waits for the agent ends with ChannelClosed or AgentGone."""
+        self.is_lost = True
+        self.channel.shut()
+
+    def close(self) -> None:
+        if not self.leaves:
+            with contextlib.suppress(ChannelClosed):
+                self.channel.send(say.Bye())
+        self.lose()
+        self._thread.join(ANSWER_SECONDS)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                text, _, descriptor = self.channel.receive()
+                if descriptor is not None:
+                    os.close(descriptor)
+                self._heard_at = time.monotonic()
+                match told := say.TOLD.validate_json(text):
+                    case say.Begun() | say.Verified() | say.Ended():
+                        if (events := self._events.get(told.number)) is not None:
+                            events.put(told)
+                    case say.Alive():
+                        pass
+                    case _:
+                        self._answers.put(told)
+        except (ChannelClosed, ValidationError) as error:
+            log.debug("the agent's connection ends: %s", error)
+        finally:
+            self.is_lost = True
+            self._answers.put(None)
+            for waiting in [*self._events.values()]:
+                waiting.put(None)
+            self.channel.close()

@@ -1,0 +1,242 @@
+"""What a rank and the agent of its node say to each other. A frame is one of these models as JSON, maybe with bytes.
+
+rank   Hello            Share + memory   HandOver + documents   Run            Stop  Release  Settle   Forget  Bye
+agent  Welcome/Refused  Taken/Refused    Taken/Refused          Begun Verified… Ended         Settled
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr, TypeAdapter
+
+from holdfast_client import errors
+from holdfast_client.errors import HoldfastError, rebuild_error
+from holdfast_client.settings import ClientSettings
+from holdfast_protocol.base import Digest, Fence, LaunchId, Name, RunName
+from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView, IndexOrdinals, ShardSummary, Step
+from holdfast_protocol.states import CheckpointKind
+
+VERSION = 1
+"""Of these frames. Both sides say theirs; with unlike ones the rank saves without the agent."""
+
+
+class _Frame(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+
+class Caller(_Frame):
+    """How a rank calls the service: its settings, and its token as text. They are in memory alone, on both sides."""
+
+    settings: dict[str, JsonValue]
+    token: str | None
+
+    @classmethod
+    def of(cls, settings: ClientSettings) -> Self:
+        """Raises ConfigurationError if the token's file cannot be read."""
+        token = None if settings.has_identity else settings.find_token()
+        return cls(
+            settings=settings.model_dump(mode="json", exclude={"token"}),
+            token=None if token is None else token.get_secret_value(),
+        )
+
+    def client_settings(self) -> ClientSettings:
+        """The rank's, whatever the agent's own environment says. Raises ConfigurationError."""
+        token = None if self.token is None else SecretStr(self.token)
+        return ClientSettings(**self.settings, token=token)
+
+
+class Hello(_Frame):
+    type: Literal["hello"] = "hello"
+    version: int
+    holdfast: str
+    project: Name
+    run: Name
+    rank: int = Field(ge=0)
+    host_ranks: int = Field(ge=1, description="Ranks of the job on this node: they begin and seal in one call.")
+    transfers: int = Field(ge=1)
+    caller: Caller
+
+
+class Welcome(_Frame):
+    type: Literal["welcome"] = "welcome"
+    version: int
+    holdfast: str
+
+
+class Refused(_Frame):
+    """The answer to Hello, Share or HandOver: the rank saves by itself. `reason` says why, and what to do."""
+
+    type: Literal["refused"] = "refused"
+    reason: str
+
+
+class Taken(_Frame):
+    """The answer to Share and HandOver. From here on the save is committed even if its rank is killed."""
+
+    type: Literal["taken"] = "taken"
+
+
+class Share(_Frame):
+    """With one descriptor: sealed memory that later HandOvers name."""
+
+    type: Literal["share"] = "share"
+    memory: int
+    bytes: int = Field(gt=0)
+
+
+class Forget(_Frame):
+    """The rank does not use this memory any more."""
+
+    type: Literal["forget"] = "forget"
+    memory: int
+
+
+class StagedChunk(_Frame):
+    """A range of the memory, which does not change until the save is released."""
+
+    start: int = Field(ge=0)
+    bytes: int = Field(ge=0)
+    item_bytes: int = Field(default=1, ge=1)
+    digest: Digest | None = None
+
+
+class HandOver(_Frame):
+    """One rank's part of one save, as its attempt would write it. The bytes of the documents follow the frame."""
+
+    type: Literal["hand_over"] = "hand_over"
+    project: Name
+    run: Name
+    epoch: int = Field(ge=1)
+    attempt: int = Field(ge=1)
+    launch_id: LaunchId
+    number: int = Field(ge=1, description="Counts the saves of the attempt.")
+    step: Step
+    kind: CheckpointKind
+    world_size: int = Field(ge=1)
+    rank: int = Field(ge=0)
+    memory: int
+    chunks: list[StagedChunk] = Field(description="By ordinal; the documents come after them.")
+    documents: list[int] = Field(description="Bytes of each.")
+    index: IndexOrdinals
+    summary: ShardSummary
+    retry_seconds: float = Field(ge=0, description="How long the agent retries each of its calls if the rank is dead.")
+
+    @property
+    def run_name(self) -> RunName:
+        return RunName(self.project, self.run)
+
+    @property
+    def begin(self) -> BeginCheckpoint:
+        fence = Fence(epoch=self.epoch, attempt=self.attempt, launch_id=self.launch_id)
+        return BeginCheckpoint(**fence.model_dump(), step=self.step, world_size=self.world_size, kind=self.kind)
+
+
+class Run(_Frame):
+    """Begin, upload and seal it now: one try. Its answers end with Ended."""
+
+    type: Literal["run"] = "run"
+    number: int
+    summary: ShardSummary
+    retry_seconds: float = Field(ge=0)
+
+
+class Stop(_Frame):
+    """Cut the try off. Its Ended comes when nothing reads the memory any more."""
+
+    type: Literal["stop"] = "stop"
+    number: int
+
+
+class Release(_Frame):
+    """The save is over for its rank, and its memory belongs to the next one. Not while a try runs."""
+
+    type: Literal["release"] = "release"
+    number: int
+
+
+class Settle(_Frame):
+    """Asked by a new launch before it opens its attempt, which would fence what a dead one has left to the agent."""
+
+    type: Literal["settle"] = "settle"
+
+
+class Bye(_Frame):
+    """The rank ends by itself, and has given up what is not over."""
+
+    type: Literal["bye"] = "bye"
+
+
+class Begun(_Frame):
+    type: Literal["begun"] = "begun"
+    number: int
+    view: CheckpointView
+
+
+class Verified(_Frame):
+    type: Literal["verified"] = "verified"
+    number: int
+    bytes: int
+
+
+class Failure(_Frame):
+    """An exception of this library. Any other one is the agent's own trouble, and the rank does the work itself."""
+
+    kind: str
+    args: list[str]
+    facts: dict[str, Any]
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        known = type(error) if isinstance(error, HoldfastError) else HoldfastError
+        facts = vars(error) if isinstance(error, HoldfastError) else {}
+        plain = {name: value for name, value in facts.items() if _is_plain(value)}
+        kind = known.__name__ if isinstance(error, HoldfastError) else ""
+        return cls(kind=kind, args=[str(each) for each in error.args], facts=plain)
+
+    def error(self) -> HoldfastError | None:
+        """As it was raised in the agent; None if it is none of this library's."""
+        kind = getattr(errors, self.kind, None)
+        if not (isinstance(kind, type) and issubclass(kind, HoldfastError)):
+            return None
+        return rebuild_error(kind, tuple(self.args), self.facts)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float | bool)
+
+
+class Ended(_Frame):
+    """One try is over. `view`: sealed; else `failure`."""
+
+    type: Literal["ended"] = "ended"
+    number: int
+    view: CheckpointView | None = None
+    failure: Failure | None = None
+    begin_failed: bool = False
+    digests: list[Digest] = []
+    sent_bytes: int = 0
+    sent_chunk_bytes: int = 0
+
+
+class Settled(_Frame):
+    """`left`: steps that are still not sealed, because the agent was told to end."""
+
+    type: Literal["settled"] = "settled"
+    left: list[int] = []
+
+
+class Alive(_Frame):
+    """Said while a rank waits for something: an agent that is stopped says nothing."""
+
+    type: Literal["alive"] = "alive"
+
+
+Asked = Hello | Share | Forget | HandOver | Run | Stop | Release | Settle | Bye
+Told = Welcome | Refused | Taken | Begun | Verified | Ended | Settled | Alive
+ASKED: TypeAdapter[Asked] = TypeAdapter(Annotated[Asked, Field(discriminator="type")])
+TOLD: TypeAdapter[Told] = TypeAdapter(Annotated[Told, Field(discriminator="type")])

@@ -1,0 +1,424 @@
+"""The agent of a node: takes saves from the ranks of this user's jobs, and finishes them.
+
+    accept -> a thread reads each rank's frames, and answers at once
+           -> a thread does the rank's work, one save after another; after the rank's death, what it has left
+
+Nothing is on a disk: a save that was handed over is lost if the agent is killed after its rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import queue
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from holdfast_client.agent import messages as say
+from holdfast_client.agent.channel import Channel, ChannelClosed, refuse_long
+from holdfast_client.agent.held_save import HeldSave, JobHere, RankClient
+from holdfast_client.agent.shared_memory import Budget, UnusableMemory, gib, map_of, untouched_bytes
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.client import Client
+from holdfast_client.errors import ConfigurationError, HoldfastError
+from holdfast_client.local.private_folder import PrivateFolder, open_file, try_lock
+from holdfast_client.settings import ClientSettings
+from holdfast_protocol.base import RunName
+from holdfast_protocol.text import counted
+
+log = logging.getLogger("holdfast.agent")
+
+ALIVE_SECONDS = 2.0
+_LOOK_SECONDS = 0.1
+_BACKLOG = 128
+
+
+class Agent:
+    """Listens from its construction on. `serve` takes connections until `end` is called, from any thread or a signal's
+    handler."""
+
+    def __init__(self, path: Path, limit_bytes: int) -> None:
+        """`path`: of the socket; its folder is made with mode 0700. Raises ConfigurationError if the folder is not this
+        user's alone or another agent serves there."""
+        self.path = path
+        self.budget = Budget(limit_bytes)
+        self._lock = threading.Condition()
+        self._links: set[_Link] = set()
+        self._jobs: dict[tuple[str, str, str], JobHere] = {}
+        refuse_long(path)
+        self._folder = PrivateFolder(path.parent)
+        self._own = open_file(f"{path.name}.lock", os.O_RDWR | os.O_CREAT, self._folder.descriptor)
+        if not try_lock(self._own):
+            os.close(self._own)
+            self._folder.close()
+            raise ConfigurationError(f"Another agent serves at {path}. One is enough for all jobs of this user.")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # a dead agent's
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        os.chmod(path, 0o600)
+        self._listener.listen(_BACKLOG)
+        self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def serve(self, *, grace_seconds: float) -> int:
+        """Afterwards living ranks go on by themselves; what dead ranks have left is finished within `grace_seconds`.
+        Returns how many of those saves are lost."""
+        log.info("serving at %s; the ranks of this node may share %s", self.path, gib(self.budget.limit_bytes))
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while self._wake not in {descriptor for descriptor, _ in poll.poll()}:
+            self._accept()
+        return self._ended(time.monotonic() + grace_seconds)
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._woken, b"\0")
+
+    def left_by_dead(self, run: RunName) -> list[HeldSave]:
+        """The saves of this run whose ranks are dead, and which are not sealed yet. Of a rank that has just died, all:
+        its last words may not be read yet."""
+        with self._lock:
+            links = [link for link in self._links if link.run == run]
+        return [save for link in links if link.is_dead for save in link.unsealed()]
+
+    def has_unread_dead(self, run: RunName) -> bool:
+        with self._lock:
+            links = [link for link in self._links if link.run == run]
+        return any(not link.is_dead and link.is_hung_up for link in links)
+
+    def job_of(self, hand: say.HandOver, settings: ClientSettings, host_ranks: int) -> JobHere:
+        """With one more member; `leave_job` takes it off. The last one closes the job's own client."""
+        with self._lock:
+            key = (hand.project, hand.run, hand.launch_id)
+            if key not in self._jobs:
+                self._jobs[key] = JobHere(Client(settings), host_ranks)
+            self._jobs[key].join()
+            return self._jobs[key]
+
+    def leave_job(self, job: JobHere) -> None:
+        with self._lock:
+            is_last = job.leave()
+            if is_last:
+                self._jobs = {key: other for key, other in self._jobs.items() if other is not job}
+        if is_last:
+            job.close()
+
+    def ended(self, link: _Link) -> None:
+        with self._lock:
+            self._links.discard(link)
+            self._lock.notify_all()
+
+    def _accept(self) -> None:
+        try:
+            connected, _ = self._listener.accept()
+        except OSError as error:
+            log.warning("a rank could not be taken: %s", error)
+            return
+        channel = Channel(connected)
+        try:
+            channel.refuse_strangers()
+        except OSError as error:
+            log.warning("a connection was refused: %s", error)
+            channel.close()
+            return
+        link = _Link(self, channel)
+        with self._lock:
+            self._links.add(link)
+        try:
+            link.start()
+        except RuntimeError as error:  # no thread can be started
+            log.warning("a rank could not be taken: %s", error)
+            self.ended(link)
+            channel.close()
+
+    def _ended(self, until: float) -> int:
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+        with self._lock:
+            links = [*self._links]
+        for link in links:
+            link.leave_to_rank()
+        with self._lock:
+            while self._links and (left := until - time.monotonic()) > 0:
+                self._lock.wait(left)
+            lost = sum(len(link.unsealed()) for link in self._links)
+        if lost:
+            log.error("%s of ranks that are gone could not be finished in time", counted(lost, "save"))
+        fcntl.flock(self._own, fcntl.LOCK_UN)
+        os.close(self._own)
+        self._folder.close()
+        os.close(self._wake)
+        os.close(self._woken)
+        return lost
+
+
+@dataclass(frozen=True)
+class _Memory:
+    view: memoryview
+    bytes: int
+
+
+@dataclass
+class _Rank:
+    """What a rank has said of itself."""
+
+    hello: say.Hello
+    settings: ClientSettings
+    client: RankClient
+    workers: TransferWorkers
+    memories: dict[int, _Memory] = field(default_factory=dict)
+
+
+class _Refusal(Exception):  # noqa: N818
+    """A reason for the rank; it goes on by itself."""
+
+
+class _Link:
+    """One rank's connection, and its saves until they are over. `_saves` is the reading thread's and the working one's,
+    under the lock."""
+
+    def __init__(self, agent: Agent, channel: Channel) -> None:
+        self._agent = agent
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._rank: _Rank | None = None
+        self._saves: dict[int, HeldSave] = {}
+        self._job: JobHere | None = None
+        self._budgeted = 0
+        self._waits = threading.Event()
+        """The rank waits for something that takes its time."""
+        self._over = threading.Event()
+        self.is_dead = False
+        """Its rank has ended without a word, and has left its saves."""
+        self._is_left_to_rank = False
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=target, name=f"holdfast-agent-{name}", daemon=True)
+            for target, name in ((self._do, "work"), (self._say_alive, "alive"), (self._read, "read"))
+        ]
+
+    @property
+    def run(self) -> RunName | None:
+        return None if self._rank is None else RunName(self._rank.hello.project, self._rank.hello.run)
+
+    @property
+    def is_hung_up(self) -> bool:
+        return self._channel.is_hung_up()
+
+    def start(self) -> None:
+        """Raises RuntimeError if the system gives no thread."""
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError:
+            self._over.set()
+            self._work.put(None)
+            raise
+
+    def unsealed(self) -> list[HeldSave]:
+        with self._lock:
+            return [save for save in self._saves.values() if not (save.is_sealed or save.is_over)]
+
+    def leave_to_rank(self) -> None:
+        """The agent ends: a living rank does its work itself from here on."""
+        if not self.is_dead:
+            self._is_left_to_rank = True
+            self._channel.shut()
+
+    # The reading thread.
+
+    def _read(self) -> None:
+        says_bye = False
+        try:
+            while not says_bye:
+                text, body, descriptor = self._channel.receive()
+                try:
+                    says_bye = self._take(say.ASKED.validate_json(text), body, descriptor)
+                finally:
+                    if descriptor is not None:
+                        os.close(descriptor)
+        except (ChannelClosed, ValidationError) as error:
+            log.debug("a rank has left: %s", error)
+        except BaseException:
+            log.exception("a rank's connection ends")
+        finally:
+            self._end(is_dead=not says_bye and not self._is_left_to_rank)
+
+    def _end(self, *, is_dead: bool) -> None:
+        with self._lock:
+            self.is_dead = is_dead
+            saves = [*self._saves.values()]
+        if is_dead and saves:
+            log.warning("a rank is gone, and its saves are finished here: %s", "; ".join(map(str, saves)))
+        for save in saves:
+            if is_dead:
+                self._work.put(save.finish)
+            else:
+                save.stop()
+        self._work.put(None)
+
+    def _take(self, asked: say.Asked, body: bytes, descriptor: int | None) -> bool:
+        """Whether it was the last frame. Raises ChannelClosed, which ends the connection."""
+        match asked:
+            case say.Hello():
+                self._answer(lambda: self._greet(asked), say.Welcome(version=say.VERSION, holdfast=version("holdfast")))
+            case say.Share():
+                self._answer(lambda: self._share(asked, descriptor))
+            case say.Forget():
+                self._forget(asked.memory)
+            case say.HandOver():
+                self._answer(lambda: self._hold(asked, body))
+            case say.Run():
+                self._waits.set()
+                self._work.put(lambda: self._run(asked))
+            case say.Stop():
+                if (save := self._saves.get(asked.number)) is not None:
+                    save.stop()
+            case say.Release():
+                with self._lock:
+                    self._saves.pop(asked.number, None)
+            case say.Settle():
+                self._waits.set()
+                self._work.put(self._settle)
+            case say.Bye():
+                return True
+        return False
+
+    def _answer(self, work: Callable[[], None], taken: BaseModel | None = None) -> None:
+        try:
+            work()
+        except _Refusal as refusal:
+            self._channel.send(say.Refused(reason=str(refusal)))
+        else:
+            self._channel.send(taken or say.Taken())
+
+    def _greet(self, hello: say.Hello) -> None:
+        if hello.version != say.VERSION:
+            raise _Refusal(
+                f"the agent of this node is holdfast {version('holdfast')}, and the job's holdfast {hello.holdfast} "
+                "speaks another version with it. Start the agent with the job's version"
+            )
+        try:
+            client = Client(hello.caller.client_settings())
+        except (HoldfastError, ValidationError) as error:
+            raise _Refusal(f"the agent cannot call the service as this job does: {error}") from error
+        self._rank = _Rank(hello, client.settings, RankClient(client), TransferWorkers(hello.transfers))
+
+    def _share(self, share: say.Share, descriptor: int | None) -> None:
+        if self._rank is None or descriptor is None:
+            raise ChannelClosed("a rank shares nothing")
+        if why := self._agent.budget.take(share.bytes, untouched_bytes(descriptor, share.bytes)):
+            raise _Refusal(why)
+        try:
+            view = memoryview(map_of(descriptor, share.bytes))
+        except (UnusableMemory, OSError, ValueError) as error:
+            self._agent.budget.give_back(share.bytes)
+            raise _Refusal(f"the agent cannot map the staging memory: {error}") from error
+        self._budgeted += share.bytes
+        self._rank.memories[share.memory] = _Memory(view, share.bytes)
+
+    def _forget(self, memory: int) -> None:
+        if self._rank is not None and (known := self._rank.memories.pop(memory, None)) is not None:
+            self._budgeted -= known.bytes
+            self._agent.budget.give_back(known.bytes)
+
+    def _hold(self, hand: say.HandOver, body: bytes) -> None:
+        memory = None if self._rank is None else self._rank.memories.get(hand.memory)
+        if self._rank is None or memory is None:
+            raise _Refusal("the agent does not have the memory of this save")
+        if any(chunk.start + chunk.bytes > memory.bytes for chunk in hand.chunks) or sum(hand.documents) != len(body):
+            raise _Refusal("the agent cannot find the bytes of this save")
+        documents, start = [], 0
+        for size in hand.documents:
+            documents.append(body[start : start + size])
+            start += size
+        if self._job is None:
+            self._job = self._agent.job_of(hand, self._rank.settings, self._rank.hello.host_ranks)
+        save = HeldSave(
+            hand, memory.view, documents, client=self._rank.client, workers=self._rank.workers, job=self._job
+        )
+        with self._lock:
+            self._saves[hand.number] = save
+
+    # The working thread.
+
+    def _do(self) -> None:
+        while (work := self._work.get()) is not None:
+            self._waits.set()
+            try:
+                work()
+            except BaseException:
+                log.exception("a save could not be carried out")
+            if self._work.empty():
+                self._waits.clear()
+            del work
+        self._over.set()
+        with self._lock:
+            self._saves.clear()
+        if self._rank is not None:
+            self._rank.workers.close()
+            self._rank.client.close()
+        if self._job is not None:
+            self._agent.leave_job(self._job)
+        self._agent.budget.give_back(self._budgeted)
+        self._channel.close()
+        self._agent.ended(self)
+
+    def _run(self, asked: say.Run) -> None:
+        with self._lock:
+            save = self._saves.get(asked.number)
+        if save is None:
+            self._tell(say.Ended(number=asked.number, failure=say.Failure.of(KeyError(asked.number))))
+            return
+        writer = save.writer(asked.retry_seconds)
+        writer.on_begun = lambda: self._tell(say.Begun(number=asked.number, view=writer.begun))
+        writer.on_verified = lambda count: self._tell(say.Verified(number=asked.number, bytes=count))
+        ended = say.Ended(number=asked.number)
+        try:
+            view = save.write(writer, asked.summary)
+        except BaseException as error:  # the rank hears it, and decides
+            if not isinstance(error, HoldfastError):
+                log.exception("the agent's own trouble with %s", save)
+            ended = ended.model_copy(update={"failure": say.Failure.of(error), "begin_failed": writer.begin_failed})
+        else:
+            ended = ended.model_copy(update={"view": view})
+        self._tell(
+            ended.model_copy(
+                update={
+                    "digests": writer.digests,
+                    "sent_bytes": writer.sent_bytes,
+                    "sent_chunk_bytes": writer.sent_chunk_bytes,
+                }
+            )
+        )
+
+    def _settle(self) -> None:
+        """Waits until no dead rank's save of this run can be cut off any more by a new attempt."""
+        run = self.run
+        if run is None:
+            return
+        while not self._channel.is_hung_up() and (self._agent.has_unread_dead(run) or self._agent.left_by_dead(run)):
+            time.sleep(_LOOK_SECONDS)
+        self._tell(say.Settled())
+
+    def _tell(self, told: BaseModel) -> None:
+        with contextlib.suppress(ChannelClosed):  # the reading thread knows, or will
+            self._channel.send(told)
+
+    def _say_alive(self) -> None:
+        """Only while the rank waits, so that a training job is not woken for nothing."""
+        while not self._over.wait(ALIVE_SECONDS):
+            if self._waits.is_set():
+                self._tell(say.Alive())

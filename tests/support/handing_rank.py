@@ -1,0 +1,68 @@
+"""A rank that hands its saves to the agent of its node, and is killed by itself or by the test at a moment of its
+choice: `python -m tests.support.handing_rank RUN SAVES END BYTES`.
+
+END: `killed` right after the last save() has returned, `waits` for each commit, `stays` until the test says a line or
+kills it, or `told`: as `stays`, and each save waits for a line too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import holdfast
+from holdfast.layout.plan import ChunkSizes
+
+PARTS = 8
+SIZES = ChunkSizes(65536, 262144, 131072)
+
+
+def state_of(step: int, size_bytes: int) -> dict[str, Any]:
+    """The same on every rank: each stores some of the parts."""
+    count = size_bytes // PARTS // 4
+    parts = {f"p{part}": nn.Parameter(torch.arange(count) * (part + 1.0) + step) for part in range(PARTS)}
+    return {"model": nn.ParameterDict(parts)}
+
+
+def digest_of(state: dict[str, Any]) -> str:
+    found = hashlib.sha256()
+    for name, tensor in sorted(state["model"].state_dict().items()):
+        found.update(name.encode() + tensor.numpy().tobytes())
+    return found.hexdigest()
+
+
+def main() -> None:
+    run, saves, end, size = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    torch.set_num_threads(1)
+    world_size = int(os.environ["WORLD_SIZE"])
+    if world_size > 1:
+        dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=world_size)
+    ckpt = holdfast.Checkpointer(run, create=True, chunk_sizes=SIZES, check_finite=False)
+    state = state_of(-1, size)
+    start = ckpt.restore(state)
+    print(f"restored {start} {digest_of(state)}", flush=True)
+    for step in range(start, start + saves):
+        if end == "told":
+            sys.stdin.readline()
+        handle = ckpt.save(step, state_of(step, size))
+        if end == "killed" and step == start + saves - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        print(f"saved {step}", flush=True)
+        if end == "waits":
+            print(f"committed {handle.committed.result(timeout=120).step}", flush=True)
+    if end in ("stays", "told"):
+        sys.stdin.readline()
+    ckpt.close()
+    print("closed", flush=True)
+    os._exit(0)  # gloo's teardown aborts now and then when a peer is gone first
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""kill -9 to ranks and to the agent of their node, at chosen and at random moments: what save() returned for is
+committed while one of the two lives, and is never wrong.
+
+HOLDFAST_KILL_ROUNDS says how many random moments (make has few; a night can have thousands).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+from tests.support.handing_rank import digest_of, state_of
+from tests.support.node_agent import agent_serve
+from tests.support.ranks import launched, read_until
+
+import holdfast
+from holdfast_protocol.states import CheckpointState
+
+RANK = "tests.support.handing_rank"
+MIB = 1024**2
+ROUNDS = int(os.environ.get("HOLDFAST_KILL_ROUNDS", "2"))
+
+
+@pytest.fixture
+def agent(tmp_path, monkeypatch):
+    with agent_serve(tmp_path / "agent.log") as served:
+        monkeypatch.setenv("HOLDFAST_AGENT", str(served.socket))
+        yield served
+
+
+def restored(run, size=8 * MIB):
+    """The next step, and the digest of the state, as a launch that knows the agent finds them."""
+    state = state_of(-1, size)
+    with holdfast.Checkpointer(run) as ckpt:
+        return ckpt.restore(state), digest_of(state)
+
+
+def digest_at(step, size=8 * MIB):
+    return digest_of(state_of(step, size))
+
+
+def say(rank):
+    rank.stdin.write("go on\n")
+    rank.stdin.flush()
+
+
+def wait_until(holds):
+    until = time.monotonic() + 90
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def wait_for_end(ranks):
+    for rank in ranks:
+        rank.wait(timeout=90)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_ranks_that_are_killed_as_soon_as_save_has_returned_have_saved(run, agent, world_size):
+    with launched(RANK, run, 1, "killed", 8 * MIB, world_size=world_size) as ranks:
+        wait_for_end(ranks)
+    assert restored(run) == (1, digest_at(0))
+    wait_until(lambda: agent.log.count("committed for a rank that is gone") == world_size)
+
+
+def test_the_next_launch_waits_for_what_a_killed_one_has_left_to_the_agent(run, agent, monkeypatch):
+    with launched(RANK, run, 1, "waits", MIB // 2) as [rank]:
+        read_until(rank, "closed")
+    # Slow: the next launch would otherwise fence a save that is on its way.
+    monkeypatch.setenv("HOLDFAST_MAX_BYTES_PER_SECOND", "131072")
+    with launched(RANK, run, 1, "killed", MIB // 2) as [rank]:
+        wait_for_end([rank])
+    assert restored(run, MIB // 2) == (2, digest_at(1, MIB // 2))
+
+
+def test_one_of_two_ranks_is_killed_and_the_other_ones_save_commits(run, agent):
+    with launched(RANK, run, 1, "stays", 8 * MIB, world_size=2) as ranks:
+        for rank in ranks:
+            read_until(rank, "saved 0")
+        ranks[1].kill()
+        ranks[1].wait(timeout=90)
+        state = state_of(-1, 8 * MIB)
+        ranks[0].kill()
+        ranks[0].wait(timeout=90)
+    with holdfast.Checkpointer(run) as ckpt:
+        assert ckpt.restore(state) == 1
+    assert digest_of(state) == digest_at(0)
+
+
+def test_when_both_are_killed_the_point_before_is_there(run, service, agent):
+    with launched(RANK, run, 2, "told", MIB) as [rank]:
+        say(rank)
+        read_until(rank, "saved 0")
+        views = service.client.checkpoints
+        wait_until(lambda: next(iter(views.all(*run.split("/")))).state is CheckpointState.COMMITTED)
+        service.served.process.signal(signal.SIGSTOP)  # nothing can be committed before both are killed
+        try:
+            say(rank)
+            read_until(rank, "saved 1")
+            agent.process.kill9()
+            rank.kill()
+            rank.wait(timeout=90)
+        finally:
+            service.served.process.signal(signal.SIGCONT)
+    assert restored(run, MIB) == (1, digest_at(0, MIB))
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_killed_at_any_moment_nothing_is_lost_or_wrong(run, service, tmp_path, monkeypatch, seed):
+    """Rank or agent, one of them, at a random moment of three saves; then a launch that restores."""
+    chance = random.Random(f"agent {seed}")
+    size = 4 * MIB
+    with agent_serve(tmp_path / "agent.log") as agent:
+        monkeypatch.setenv("HOLDFAST_AGENT", str(agent.socket))
+        with launched(RANK, run, 3, "stays", size) as [rank]:
+            read_until(rank, "restored 0")
+            moment, is_rank = chance.random() * 0.5, chance.random() < 0.5
+            time.sleep(moment)  # decides nothing but where the kill comes
+            if is_rank:
+                rank.kill()
+                rank.wait(timeout=90)
+                said = rank.stdout.read().split()
+                saved = said.count("saved")
+            else:
+                agent.process.kill9()
+                read_until(rank, "saved 2")
+                saved = 3
+                say(rank)
+                read_until(rank, "closed")
+        start, digest = restored(run, size)
+        assert start >= saved, f"seed {seed}: save() had returned for {saved}"
+        assert digest == (digest_at(start - 1, size) if start else digest_of(state_of(-1, size)))
+        views = service.client.checkpoints.all(*run.split("/"))
+        assert {view.state for view in views} <= {CheckpointState.COMMITTED, CheckpointState.ABORTED}

@@ -1,0 +1,271 @@
+"""Saves that a rank hands to its node's agent: uploaded there, told as ever, and done here if the agent is gone."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+import torch
+from gloo import run_ranks
+from tests.support.node_agent import agent_serve
+from tests.support.training import Job, values
+
+import holdfast
+import holdfast.checkpointer
+from holdfast import errors
+from holdfast.layout.plan import ChunkSizes
+from holdfast.save.job import SaveState
+from holdfast_client.agent import link
+from holdfast_client.agent import messages as say
+from holdfast_client.chunks.uploader import ShardUploader
+from holdfast_client.errors import ManifestConflict
+from holdfast_client.local.tier import LocalTier
+
+SIZES = ChunkSizes(65536, 262144, 131072)
+
+
+@pytest.fixture
+def agent(tmp_path):
+    with agent_serve(tmp_path / "agent.log") as served:
+        yield served
+
+
+@pytest.fixture
+def only_the_agent_uploads(monkeypatch):
+    def upload(*_):
+        raise AssertionError("this process uploads")
+
+    monkeypatch.setattr(ShardUploader, "upload", upload)
+
+
+def state_at(step, count=300_000):
+    return {"big": {"tensor": torch.full((count,), float(step)) + torch.arange(count)}}
+
+
+def restored(run, count=300_000):
+    state = state_at(-1, count)
+    with holdfast.Checkpointer(run) as ckpt:
+        return ckpt.restore(state), state
+
+
+def assert_restores(run, step, count=300_000):
+    start, state = restored(run, count)
+    assert start == step + 1
+    assert torch.equal(state["big"]["tensor"], state_at(step, count)["big"]["tensor"])
+
+
+def wait_until(holds):
+    until = time.monotonic() + 90
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.usefixtures("only_the_agent_uploads")
+def test_the_agent_uploads_and_the_handle_the_figures_and_the_restored_state_are_as_without_it(run, agent):
+    job = Job()
+    with holdfast.Checkpointer(run, agent=agent.socket, chunk_sizes=SIZES) as ckpt:
+        ckpt.restore(job.state)
+        for step in range(3):
+            job.step(step)
+            handle = ckpt.save(step, job.state, metrics={"loss": 1.0})
+            assert handle.staged.done()
+            view = handle.committed.result(timeout=60)
+        assert (view.step, view.metrics["loss"].value, handle.state) == (2, 1.0, SaveState.COMMITTED)
+        assert ckpt.stats.committed == 3
+        assert 0 < ckpt.stats.sent_bytes == ckpt.stats.sent_chunk_bytes
+        [memory] = {place.slab.shared.id for place in ckpt.parts.saver._staging._places}
+    again = Job(seed=4)
+    with holdfast.Checkpointer(run) as ckpt:
+        assert ckpt.restore(again.state) == 3
+    assert values(again.state) == values(job.state)
+    assert memory, "one slab for all three"
+
+
+@pytest.mark.usefixtures("only_the_agent_uploads")
+def test_copies_beside_training_are_handed_over_when_they_are_over(run, agent):
+    job = Job()
+    with holdfast.Checkpointer(run, agent=agent.socket, overlap=True) as ckpt:
+        ckpt.restore(job.state)
+        for step in range(3):
+            job.step(step)
+            assert ckpt.save(step, job.state).committed.result(timeout=60).step == step
+    again = Job(seed=4)
+    with holdfast.Checkpointer(run) as ckpt:
+        assert ckpt.restore(again.state) == 3
+    assert values(again.state) == values(job.state)
+
+
+@pytest.mark.usefixtures("only_the_agent_uploads")
+def test_frozen_tensors_are_hashed_once(run, agent):
+    state = {"big": {"tensor": torch.arange(300_000.0)}, "small": {"tensor": torch.zeros(5)}}
+    with holdfast.Checkpointer(run, agent=agent.socket, frozen=["big/*"], chunk_sizes=SIZES) as ckpt:
+        ckpt.restore(state)
+        for step in range(2):
+            state["small"]["tensor"] += 1
+            ckpt.save(step, state).committed.result(timeout=60)
+        [place] = ckpt.parts.saver._staging._places
+        assert place.layout.frozen.digests
+
+
+@pytest.mark.usefixtures("only_the_agent_uploads")
+def test_an_error_that_the_agent_meets_is_the_saves_own(run, agent):
+    with holdfast.Checkpointer(run, agent=agent.socket) as ckpt:
+        ckpt.restore({})
+        assert ckpt.save(0, state_at(0)).committed.result(timeout=60).step == 0
+        failure = ckpt.save(0, state_at(5)).committed.exception(timeout=60)
+        assert isinstance(failure, errors.SaveFailed)
+        assert isinstance(failure.__cause__, ManifestConflict)
+        assert ckpt.save(1, state_at(1)).committed.result(timeout=60).step == 1
+    assert_restores(run, 1)
+
+
+def test_without_an_agent_the_saves_stay_here_and_the_log_says_so_once(run, tmp_path, caplog):
+    with holdfast.Checkpointer(run, agent=tmp_path / "agent.sock") as ckpt:
+        ckpt.restore({})
+        for step in range(2):
+            ckpt.save(step, state_at(step)).committed.result(timeout=60)
+    assert caplog.text.count("`holdfast agent serve`") == 1
+    assert_restores(run, 1)
+
+
+def test_what_is_over_the_agents_budget_stays_here_and_the_log_says_what_helps(run, tmp_path, caplog):
+    with agent_serve(tmp_path / "log", "--memory", "1MB") as agent:
+        with holdfast.Checkpointer(run, agent=agent.socket) as ckpt:
+            ckpt.restore({})
+            for step in range(2):
+                ckpt.save(step, state_at(step)).committed.result(timeout=60)
+        assert caplog.text.count("larger `--memory`") == 1
+        with holdfast.Checkpointer(f"{run}2", agent=agent.socket, create=True) as ckpt:
+            ckpt.restore({})
+            assert ckpt.save(0, state_at(0, 1000)).committed.result(timeout=60).step == 0
+            assert ckpt.parts.agent._link is not None, "a smaller state fits"
+    assert_restores(run, 1)
+
+
+def test_an_agent_of_another_version_is_left_alone(run, agent, monkeypatch, caplog):
+    monkeypatch.setattr(say, "VERSION", say.VERSION + 1)
+    with holdfast.Checkpointer(run, agent=agent.socket) as ckpt:
+        ckpt.restore({})
+        ckpt.save(0, state_at(0)).committed.result(timeout=60)
+    assert "another version" in caplog.text
+    assert_restores(run, 0)
+
+
+def test_when_the_agent_is_killed_this_process_goes_on_with_the_save_and_finds_the_next_agent(
+    run, service, agent, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(link, "RETRY_SECONDS", 0)
+    with holdfast.Checkpointer(run, agent=agent.socket, create=True, chunk_sizes=SIZES) as ckpt:
+        ckpt.restore({})
+        assert ckpt.save(0, state_at(0)).committed.result(timeout=60).step == 0
+        service.served.process.signal(signal.SIGSTOP)
+        try:
+            handle = ckpt.save(1, state_at(1))
+            wait_until(lambda: handle.state is SaveState.UPLOADING)
+            assert ckpt.parts.pipeline.in_flight[0].handed.is_with_agent
+            agent.process.kill9()
+            wait_until(lambda: "is uploaded by this process" in caplog.text)
+        finally:
+            service.served.process.signal(signal.SIGCONT)
+        assert handle.committed.result(timeout=60).step == 1
+        assert ckpt.save(2, state_at(2)).committed.result(timeout=60).step == 2
+        with agent_serve(tmp_path / "next.log", socket=agent.socket):
+            job = ckpt.parts.saver._staging
+            assert ckpt.save(3, state_at(3)).committed.result(timeout=60).step == 3
+            assert job._places[0].slab.shared.id in ckpt.parts.agent._link._shared
+    assert_restores(run, 3)
+
+
+def test_an_agent_that_is_stopped_counts_as_gone_and_its_memory_gets_no_other_save(
+    run, service, agent, monkeypatch, caplog
+):
+    monkeypatch.setattr(link, "SILENCE_SECONDS", 0.5)
+    with holdfast.Checkpointer(run, agent=agent.socket, create=True, chunk_sizes=SIZES) as ckpt:
+        ckpt.restore({})
+        service.served.process.signal(signal.SIGSTOP)
+        try:
+            handle = ckpt.save(0, state_at(0))
+            [first] = [place.slab.shared.id for place in ckpt.parts.saver._staging._places]
+            wait_until(lambda: handle.state is SaveState.UPLOADING)
+            agent.process.signal(signal.SIGSTOP)
+            wait_until(lambda: "is uploaded by this process" in caplog.text)
+        finally:
+            service.served.process.signal(signal.SIGCONT)
+        assert handle.committed.result(timeout=60).step == 0
+        second = ckpt.save(1, state_at(1))
+        [place] = ckpt.parts.saver._staging._places
+        assert place.slab.shared.id != first
+        agent.process.signal(signal.SIGCONT)  # it finishes what it has, and changes nothing
+        assert second.committed.result(timeout=60).step == 1
+        wait_until(lambda: "for a rank that is gone" in agent.log)
+    assert_restores(run, 1)
+
+
+def test_with_a_local_tier_the_agent_has_the_save_until_it_is_on_the_disk(run, agent, tmp_path):
+    with holdfast.Checkpointer(run, agent=agent.socket, local=tmp_path / "nvme") as ckpt:
+        ckpt.restore({})
+        handles = [ckpt.save(step, state_at(step)) for step in range(2)]
+        assert [handle.local.result(timeout=60) for handle in handles] == [True, True]
+        assert [handle.committed.result(timeout=60).step for handle in handles] == [0, 1]
+    tier = LocalTier(tmp_path / "nvme", None)
+    assert not tier.spool.read().records
+    tier.close()
+    assert_restores(run, 1)
+
+
+def test_a_save_that_is_given_up_for_a_newer_one_is_given_up_by_the_agent_too(run, agent, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_MAX_BYTES_PER_SECOND", "65536")
+    with holdfast.Checkpointer(run, agent=agent.socket, chunk_sizes=SIZES) as ckpt:
+        ckpt.restore({})
+        first = ckpt.save(0, state_at(0))
+        wait_until(lambda: first.state is SaveState.UPLOADING)
+        ckpt.parts.pipeline.supersede("a test wants the next one")
+        assert isinstance(first.committed.exception(timeout=60), errors.SaveSuperseded)
+        assert ckpt.parts.pipeline.wait_free(60)
+        assert ckpt.save(1, state_at(1, 10_000)).committed.result(timeout=60).step == 1
+    assert_restores(run, 1, 10_000)
+
+
+def save_and_fail(run, agent, handles):
+    with holdfast.Checkpointer(run, agent=agent.socket, chunk_sizes=SIZES) as ckpt:
+        ckpt.restore({})
+        handles.append(ckpt.save(0, state_at(0, 100_000)))
+        raise ZeroDivisionError
+
+
+def test_a_job_that_ends_by_an_error_leaves_its_save_to_the_agent(run, agent, monkeypatch, caplog):
+    monkeypatch.setattr(holdfast.checkpointer, "_DRAIN_AFTER_ERROR_SECONDS", 0)
+    monkeypatch.setenv("HOLDFAST_MAX_BYTES_PER_SECOND", "131072")
+    handles = []
+    with pytest.raises(ZeroDivisionError):
+        save_and_fail(run, agent, handles)
+    assert isinstance(handles[0].committed.exception(timeout=60), errors.SaveFailed)
+    assert "the agent of this node goes on with it" in caplog.text
+    assert "was given up" not in caplog.text
+    monkeypatch.setenv("HOLDFAST_AGENT", str(agent.socket))
+    assert_restores(run, 0, 100_000)
+
+
+def save_together(rank, run, socket):
+    job = Job(rank, "ddp")
+    with holdfast.Checkpointer(run, agent=socket, create=True) as ckpt:
+        ckpt.restore(job.state)
+        job.step(0)
+        view = ckpt.save(0, job.state).committed.result(timeout=60)
+        return view.step, values(job.state)
+
+
+def restore_together(rank, run):
+    job = Job(rank, "ddp", seed=3)
+    with holdfast.Checkpointer(run) as ckpt:
+        return ckpt.restore(job.state), values(job.state)
+
+
+def test_two_ranks_hand_over_to_one_agent(run, agent):
+    saved = run_ranks(save_together, 2, run, agent.socket)
+    found = run_ranks(restore_together, 2, run)
+    assert [step for step, _ in found] == [1, 1]
+    assert [state for _, state in found] == [state for _, state in saved]
+    assert "gone" not in agent.log
