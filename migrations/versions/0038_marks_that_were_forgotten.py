@@ -11,7 +11,7 @@ from alembic import op
 from holdfast_service.db.dialect import Moment
 
 revision = "0038"
-down_revision = "0036"
+down_revision = "0037"
 branch_labels = None
 depends_on = None
 

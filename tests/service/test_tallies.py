@@ -122,7 +122,7 @@ def test_pins_and_holds_that_end_for_a_clock_that_is_ahead_count_again_once_it_i
 def test_the_end_of_what_counts_again_is_waited_for_though_another_change_was_counted_first(
     service: RunningService, clock: Clock
 ) -> None:
-    """Another pin brings the chunks up while the clock is right, and goes before the comparison."""
+    """A pin, which has no end, has the chunks counted anew before a comparison finds them."""
     saved = Job(service.http()).save(100, content=b"x" * 1000)
     path = f"/v1/checkpoints/{saved['id']}"
     with service.context.database.read() as session:
@@ -132,7 +132,7 @@ def test_the_end_of_what_counts_again_is_waited_for_though_another_change_was_co
     clock.advance(40 * 86400)
     take_up(service)
     clock.advance(-40 * 86400)
-    answer(service.http().put(f"{path}/pin", json={"reason": "paper", "expires_in_seconds": 600}))
+    answer(service.http().put(f"{path}/pin", json={"reason": "paper"}))
     with service.context.database.transaction() as session:  # as right after a comparison
         session.execute(update(TallyComparison).values(began_at=database_now(session)))
     take_up(service)

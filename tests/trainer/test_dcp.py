@@ -196,32 +196,6 @@ def test_pull_gives_back_what_dcp_save_was_given(run, service, tmp_path, format_
 
 
 @pytest.mark.rule("writer-is-whole")
-@pytest.mark.parametrize("steps", [1, 0])
-def test_an_optimizer_loads_what_pull_gives_back_of_a_dcp_save(run, service, tmp_path, steps):
-    """DCP keeps every key as text, and nothing of an empty dict."""
-    model, optimizer = trained_once(steps)
-    state = {"model": model.state_dict(), "optim": optimizer.state_dict(), "ids": {"7": torch.ones(1)}}
-    with holdfast.Checkpointer(run) as ckpt:
-        dcp.save(state, storage_writer=ckpt.writer(0))
-    pull(service.client, RunName(*run.split("/")), Latest(), tmp_path / "out", Format.TORCH)
-    found = torch.load(tmp_path / "out" / "dcp.pt", weights_only=True)
-    assert list(found["ids"]) == ["7"], "other keys are as DCP has them"
-    _, fresh = trained_once(steps)
-    fresh.load_state_dict(found["optim"])
-    assert equal(fresh.state_dict()["state"], optimizer.state_dict()["state"])
-    assert len(fresh.state_dict()["state"]) == 2 * steps
-
-
-def trained_once(steps):
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    for _ in range(steps):
-        model(torch.ones(3)).sum().backward()
-        optimizer.step()
-    return model, optimizer
-
-
-@pytest.mark.rule("writer-is-whole")
 @pytest.mark.parametrize("below", ["model", None])
 def test_load_weights_finds_the_model_in_what_dcp_save_was_given(run, below):
     saved, loaded = nn.Linear(3, 2), nn.Linear(3, 2)
