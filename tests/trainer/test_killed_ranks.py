@@ -74,6 +74,7 @@ def test_the_next_launch_waits_for_what_a_killed_one_has_left_to_the_agent(run, 
     monkeypatch.setenv("HOLDFAST_MAX_BYTES_PER_SECOND", "131072")
     with launched(RANK, run, 1, "killed", MIB // 2) as [rank]:
         wait_for_end([rank])
+    monkeypatch.delenv("HOLDFAST_MAX_BYTES_PER_SECOND")
     assert restored(run, MIB // 2) == (2, digest_at(1, MIB // 2))
 
 
@@ -95,8 +96,7 @@ def test_when_both_are_killed_the_point_before_is_there(run, service, agent):
     with launched(RANK, run, 2, "told", MIB) as [rank]:
         say(rank)
         read_until(rank, "saved 0")
-        views = service.client.checkpoints
-        wait_until(lambda: next(iter(views.all(*run.split("/")))).state is CheckpointState.COMMITTED)
+        wait_until(lambda: service.client.restores.restore_point(*run.split("/")).restore_point is not None)
         service.served.process.signal(signal.SIGSTOP)  # nothing can be committed before both are killed
         try:
             say(rank)

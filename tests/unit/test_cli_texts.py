@@ -124,7 +124,7 @@ def test_every_command_of_the_client_prints_json_for_programs():
     # `launch` hands its job's own output on, `ui` opens a browser, and these are the service's own.
     verbs = "create-token raise-epoch confirm-move dashboard-role rotate-secrets migrate backup restore"
     admin = {f"admin {verb}" for verb in verbs.split()}
-    assert without == {"launch", "serve", "ui", "workers run", *admin}
+    assert without == {"launch", "serve", "ui", "workers run", "agent serve", *admin}
 
 
 _NEEDED = {

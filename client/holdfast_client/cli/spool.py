@@ -246,7 +246,7 @@ def serve_agent(
         ),
     ] = 25.0,
 ) -> None:
-    """Take saves from this user's jobs on this node, and finish them, also when their ranks are killed.
+    """Finish saves of this user's jobs on this node if they are killed.
 
     The jobs need the same path as HOLDFAST_AGENT, or as `agent=` of the Checkpointer. On SIGTERM living jobs go on
     without the agent. Exit code 1: saves of killed ranks could not be finished within the grace.
