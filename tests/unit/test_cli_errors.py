@@ -189,7 +189,7 @@ def test_the_help_lists_all_commands_and_plug_ins_within_80_columns():
         (("runz",), "Did you mean `holdfast runs`"),
         (("show",), "`holdfast NOUN show`, with projects, runs, checkpoints"),
         (("nonsense",), "There are: admin, agent, attempts, audit"),
-        (("runs", "ls"), "`holdfast runs` has: list, show, edit, delete, undelete, restore-point"),
+        (("runs", "ls"), "`holdfast runs` has: list, show, fork, edit, delete, undelete, restore-point"),
         (("runs",), "restore-point"),
         (("admin",), "create-token"),
     ],

@@ -132,7 +132,7 @@ def test_the_format_follows_the_files_and_what_is_left_is_named(tmp_path):
     make(tmp_path / "dcp" / ".metadata", tmp_path / "dcp" / "__0_0.distcp")
     found = {name: find_sources(tmp_path / name, 1)[0] for name in ("hf", "cut", "old", "dcp")}
     assert {name: (source.format, source.left_out) for name, source in found.items()} == {
-        "hf": (SourceFormat.SAFETENSORS, ("config.json", "optimizer.pt")),
+        "hf": (SourceFormat.SAFETENSORS, ("optimizer.pt",)),
         "cut": (SourceFormat.SAFETENSORS, ("consolidated.safetensors", "optimizer.pt")),
         "old": (SourceFormat.TORCH, ("training_args.bin",)),
         "dcp": (SourceFormat.DCP, ()),

@@ -58,7 +58,7 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
         Entry(
             "runs",
             "Runs, and their restore points",
-            "list show edit delete undelete restore-point goodput samples advise history",
+            "list show fork edit delete undelete restore-point goodput samples advise history",
             "runs trash",
         ),
         Entry("attempts", "The launches of a run, and why each ended", "list show-config", "runs"),
