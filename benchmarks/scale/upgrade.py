@@ -1,11 +1,11 @@
 """The rate of saves before, during and after a migration, and during a backup, in a catalog of many checkpoints.
 
-python -m benchmarks.scale.upgrade [--checkpoints 1000000] [--savers 4] [--seconds 30] [--results FOLDER]
+python -m benchmarks.scale.upgrade [--checkpoints 1000000] [--savers 4] [--rate 0] [--seconds 30] [--results FOLDER]
 
 The migration is two later revisions (tests/support/trial_revision.py): a column of the table of checkpoints, and an
 index over all of its rows, made concurrently. Each saver is one job on one connection, and saves a small checkpoint
-after the other. A save counts for the part in which it ended. All is on this machine, so savers, service, Postgres and
-the migration share its cores.
+after the other, or at a rate: jobs that train between their saves leave the cores time. A save counts for the part in
+which it ended. All is on this machine, so savers, service, Postgres and the migration share its cores.
 """
 
 from __future__ import annotations
@@ -63,14 +63,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoints", type=int, default=1_000_000, help="in the catalog before")
     parser.add_argument("--savers", type=int, default=4)
+    parser.add_argument("--rate", type=float, default=0.0, help="saves a second of all; 0: as many as there can be")
     parser.add_argument("--seconds", type=float, default=30.0, help="of saves before and after")
     parser.add_argument("--results", type=Path, default=_RESULTS, help="the folder for upgrade.json")
     arguments = parser.parse_args()
     with cluster(checkpoints=arguments.checkpoints) as started:
-        parts = _measured(started, arguments.savers, arguments.seconds)
+        parts = _measured(started, arguments.savers, arguments.rate, arguments.seconds)
     found = {
         "checkpoints": arguments.checkpoints,
         "savers": arguments.savers,
+        "rate": arguments.rate,
         "cores": len(os.sched_getaffinity(0)),
         "load_average": os.getloadavg()[0],
         "parts": parts,
@@ -83,9 +85,11 @@ def main() -> None:
     print(path)
 
 
-def _measured(started: Cluster, savers: int, seconds: float) -> dict[str, dict[str, float]]:
-    saves, stop = Saves(), threading.Event()
-    threads = [threading.Thread(target=_save, args=(started, number, saves, stop)) for number in range(1, savers + 1)]
+def _measured(started: Cluster, savers: int, rate: float, seconds: float) -> dict[str, dict[str, float]]:
+    saves, stop, pause = Saves(), threading.Event(), savers / rate if rate else 0.0
+    threads = [
+        threading.Thread(target=_save, args=(started, number, saves, stop, pause)) for number in range(1, savers + 1)
+    ]
     database = Database(started.postgres.url_for("scale"))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
@@ -113,7 +117,8 @@ def _measured(started: Cluster, savers: int, seconds: float) -> dict[str, dict[s
     return parts
 
 
-def _save(started: Cluster, number: int, saves: Saves, stop: threading.Event) -> None:
+def _save(started: Cluster, number: int, saves: Saves, stop: threading.Event, pause: float) -> None:
+    """`pause`: seconds from the begin of a save to that of the next, if it is over by then."""
     headers = {"Authorization": f"Bearer {started.environment['HOLDFAST_TOKEN']}", PROTOCOL_HEADER: PROTOCOL_VERSION}
     try:
         with httpx.Client(base_url=started.environment["HOLDFAST_URL"], headers=headers, timeout=300) as http:
@@ -125,7 +130,9 @@ def _save(started: Cluster, number: int, saves: Saves, stop: threading.Event) ->
                 saved = job.save(step)
                 if saved["state"] != "committed":
                     raise RuntimeError(f"step {step} is {saved['state']}")
-                saves.ended.append((time.monotonic(), time.monotonic() - began))
+                ended = time.monotonic()
+                saves.ended.append((ended, ended - began))
+                stop.wait(began + pause - ended)
     except BaseException as error:
         saves.errors.append(error)
 
