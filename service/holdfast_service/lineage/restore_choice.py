@@ -505,8 +505,7 @@ def _lines_of_runs(session: Session, run_ids: Collection[str], *, also_uncommitt
 def _candidates(
     session: Session, run_id: str, point: Point, before_step: int | None, available: AvailableStores | None = None
 ) -> Iterator[Candidate]:
-    """Newest step first; of a step or an id those that it can mean. Fetched in portions, the first of them small: the
-    choice mostly needs a few of many thousands."""
+    """Newest step first; of a step or an id those that it can mean."""
     statement: Select[Any] = select(Checkpoint).where(Checkpoint.run_id == run_id).order_by(*_ORDER)
     if before_step is not None:
         statement = statement.where(Checkpoint.step < before_step)
@@ -514,20 +513,29 @@ def _candidates(
         statement = statement.where(Checkpoint.step == point.step)
     elif isinstance(point, ById):
         statement = statement.where(Checkpoint.id == point.checkpoint_id)
-    rows = session.scalars(statement, execution_options={"yield_per": _TRIED_FIRST})
-    portion = _TRIED_FIRST
+    for row in _few_then_all(session, statement):
+        yield replace(
+            _candidate(session, row),
+            thaw=_thaw(session, row),
+            abort_reason=row.abort_reason,
+            health_reason=row.health_reason,
+            metrics=row.metrics,
+            unavailable=_unavailable(session, row, available),
+        )
+
+
+def _few_then_all(session: Session, newest_first: Select[Any]) -> Iterator[Checkpoint]:
+    """The choice mostly needs the first few of many thousands, which one round trip brings. The rest comes in portions:
+    that statement may see commits since, so it begins with the last step of the few, and not behind so many rows."""
+    few = session.scalars(newest_first.limit(_TRIED_FIRST)).all()
+    yield from few
+    if len(few) < _TRIED_FIRST:
+        return
+    seen = {row.id for row in few}
+    rest = newest_first.where(Checkpoint.step <= few[-1].step)
+    rows = session.scalars(rest, execution_options={"yield_per": _ROWS_PER_FETCH})
     try:
-        while fetched := rows.fetchmany(portion):
-            for row in fetched:
-                yield replace(
-                    _candidate(session, row),
-                    thaw=_thaw(session, row),
-                    abort_reason=row.abort_reason,
-                    health_reason=row.health_reason,
-                    metrics=row.metrics,
-                    unavailable=_unavailable(session, row, available),
-                )
-            portion = _ROWS_PER_FETCH
+        yield from (row for row in rows if row.id not in seen)
     finally:
         rows.close()
 
