@@ -316,8 +316,10 @@ def test_the_exported_names_are_these():
         "SaveState",
         "SaveStats",
         "data",
+        "dcp_reader",
         "errors",
         "load_weights",
+        "safe_open",
     ]
     assert all(getattr(holdfast, name) is not None for name in holdfast.__all__)
 
