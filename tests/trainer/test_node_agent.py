@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -119,6 +120,22 @@ def test_an_error_that_the_agent_meets_is_the_saves_own(run, agent):
         assert isinstance(failure.__cause__, ManifestConflict)
         assert ckpt.save(1, state_at(1)).committed.result(timeout=60).step == 1
     assert_restores(run, 1)
+
+
+def mapped(agent):
+    """How many slabs the agent has mapped."""
+    return Path(f"/proc/{agent.process.pid}/maps").read_text().count("memfd:holdfast-staging")
+
+
+def test_the_agent_maps_no_memory_that_a_job_has_given_up(run, agent):
+    with holdfast.Checkpointer(run, agent=agent.socket) as ckpt:
+        ckpt.restore({})
+        ckpt.save(0, state_at(0)).committed.result(timeout=60)
+        assert mapped(agent) == 1
+        assert isinstance(ckpt.save(0, state_at(5)).committed.exception(timeout=60), errors.SaveFailed)
+        ckpt.save(1, state_at(1, 600_000)).committed.result(timeout=60)
+        wait_until(lambda: mapped(agent) == 1)
+    wait_until(lambda: not mapped(agent))
 
 
 def test_without_an_agent_the_saves_stay_here_and_the_log_says_so_once(run, tmp_path, caplog):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import logging
 import os
 import queue
@@ -255,6 +256,7 @@ class _Link:
             log.exception("a rank's connection ends")
         finally:
             self._end(is_dead=not says_bye and not self._is_left_to_rank)
+            self._work.put(None)  # last: no frame of this thread holds a save any more
 
     def _end(self, *, is_dead: bool) -> None:
         with self._lock:
@@ -267,7 +269,6 @@ class _Link:
                 self._work.put(save.finish)
             else:
                 save.stop()
-        self._work.put(None)
 
     def _take(self, asked: say.Asked, body: bytes, descriptor: int | None) -> bool:
         """Whether it was the last frame. Raises ChannelClosed, which ends the connection."""
@@ -333,6 +334,7 @@ class _Link:
         if self._rank is not None and (known := self._rank.memories.pop(memory, None)) is not None:
             self._budgeted -= known.bytes
             self._agent.budget.give_back(known.bytes)
+            self._work.put(_free_memory)  # behind the try that may still refer to it
 
     def _hold(self, hand: say.HandOver, body: bytes) -> None:
         memory = None if self._rank is None else self._rank.memories.get(hand.memory)
@@ -370,8 +372,10 @@ class _Link:
         if self._rank is not None:
             self._rank.workers.close()
             self._rank.client.close()
+            self._rank.memories.clear()
         if self._job is not None:
             self._agent.leave_job(self._job)
+        _free_memory()
         self._agent.budget.give_back(self._budgeted)
         self._channel.close()
         self._agent.ended(self)
@@ -422,3 +426,9 @@ class _Link:
         while not self._over.wait(ALIVE_SECONDS):
             if self._waits.is_set():
                 self._tell(say.Alive())
+
+
+def _free_memory() -> None:
+    """Unmaps what only tries that are over still refer to. They and their errors refer to themselves, and the collector
+    comes by allocations: an agent without work makes none, and would hold the memory of a job that has ended."""
+    gc.collect()
