@@ -236,9 +236,11 @@ class HandedSave:
         refused: BaseException | None = None
         is_told = False
         while True:
+            # Looked at first: the end of the job leaves the save, and then stops the writer.
+            is_stopped = writer.is_stopped
             if self.is_left:
                 raise TransferStopped("This job ended, and the agent of its node goes on with the save")
-            if not is_told and (writer.is_stopped or refused is not None):
+            if not is_told and (is_stopped or refused is not None):
                 self._link.channel.send(say.Stop(number=self._number))
                 is_told = True
             try:
