@@ -109,6 +109,28 @@ def test_when_both_are_killed_the_point_before_is_there(run, service, agent):
     assert restored(run, MIB) == (1, digest_at(0, MIB))
 
 
+def test_when_both_are_told_to_end_the_agent_finishes_what_it_has(run, service, tmp_path, monkeypatch):
+    with agent_serve(tmp_path / "agent.log", "--grace", "90") as agent:
+        monkeypatch.setenv("HOLDFAST_AGENT", str(agent.socket))
+        with launched(RANK, run, 2, "told", MIB) as [rank]:
+            say(rank)
+            read_until(rank, "saved 0")
+            wait_until(lambda: service.client.restores.restore_point(*run.split("/")).restore_point is not None)
+            service.served.process.signal(signal.SIGSTOP)  # nothing can be committed before the rank is dead
+            try:
+                say(rank)
+                read_until(rank, "saved 1")
+                agent.process.signal(signal.SIGTERM)
+                wait_until(lambda: not agent.socket.exists())  # the agent heard it before the rank did
+                rank.kill()
+                rank.wait(timeout=90)
+            finally:
+                service.served.process.signal(signal.SIGCONT)
+            wait_until(lambda: not agent.process.runs)
+        assert "committed for a rank that is gone" in agent.log
+    assert restored(run, MIB) == (2, digest_at(1, MIB))
+
+
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_killed_at_any_moment_nothing_is_lost_or_wrong(run, service, tmp_path, monkeypatch, seed):
     """Rank or agent, one of them, at a random moment of three saves; then a launch that restores."""

@@ -100,6 +100,12 @@ class Channel:
             return True
         return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
 
+    @property
+    def peer_lives(self) -> bool:
+        """Whether the other side's process is known to live, even if the connection is over. Until `close`."""
+        peer = self._peer
+        return peer is not None and not _is_readable(peer)
+
     def shut(self) -> None:
         """From any thread; the receiving one then ends with ChannelClosed."""
         with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from holdfast_client.agent.messages import HandOver
 from holdfast_client.chunks.transfer import OutgoingChunk
@@ -100,13 +100,16 @@ class HeldSave:
         client: RankClient,
         workers: TransferWorkers,
         job: JobHere,
+        rank_lives: Callable[[], bool],
     ) -> None:
+        """`rank_lives`: asked before the service is told that this rank has failed."""
         self.hand = hand
         self._memory = memory
         self._documents = documents
         self._client = client
         self._workers = workers
         self._job = job
+        self._rank_lives = rank_lives
         self._stopped = threading.Event()
         self._writer: ShardWriter | None = None
         self._view: CheckpointView | None = None
@@ -150,7 +153,8 @@ class HeldSave:
             self._client.cut_off()
 
     def finish(self) -> None:
-        """Its rank is dead. Returns when the checkpoint is committed or cannot be any more; the log says which."""
+        """Its rank is dead, or out of reach. Returns when the checkpoint is committed or cannot be any more; the log
+        says which."""
         try:
             view = self._finished()
             if view.state is CheckpointState.COMMITTED:
@@ -186,8 +190,8 @@ class HeldSave:
         except (CheckpointAborted, StaleAttempt, TransferStopped):
             raise
         except HoldfastError as error:
-            # The other ranks would wait for it.
-            if not worth_another_begin(error) and not writer.begin_failed:
+            # The other ranks would wait for it. A rank that lives makes the save itself, and decides.
+            if not worth_another_begin(error) and not writer.begin_failed and not self._rank_lives():
                 writer.fail(error)
             raise
 

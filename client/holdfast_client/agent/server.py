@@ -72,8 +72,8 @@ class Agent:
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def serve(self, *, grace_seconds: float) -> int:
-        """Afterwards living ranks go on by themselves; what dead ranks have left is finished within `grace_seconds`.
-        Returns how many of those saves are lost."""
+        """Afterwards living ranks go on by themselves. What was handed over is finished within `grace_seconds`: the end
+        of a node ends its ranks too. Returns how many saves of dead ranks are lost."""
         log.info("serving at %s; the ranks of this node may share %s", self.path, gib(self.budget.limit_bytes))
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
@@ -154,7 +154,7 @@ class Agent:
         with self._lock:
             while self._links and (left := until - time.monotonic()) > 0:
                 self._lock.wait(left)
-            lost = sum(len(link.unsealed()) for link in self._links)
+            lost = sum(len(link.unsealed()) for link in self._links if not link.rank_lives)
         if lost:
             log.error("%s of ranks that are gone could not be finished in time", counted(lost, "save"))
         fcntl.flock(self._own, fcntl.LOCK_UN)
@@ -202,8 +202,7 @@ class _Link:
         """The rank waits for something that takes its time."""
         self._over = threading.Event()
         self.is_dead = False
-        """Its rank has ended without a word, and has left its saves."""
-        self._is_left_to_rank = False
+        """Its rank is gone without a word, and has left its saves."""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=target, name=f"holdfast-agent-{name}", daemon=True)
@@ -217,6 +216,10 @@ class _Link:
     @property
     def is_hung_up(self) -> bool:
         return self._channel.is_hung_up()
+
+    @property
+    def rank_lives(self) -> bool:
+        return self._channel.peer_lives
 
     def start(self) -> None:
         """Raises RuntimeError if the system gives no thread."""
@@ -233,10 +236,9 @@ class _Link:
             return [save for save in self._saves.values() if not (save.is_sealed or save.is_over)]
 
     def leave_to_rank(self) -> None:
-        """The agent ends: a living rank does its work itself from here on."""
-        if not self.is_dead:
-            self._is_left_to_rank = True
-            self._channel.shut()
+        """The agent ends: a living rank does its work itself from here on. The agent does it too, as for a dead one:
+        the end of a node may come to the agent first, and a large process takes seconds to die."""
+        self._channel.shut()
 
     # The reading thread.
 
@@ -255,7 +257,7 @@ class _Link:
         except BaseException:
             log.exception("a rank's connection ends")
         finally:
-            self._end(is_dead=not says_bye and not self._is_left_to_rank)
+            self._end(is_dead=not says_bye)
             self._work.put(None)  # last: no frame of this thread holds a save any more
 
     def _end(self, *, is_dead: bool) -> None:
@@ -349,7 +351,13 @@ class _Link:
         if self._job is None:
             self._job = self._agent.job_of(hand, self._rank.settings, self._rank.hello.host_ranks)
         save = HeldSave(
-            hand, memory.view, documents, client=self._rank.client, workers=self._rank.workers, job=self._job
+            hand,
+            memory.view,
+            documents,
+            client=self._rank.client,
+            workers=self._rank.workers,
+            job=self._job,
+            rank_lives=lambda: self.rank_lives,
         )
         with self._lock:
             self._saves[hand.number] = save

@@ -242,7 +242,7 @@ def serve_agent(
     grace: Annotated[
         float,
         typer.Option(
-            min=0, metavar="SECONDS", help="After SIGTERM: how long it may take to finish what killed ranks have left."
+            min=0, metavar="SECONDS", help="After SIGTERM: how long it may take to finish what ranks have handed over."
         ),
     ] = 25.0,
 ) -> None:

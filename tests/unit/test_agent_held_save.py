@@ -1,0 +1,66 @@
+"""A save that the node agent makes for a rank that is gone, or that only seems to be."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast_client.agent import held_save
+from holdfast_client.agent.held_save import HeldSave
+from holdfast_client.agent.messages import HandOver
+from holdfast_client.errors import StoreRefused
+from holdfast_protocol.checkpoints import IndexOrdinals, ShardSummary
+from holdfast_protocol.states import CheckpointKind
+
+
+class Writer:
+    """In place of a ShardWriter, whose every try fails for good."""
+
+    begin_failed = False
+    told: list[str]
+
+    def __init__(self, *_, **__):
+        return
+
+    def upload_and_seal_again(self, *_):
+        raise StoreRefused("the store takes nothing")
+
+    def fail(self, error):
+        self.told.append(str(error))
+
+
+class Parts:
+    """In place of the rank's client and the job's calls, which no try comes to."""
+
+    calls = None
+
+    def retrying(self, _seconds):
+        return self
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_only_for_a_dead_rank_the_service_hears_that_it_has_failed(lives, monkeypatch):
+    monkeypatch.setattr(held_save, "ShardWriter", Writer)
+    monkeypatch.setattr(Writer, "told", [], raising=False)
+    hand = HandOver(
+        project="p",
+        run="r",
+        epoch=1,
+        attempt=1,
+        launch_id="a" * 8,
+        number=1,
+        step=1,
+        kind=CheckpointKind.PERIODIC,
+        world_size=1,
+        rank=0,
+        memory=1,
+        chunks=[],
+        documents=[],
+        index=IndexOrdinals(shard=0, layout=1),
+        summary=ShardSummary(components={}),
+        retry_seconds=0,
+    )
+    parts = Parts()
+    save = HeldSave(hand, memoryview(b""), [], client=parts, workers=None, job=parts, rank_lives=lambda: lives)
+    save.finish()
+    assert save.is_over
+    assert len(Writer.told) == (0 if lives else 1)
