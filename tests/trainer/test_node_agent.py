@@ -220,6 +220,31 @@ def test_an_agent_that_is_stopped_counts_as_gone_and_its_memory_gets_no_other_sa
     assert_restores(run, 1)
 
 
+class Interrupted:
+    """In place of the answers of an agent, for which somebody does not want to wait."""
+
+    def get(self, timeout):
+        raise KeyboardInterrupt
+
+    def put(self, answer):
+        return
+
+
+def test_a_hand_over_that_is_interrupted_goes_on_here_and_its_memory_gets_no_other_save(run, agent):
+    with holdfast.Checkpointer(run, agent=agent.socket) as ckpt:
+        ckpt.restore({})
+        ckpt.save(0, state_at(0)).committed.result(timeout=60)
+        [first] = [place.slab.shared.id for place in ckpt.parts.saver._staging._places]
+        ckpt.parts.agent._link._answers = Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            ckpt.save(1, state_at(1))
+        assert ckpt.wait(60)
+        assert ckpt.save(2, state_at(2)).committed.result(timeout=60).step == 2
+        [second] = [place.slab.shared.id for place in ckpt.parts.saver._staging._places]
+        assert (ckpt.stats.committed, second != first) == (3, True)
+    assert_restores(run, 2)
+
+
 def test_with_a_local_tier_the_agent_has_the_save_until_it_is_on_the_disk(run, agent, tmp_path):
     with holdfast.Checkpointer(run, agent=agent.socket, local=tmp_path / "nvme") as ckpt:
         ckpt.restore({})

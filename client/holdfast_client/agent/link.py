@@ -93,6 +93,9 @@ class NodeAgent:
                 memory.may_be_read = True  # it may have taken the save, and its answer is lost
                 self._lose(link, gone)
                 return None
+            except BaseException:  # such as Ctrl-C: the agent may have taken it
+                memory.may_be_read = True
+                raise
         self._said.clear()
         return HandedSave(link, memory, hand.number, retry_seconds)
 
@@ -307,12 +310,15 @@ class _Link:
     def ask(self, frame: BaseModel, body: Sequence[bytes] = (), descriptor: int | None = None) -> None:
         """Returns when the agent has taken it. Raises _AgentRefused, and ChannelClosed."""
         with self._asking:
-            self.channel.send(frame, tuple(body), descriptor)
             try:
+                self.channel.send(frame, tuple(body), descriptor)
                 answer = self._answers.get(timeout=ANSWER_SECONDS)
             except queue.Empty:
                 self.lose()
                 raise ChannelClosed(f"it has not answered for {ANSWER_SECONDS:.0f} s") from None
+            except BaseException:  # Ctrl-C: the answer may still come, and must not be taken for another one
+                self.lose()
+                raise
         if answer is None:
             raise ChannelClosed("it has ended")
         if isinstance(answer, say.Refused):
@@ -324,15 +330,18 @@ class _Link:
         with self._asking:
             self._heard_at = time.monotonic()
             self.channel.send(say.Settle())
-            while True:
-                with contextlib.suppress(queue.Empty):
-                    if self._answers.get(timeout=_LOOK_SECONDS) is None:
-                        raise ChannelClosed("it has ended")
-                    return
-                self.lose_if_silent()
-                if time.monotonic() >= until:
-                    self.lose()  # its answer may still come, and must not be taken for another one
-                    raise TimeoutError
+            try:
+                while True:
+                    with contextlib.suppress(queue.Empty):
+                        if self._answers.get(timeout=_LOOK_SECONDS) is None:
+                            raise ChannelClosed("it has ended")
+                        return
+                    self.lose_if_silent()
+                    if time.monotonic() >= until:
+                        raise TimeoutError
+            except BaseException:  # its answer may still come, and must not be taken for another one
+                self.lose()
+                raise
 
     def follow(self, number: int) -> _Events:
         events: _Events = queue.SimpleQueue()

@@ -324,10 +324,14 @@ class Saver:
 
     def _start(self, job: SaveJob) -> None:
         windowed = job.staged if isinstance(job.staged, WindowedShard) else None
-        if isinstance(job.staged, StagedShard) and windowed is None and job.staged.late is None:
-            job = self._pipeline.hand_over(job)
-            job.handle.become(SaveState.STAGED)
-        self._pipeline.start(job)
+        is_whole = isinstance(job.staged, StagedShard) and windowed is None and job.staged.late is None
+        try:
+            if is_whole:
+                job = self._pipeline.hand_over(job)
+        finally:  # even after Ctrl-C: all ranks have voted for this save, and it has the memory of the next one
+            if is_whole:
+                job.handle.become(SaveState.STAGED)
+            self._pipeline.start(job)
         if windowed is not None and windowed.fill():
             job.handle.mark_staged()
 
