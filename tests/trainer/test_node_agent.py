@@ -245,6 +245,19 @@ def test_a_hand_over_that_is_interrupted_goes_on_here_and_its_memory_gets_no_oth
     assert_restores(run, 2)
 
 
+def test_a_token_that_the_agent_was_told_and_that_is_over_costs_no_save(run, agent, monkeypatch, caplog):
+    told, over = say.Caller.of, {"token": "hold_over"}
+    monkeypatch.setattr(say.Caller, "of", lambda settings: told(settings).model_copy(update=over))
+    with holdfast.Checkpointer(run, agent=agent.socket) as ckpt:
+        ckpt.restore({})
+        assert ckpt.save(0, state_at(0)).committed.result(timeout=60).step == 0
+        over.clear()
+        assert ckpt.save(1, state_at(1)).committed.result(timeout=60).step == 1
+        assert not ckpt.parts.agent._link.is_lost
+    assert caplog.text.count("is uploaded by this process") == 1
+    assert_restores(run, 1)
+
+
 def test_with_a_local_tier_the_agent_has_the_save_until_it_is_on_the_disk(run, agent, tmp_path):
     with holdfast.Checkpointer(run, agent=agent.socket, local=tmp_path / "nvme") as ckpt:
         ckpt.restore({})
@@ -274,15 +287,18 @@ def save_and_fail(run, agent, handles):
     with holdfast.Checkpointer(run, agent=agent.socket, chunk_sizes=SIZES) as ckpt:
         ckpt.restore({})
         handles.append(ckpt.save(0, state_at(0, 80_000)))
+        agent.process.signal(signal.SIGSTOP)  # it commits nothing before the job has ended, however long that takes
         raise ZeroDivisionError
 
 
 def test_a_job_that_ends_by_an_error_leaves_its_save_to_the_agent(run, agent, monkeypatch, caplog):
     monkeypatch.setattr(holdfast.checkpointer, "_DRAIN_AFTER_ERROR_SECONDS", 0)
+    monkeypatch.setattr(link, "SILENCE_SECONDS", 90)
     monkeypatch.setenv("HOLDFAST_MAX_BYTES_PER_SECOND", "131072")
     handles = []
     with pytest.raises(ZeroDivisionError):
         save_and_fail(run, agent, handles)
+    agent.process.signal(signal.SIGCONT)
     assert isinstance(handles[0].committed.exception(timeout=60), errors.SaveFailed)
     assert "the agent of this node goes on with it" in caplog.text
     assert "was given up" not in caplog.text

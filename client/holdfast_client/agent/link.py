@@ -26,7 +26,7 @@ from pydantic import BaseModel, ValidationError
 from holdfast_client.agent import messages as say
 from holdfast_client.agent.channel import Channel, ChannelClosed, connect
 from holdfast_client.agent.shared_memory import SharedMemory
-from holdfast_client.errors import ConfigurationError, HoldfastError, TransferStopped
+from holdfast_client.errors import ConfigurationError, HoldfastError, TokenProblem, TransferStopped
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import CheckpointView, ShardSummary
@@ -265,7 +265,12 @@ class HandedSave:
                 case say.Ended():
                     if refused is not None:
                         raise refused
-                    return _outcome(told, writer)
+                    try:
+                        return _outcome(told, writer)
+                    except (TokenProblem, ConfigurationError) as error:
+                        writer.begin_failed = False  # its own begin may go well
+                        self._link.lose()  # the next connection tells the agent how this rank calls now
+                        raise AgentGone(f"it cannot call as this process may: {error}") from error
 
 
 def _outcome(ended: say.Ended, writer: ShardWriter) -> CheckpointView:
