@@ -135,6 +135,11 @@ def test_the_agent_maps_no_memory_that_a_job_has_given_up(run, agent):
         assert isinstance(ckpt.save(0, state_at(5)).committed.exception(timeout=60), errors.SaveFailed)
         ckpt.save(1, state_at(1, 600_000)).committed.result(timeout=60)
         wait_until(lambda: mapped(agent) == 1)
+        [place] = ckpt.parts.saver._staging._places
+        place.release()  # as before a larger slab is made
+        wait_until(lambda: not mapped(agent))
+        ckpt.save(2, state_at(2)).committed.result(timeout=60)
+        assert mapped(agent) == 1
     wait_until(lambda: not mapped(agent))
 
 

@@ -11,6 +11,7 @@ as it may wake up again and read on, its memory then gets no other save.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import queue
@@ -298,19 +299,21 @@ class _Link:
         self._asking = threading.Lock()
         self._answers: queue.SimpleQueue[say.Told | None] = queue.SimpleQueue()
         self._events: dict[int, _Events] = {}
-        self._shared: dict[int, SharedMemory] = {}
+        self._shared: set[int] = set()
         self._thread = threading.Thread(target=self._read, name="holdfast-agent", daemon=True)
         self._thread.start()
 
     def share(self, memory: SharedMemory) -> None:
         """Nothing if the agent has it. Raises as `ask`."""
-        for known in [*self._shared.values()]:
-            if known.is_closed:
-                del self._shared[known.id]
-                self.channel.send(say.Forget(memory=known.id))
         if memory.id not in self._shared:
             self.ask(say.Share(memory=memory.id, bytes=memory.bytes), descriptor=memory.descriptor)
-            self._shared[memory.id] = memory
+            self._shared.add(memory.id)
+            memory.on_close = functools.partial(self._forget, memory.id)
+
+    def _forget(self, memory: int) -> None:
+        """At once: the host may not have room for this memory and the next one."""
+        with contextlib.suppress(ChannelClosed):
+            self.channel.send(say.Forget(memory=memory))
 
     def ask(self, frame: BaseModel, body: Sequence[bytes] = (), descriptor: int | None = None) -> None:
         """Returns when the agent has taken it. Raises _AgentRefused, and ChannelClosed."""

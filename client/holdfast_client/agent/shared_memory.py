@@ -12,6 +12,7 @@ import mmap
 import os
 import re
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,12 +40,16 @@ class SharedMemory:
         self.is_closed = False
         self.may_be_read = False
         """An agent that does not answer may still read it: no other save may come into it."""
+        self.on_close: Callable[[], None] | None = None
+        """Of the agent that maps it too."""
 
     def close(self) -> None:
         """The mapping ends with its last view. May be called twice."""
         if not self.is_closed:
             self.is_closed = True
             os.close(self.descriptor)
+            if self.on_close is not None:
+                self.on_close()
 
 
 class UnusableMemory(Exception):  # noqa: N818
