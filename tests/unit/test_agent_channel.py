@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,6 +66,17 @@ def test_a_frame_without_end_is_refused_before_it_takes_memory(pair):
     ours.socket.sendall(b"\xff" * 12)
     with pytest.raises(ChannelClosed, match="no frame of ours"):
         theirs.receive()
+
+
+def test_a_peer_that_takes_a_frame_too_slowly_is_given_up(pair, monkeypatch):
+    ours, _ = pair
+    clock = itertools.count(0, channels.SEND_SECONDS / 2 + 1)
+    monkeypatch.setattr(channels, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with pytest.raises(ChannelClosed, match="takes too little"):
+        ours.send(say.Bye(), [b"x"])
+    monkeypatch.undo()
+    with pytest.raises(ChannelClosed):
+        ours.send(say.Bye())
 
 
 def listening(folder):

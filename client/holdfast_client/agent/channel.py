@@ -13,6 +13,7 @@ import socket
 import stat
 import struct
 import threading
+import time
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -25,7 +26,7 @@ _MOST_BODY_BYTES = 4 * 1024**3
 _MOST_DESCRIPTORS = 1
 _LONGEST_PATH_BYTES = 107
 SEND_SECONDS = 10
-"""A peer that takes nothing for so long is stopped or hangs."""
+"""A peer that takes nothing for so long, or no whole frame, is stopped or hangs."""
 
 
 class ChannelClosed(OSError):  # noqa: N818  (said aloud, it is what happened)
@@ -61,6 +62,7 @@ class Channel:
 
     def send(self, frame: BaseModel, body: list[bytes] | tuple[bytes, ...] = (), descriptor: int | None = None) -> None:
         """Raises ChannelClosed, and afterwards nothing can be sent any more: half a frame may be under way."""
+        until = time.monotonic() + SEND_SECONDS
         text = frame.model_dump_json().encode()
         head = _HEAD.pack(len(text), sum(map(len, body)))
         beside = [] if descriptor is None else [_rights(descriptor)]
@@ -69,10 +71,17 @@ class Channel:
                 if self.socket.sendmsg([head], beside) != len(head):
                     raise OSError("the peer takes nothing")
                 for part in (text, *body):
-                    self.socket.sendall(part)
+                    self._send_all(memoryview(part), until)
         except OSError as error:
             self.shut()
             raise ChannelClosed(f"the other side is gone ({error})") from error
+
+    def _send_all(self, left: memoryview, until: float) -> None:
+        """Not `sendall`, whose time counts anew with each piece that the peer takes: training may wait for this."""
+        while left:
+            if time.monotonic() > until:
+                raise OSError("the peer takes too little")
+            left = left[self.socket.send(left) :]
 
     def receive(self) -> tuple[bytes, bytes, int | None]:
         """JSON, body, and the descriptor that came with them, which the caller closes. Raises ChannelClosed once the
