@@ -171,7 +171,20 @@ def test_an_agent_of_another_version_is_left_alone(run, agent, monkeypatch, capl
     with holdfast.Checkpointer(run, agent=agent.socket) as ckpt:
         ckpt.restore({})
         ckpt.save(0, state_at(0)).committed.result(timeout=60)
-    assert "another version" in caplog.text
+    assert "Start the agent with the job's version" in caplog.text
+    assert_restores(run, 0)
+
+
+class HelloOfLater(say.Hello):
+    more: int = 0
+
+
+def test_an_agent_that_does_not_understand_a_word_is_left_alone(run, agent, monkeypatch, caplog):
+    monkeypatch.setattr(say, "Hello", HelloOfLater)
+    with holdfast.Checkpointer(run, agent=agent.socket) as ckpt:
+        ckpt.restore({})
+        ckpt.save(0, state_at(0)).committed.result(timeout=60)
+    assert "Start the agent with the job's version" in caplog.text
     assert_restores(run, 0)
 
 

@@ -252,8 +252,11 @@ class _Link:
                 finally:
                     if descriptor is not None:
                         os.close(descriptor)
-        except (ChannelClosed, ValidationError) as error:
+        except ChannelClosed as error:
             log.debug("a rank has left: %s", error)
+        except ValidationError as error:
+            log.warning("a rank says what this version does not know: %s", error.errors()[0]["msg"])
+            self._tell(say.Refused(reason=_of_other_versions("holdfast")))
         except BaseException:
             log.exception("a rank's connection ends")
         finally:
@@ -309,10 +312,7 @@ class _Link:
 
     def _greet(self, hello: say.Hello) -> None:
         if hello.version != say.VERSION:
-            raise _Refusal(
-                f"the agent of this node is holdfast {version('holdfast')}, and the job's holdfast {hello.holdfast} "
-                "speaks another version with it. Start the agent with the job's version"
-            )
+            raise _Refusal(_of_other_versions(f"holdfast {hello.holdfast}"))
         try:
             client = Client(hello.caller.client_settings())
         except (HoldfastError, ValidationError) as error:
@@ -434,6 +434,13 @@ class _Link:
         while not self._over.wait(ALIVE_SECONDS):
             if self._waits.is_set():
                 self._tell(say.Alive())
+
+
+def _of_other_versions(jobs: str) -> str:
+    return (
+        f"the agent of this node is holdfast {version('holdfast')}, and does not speak with this job's {jobs}. "
+        "Start the agent with the job's version"
+    )
 
 
 def _free_memory() -> None:
