@@ -10,6 +10,7 @@ import pytest
 import torch
 from gloo import run_ranks
 from tests.support.node_agent import agent_serve
+from tests.support.ports import free_ports
 from tests.support.training import Job, values
 
 import holdfast
@@ -274,6 +275,22 @@ def test_a_token_that_the_agent_was_told_and_that_is_over_costs_no_save(run, age
         assert not ckpt.parts.agent._link.is_lost
     assert caplog.text.count("is uploaded by this process") == 1
     assert_restores(run, 1)
+
+
+def test_a_service_that_the_agent_alone_does_not_reach_costs_no_save(run, agent, monkeypatch, caplog):
+    monkeypatch.setenv("HOLDFAST_SAVE_RETRY_SECONDS", "2")  # how long the agent tries
+    told = say.Caller.of
+    elsewhere = {"url": f"http://127.0.0.1:{free_ports()}"}
+    monkeypatch.setattr(
+        *(say.Caller, "of"),
+        lambda settings: told(settings).model_copy(update={"settings": told(settings).settings | elsewhere}),
+    )
+    with holdfast.Checkpointer(run, agent=agent.socket) as ckpt:
+        ckpt.restore({})
+        assert ckpt.save(0, state_at(0)).committed.result(timeout=60).step == 0
+        assert not ckpt.parts.agent._link.is_lost
+    assert "is uploaded by this process" in caplog.text
+    assert_restores(run, 0)
 
 
 def test_with_a_local_tier_the_agent_has_the_save_until_it_is_on_the_disk(run, agent, tmp_path):

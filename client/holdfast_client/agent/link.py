@@ -27,7 +27,13 @@ from pydantic import BaseModel, ValidationError
 from holdfast_client.agent import messages as say
 from holdfast_client.agent.channel import Channel, ChannelClosed, connect
 from holdfast_client.agent.shared_memory import SharedMemory
-from holdfast_client.errors import ConfigurationError, HoldfastError, TokenProblem, TransferStopped
+from holdfast_client.errors import (
+    ConfigurationError,
+    HoldfastError,
+    ServiceUnavailable,
+    TokenProblem,
+    TransferStopped,
+)
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import CheckpointView, ShardSummary
@@ -268,9 +274,10 @@ class HandedSave:
                         raise refused
                     try:
                         return _outcome(told, writer)
-                    except (TokenProblem, ConfigurationError) as error:
+                    except (TokenProblem, ConfigurationError, ServiceUnavailable) as error:
                         writer.begin_failed = False  # its own begin may go well
-                        self._link.lose()  # the next connection tells the agent how this rank calls now
+                        if not isinstance(error, ServiceUnavailable):
+                            self._link.lose()  # the next connection tells the agent how this rank calls now
                         raise AgentGone(f"it cannot call as this process may: {error}") from error
 
 
