@@ -62,7 +62,10 @@ class Agent:
         if not try_lock(self._own):
             os.close(self._own)
             self._folder.close()
-            raise ConfigurationError(f"Another agent serves at {path}. One is enough for all jobs of this user.")
+            raise ConfigurationError(
+                f"Another agent serves at {path}. One is enough for all of this user's jobs on a node. If nodes "
+                "share this folder, name a socket on the node's own disk (--socket)."
+            )
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # a dead agent's
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
