@@ -8,6 +8,7 @@ from sqlalchemy import update
 import holdfast_service.runs.views
 import holdfast_service.training.seal
 from holdfast_service.db.tables.core import Checkpoint
+from holdfast_service.liveness import abandoned_uploads
 from holdfast_service.liveness.abandoned_uploads import ReapReport, reconcile
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreUnavailable
@@ -192,8 +193,25 @@ def test_a_rank_that_crashed_has_told_so_before_its_save_in_flight_is_over(
     with refused("stale_attempt") as caught:
         job.begin(103)
     assert caught.value.context == {"attempt": 1, "outcome": "failed"}, "and names no newer attempt: it is not fenced"
+    assert reconcile(service.context) == ReapReport(), "the agent of its node goes on with it"
+    clock.advance(IDLE_SECONDS + 1)
     assert reconcile(service.context).aborted == (saves[1].id,)
-    assert saves[1].now()["abort_reason"] == "attempt 1 has ended (failed) without completing it"
+
+
+def test_what_a_crashed_job_left_uploading_is_given_up_long_before_its_deadline_if_nobody_goes_on_with_it(
+    service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(abandoned_uploads, "DRAIN_SECONDS", 5)
+    job = Job(service.http())
+    save = job.begin(100)
+    reconcile(service.context)
+    job.end("failed")
+    clock.advance(6)
+    save.negotiate(0, [b"w"])
+    assert reconcile(service.context) == ReapReport()
+    clock.advance(8)
+    assert reconcile(service.context).aborted == (save.id,)
+    assert save.now()["abort_reason"] == "attempt 1 has ended (failed) without completing it"
 
 
 def test_a_checkpoint_whose_last_seal_was_not_counted_is_given_up_as_any_other(

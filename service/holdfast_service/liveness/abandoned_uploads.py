@@ -19,7 +19,7 @@ from holdfast_service.liveness.lost_attempts import mark_lost
 from holdfast_service.runs.views import MISSING_RANKS_SHOWN, ranks_not_sealed
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.training.abort import abort
-from holdfast_service.training.fencing import DRAIN_SECONDS, REAPER, is_silent
+from holdfast_service.training.fencing import DRAIN_SECONDS, MOVED_AFTER, REAPER, is_silent
 from holdfast_service.work.processes import SILENT_AFTER, last_served_at
 from holdfast_service.work.report import Backlog, ReconcileReport
 
@@ -113,45 +113,47 @@ def reconcile(context: ServiceContext) -> ReapReport:
     with context.database.transaction() as session:
         lost = mark_lost(session, Actor.controller(NAME), context.settings)
     with context.database.read() as session:
-        due = _due(session, database_now(session))
+        due = _due(session, context.settings)
     aborted = tuple(checkpoint_id for checkpoint_id in due if _give_up(context, checkpoint_id))
     return ReapReport(done=lost + len(aborted), aborted=aborted, lost_attempts=lost)
 
 
 def backlog(session: Session, context: ServiceContext) -> Backlog:
     """Checkpoints that are to be given up, by their deadlines."""
-    del context
     due, oldest = session.execute(
         select(func.count(), func.min(Checkpoint.deadline_at))
         .join(Attempt, Attempt.id == Checkpoint.attempt_id)
-        .where(_is_due(database_now(session)))
+        .where(_is_due(database_now(session), context.settings))
     ).one()
     return Backlog(due, oldest_due_at=oldest)
 
 
-def _due(session: Session, now: datetime) -> list[str]:
+def _due(session: Session, settings: ServiceSettings) -> list[str]:
     return list(
         session.scalars(
             select(Checkpoint.id)
             .join(Attempt, Attempt.id == Checkpoint.attempt_id)
-            .where(_is_due(now))
+            .where(_is_due(database_now(session), settings))
             .order_by(Checkpoint.deadline_at, Checkpoint.id)
         )
     )
 
 
-def _is_due(now: datetime) -> ColumnElement[bool]:
+def _is_due(now: datetime, settings: ServiceSettings) -> ColumnElement[bool]:
     """Over `checkpoints` with their `attempts`."""
     return and_(
         Checkpoint.state == CheckpointState.UPLOADING,
         # A late save outlives the attempts that staged and pushed it: only its own silence ends it.
-        or_(Checkpoint.deadline_at <= now, _is_over(now) & Checkpoint.pushed_by.is_(None)),
+        or_(Checkpoint.deadline_at <= now, _is_over(now, settings) & Checkpoint.pushed_by.is_(None)),
     )
 
 
-def _is_over(now: datetime) -> ColumnElement[bool]:
-    """Over `attempts`: no rank writes its checkpoints any more."""
-    drained = Attempt.ended_at <= now - timedelta(seconds=DRAIN_SECONDS)
+def _is_over(now: datetime, settings: ServiceSettings) -> ColumnElement[bool]:
+    """Over `checkpoints` with their `attempts`: no rank writes it any more. What a job that crashed has left may take
+    longer than its drain: the agent of a node goes on with it, and calls."""
+    drain, idle = timedelta(seconds=DRAIN_SECONDS), timedelta(seconds=settings.upload_idle_seconds)
+    called = now - drain + idle * (1 - MOVED_AFTER)
+    drained = and_(Attempt.ended_at <= now - drain, Checkpoint.deadline_at <= called)
     return and_(Attempt.ended_at.is_not(None), or_(Attempt.outcome != AttemptOutcome.FAILED, drained))
 
 
@@ -164,7 +166,11 @@ def _give_up(context: ServiceContext, checkpoint_id: str) -> bool:
         if checkpoint is None or checkpoint.state != CheckpointState.UPLOADING:
             return False
         now = database_now(session)
-        attempt, over = session.execute(select(Attempt, _is_over(now)).where(Attempt.id == checkpoint.attempt_id)).one()
+        attempt, over = session.execute(
+            select(Attempt, _is_over(now, context.settings))
+            .join(Checkpoint, Checkpoint.attempt_id == Attempt.id)
+            .where(Checkpoint.id == checkpoint.id)
+        ).one()
         missing = ranks_not_sealed(session, checkpoint, of_all=True)
         blamed = missing[0] if missing else None
         if over and checkpoint.pushed_by is None:

@@ -210,7 +210,7 @@ def heard_until(session: Session, now: datetime) -> datetime:
 DRAIN_SECONDS = 60
 
 # A deadline is moved when a twentieth of it has passed: a thousand ranks must not all write one row in each call.
-_MOVED_AFTER = 1 / 20
+MOVED_AFTER = 1 / 20
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ def refuse_unless_in_world(checkpoint: Checkpoint, ranks: Iterable[int]) -> None
 def keep_alive(session: Session, writing: Writing, settings: ServiceSettings) -> None:
     """Each call of a rank moves the deadline after which the reaper gives the checkpoint up, and its own heartbeat."""
     now, idle = writing.now, timedelta(seconds=settings.upload_idle_seconds)
-    moved_from = now + idle * (1 - _MOVED_AFTER)
+    moved_from = now + idle * (1 - MOVED_AFTER)
     checkpoint = writing.checkpoint
     if checkpoint.state == CheckpointState.UPLOADING and checkpoint.deadline_at < moved_from:
         session.execute(
@@ -336,7 +336,7 @@ def beat(session: Session, attempt: Attempt, now: datetime, settings: ServiceSet
     """The attempt is alive, even if it was thought lost: a network may have been away and come back."""
     interval = timedelta(seconds=settings.heartbeat_interval_seconds)
     # The clock may have been ahead at the last heartbeat, and have gone back since.
-    due, ahead = now - interval * _MOVED_AFTER, now + interval
+    due, ahead = now - interval * MOVED_AFTER, now + interval
     # The liveness monitor calls an attempt lost by a heartbeat that is much older.
     is_fresh = attempt.heartbeat_at is not None and due <= attempt.heartbeat_at <= ahead
     if is_fresh and attempt.outcome != AttemptOutcome.LOST:

@@ -572,7 +572,10 @@ class SaveReports:
 
     def left_to_agent(self, job: SaveJob) -> SaveFailed:
         """This job has ended before it, and the agent of the node goes on."""
-        left = SaveFailed(f"The job ended before step {job.step} was committed; the agent of this node goes on with it")
+        left = SaveFailed(
+            f"The job ended before step {job.step} was committed; the agent of this node goes on with it, as long "
+            "as the service takes it"
+        )
         log.warning("%s", left)
         return left
 
