@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -37,6 +39,7 @@ import holdfast
 from holdfast.errors import ConfigurationError, HoldfastError, SaveDeclined, SaveFailed
 from holdfast.integrations.accelerate import training_state
 from holdfast.integrations.hf import HoldfastTrainer, HoldfastTrainerMixin, beyond_limit
+from holdfast.integrations.hf_files import ModelFiles
 from holdfast.integrations.trash import Trash
 from holdfast.save.job import SaveHandle
 from holdfast_client.settings import ClientSettings
@@ -323,6 +326,28 @@ def test_the_limit_is_that_of_the_trainer() -> None:
     assert beyond_limit([4, 8, 12, 16], 2, best=4) == [8, 12]
     assert beyond_limit([4, 8, 12, 16], 1, best=16) == [4, 8, 12]
     assert beyond_limit([4, 8, 12, 16], 1, best=8) == [4, 12], "the best and the last"
+
+
+class FullDisk:
+    """A tokenizer, and there is room for half of it."""
+
+    def save_pretrained(self, folder: str) -> None:
+        Path(folder, "tokenizer.json").write_text('{"model": ')
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_save_neither_fails_for_a_file_beside_the_weights_nor_keeps_half_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2))
+    assert ModelFiles(model, FullDisk()).state_dict()["hf_files"].keys() == {"config.json", "generation_config.json"}
+    assert "a part of config and tokenizer is not kept" in caplog.text
+    assert "No space left on device" in caplog.text
+    model.config.own = object()  # which is no JSON
+    assert ModelFiles(model).state_dict()["hf_files"].keys() == {"generation_config.json"}
+    del model.config.own
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    assert ModelFiles(model).state_dict() == {}
 
 
 def greedy() -> Any:

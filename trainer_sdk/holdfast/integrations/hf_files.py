@@ -44,10 +44,10 @@ class ModelFiles(FitsAnyWorld):
         model = unwrap(self.model)
         if not isinstance(model, PreTrainedModel):
             return {}
-        config = model.config.to_json_string(use_diff=False)
-        if self._written is None or self._written[0] != config:  # a script may change it while it trains
+        told = _told(model.config)
+        if self._written is None or self._written[0] != told:  # a script may change it while it trains
             files = _files_of(model, self._processing_class)
-            self._written = config, as_component(files) if files else {}
+            self._written = told, as_component(files) if files else {}
         return self._written[1]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -57,31 +57,42 @@ class ModelFiles(FitsAnyWorld):
         """Likewise."""
 
 
+def _told(config: Any) -> str:
+    """Another text when the config has changed. Always the same for a config that JSON cannot hold: it is not kept."""
+    try:
+        text: str = config.to_json_string(use_diff=False)
+    except Exception:  # a value of the user's own; _files_of() says so in the log
+        return ""
+    return text
+
+
 def _files_of(model: PreTrainedModel, processing_class: Any) -> dict[str, bytes]:
     """By their paths, as save_pretrained() of the model and of the processing class writes them. What cannot be written
     is told in the log: a save must not fail for it."""
-    config = copy.deepcopy(model.config)
-    # As save_pretrained() of the model does it; fully_shard makes a class of its own.
-    config.architectures = [type(model).__name__.removeprefix("FSDP")]
-    writers: list[Callable[[str], object]] = [config.save_pretrained]
-    if model.can_generate() and model.generation_config is not None:
-        writers.append(model.generation_config.save_pretrained)
+
+    def write_config(folder: str) -> None:
+        config = copy.deepcopy(model.config)
+        # As save_pretrained() of the model does it; fully_shard makes a class of its own.
+        config.architectures = [type(model).__name__.removeprefix("FSDP")]
+        config.save_pretrained(folder)
+
+    def write_generation_config(folder: str) -> None:
+        if model.can_generate() and model.generation_config is not None:
+            model.generation_config.save_pretrained(folder)
+
+    writers: list[Callable[[str], object]] = [write_config, write_generation_config]
     if hasattr(processing_class, "save_pretrained"):
         writers.append(processing_class.save_pretrained)
-    with tempfile.TemporaryDirectory(prefix="holdfast-hf-") as folder:
-        for write in writers:
-            try:
-                write(folder)
-            except Exception as error:  # a user's own class, or a config that transformers does not write
-                log.warning(
-                    "a part of config and tokenizer is not kept, so pull --format hf needs --config: %s: %s",
-                    type(error).__name__,
-                    error,
-                )
-        paths = {
-            path.relative_to(folder).as_posix(): path for path in sorted(Path(folder).rglob("*")) if path.is_file()
-        }
-        files = {name: path.read_bytes() for name, path in paths.items() if may_be_kept(name)}
+    files: dict[str, bytes] = {}
+    for write in writers:
+        try:
+            files |= _written_by(write)
+        except Exception as error:  # a user's own class, a config that transformers does not write, a full disk
+            log.warning(
+                "a part of config and tokenizer is not kept, so pull --format hf needs --config: %s: %s",
+                type(error).__name__,
+                error,
+            )
     total = sum(map(len, files.values()))
     if total > MOST_BYTES:
         log.warning(
@@ -92,3 +103,13 @@ def _files_of(model: PreTrainedModel, processing_class: Any) -> dict[str, bytes]
         )
         return {}
     return files
+
+
+def _written_by(write: Callable[[str], object]) -> dict[str, bytes]:
+    """What it writes into a folder of its own. If it raises, nothing of it: a full disk leaves half a file."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-hf-") as folder:
+        write(folder)
+        paths = {
+            path.relative_to(folder).as_posix(): path for path in sorted(Path(folder).rglob("*")) if path.is_file()
+        }
+        return {name: path.read_bytes() for name, path in paths.items() if may_be_kept(name)}
