@@ -10,10 +10,12 @@ import torch
 from safetensors.torch import load
 
 from holdfast.export.hf.weight_files import MOST_FILES, InFile, Weight, plan_files
+from holdfast.export.safetensors_files import check_dtypes
 from holdfast.layout.plan import ChunkSizes, PieceSpec, build_local_plan, global_layout
 from holdfast.layout.reshard import WantedPiece, plan_reads
-from holdfast.state.tensors import dtype_name
+from holdfast.state.tensors import dtype_name, torch_dtype
 from holdfast_client.errors import ConfigurationError
+from holdfast_protocol.index_documents import ITEM_BYTES
 
 SMALL = ChunkSizes(own_chunk_bytes=256, pack_bytes=256, cut_bytes=304)
 """Cuts come in the middle of rows."""
@@ -97,6 +99,17 @@ def test_a_file_is_full_before_the_next_one_begins_and_a_large_tensor_has_one_of
     assert files.index()["metadata"] == {"total_parameters": 18, "total_size": 72}
     assert all(len(file.head) % 8 == 0 for file in files.files)
     assert plan_files(weights, 10**9, {}).index() is None
+
+
+@pytest.mark.parametrize("dtype", ITEM_BYTES)
+def test_each_dtype_is_refused_or_has_its_name_in_the_head(dtype):
+    try:
+        check_dtypes({dtype: "w"})
+    except ConfigurationError:
+        return
+    [file] = plan_files([Weight("w", "w", dtype, (2,))], 10**6, {}).files
+    found = load(file.head.ljust(file.bytes, b"\0"))["w"]
+    assert (found.dtype, found.shape) == (torch_dtype(dtype), (2,))
 
 
 def test_too_many_files_are_refused_with_the_remedy():

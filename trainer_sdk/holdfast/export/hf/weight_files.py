@@ -47,7 +47,9 @@ SAFETENSORS_DTYPES: Mapping[str, str] = {
     "uint64": "U64",
     "int64": "I64",
     "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
     "float8_e8m0fnu": "F8_E8M0",
     "float16": "F16",
     "bfloat16": "BF16",
@@ -55,7 +57,7 @@ SAFETENSORS_DTYPES: Mapping[str, str] = {
     "float64": "F64",
     "complex64": "C64",
 }
-"""By torch's names."""
+"""By torch's names. An older safetensors lacks some: `check_dtypes` asks the one that is installed."""
 
 
 class Weight(NamedTuple):
