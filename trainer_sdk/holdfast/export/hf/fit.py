@@ -49,11 +49,11 @@ def fit_of(config: Mapping[str, Any], weights: Mapping[str, tuple[torch.dtype, S
         return NotKnown("config.json names no class in `architectures`")
     if "quantization_config" in config:
         return NotKnown("config.json is that of a quantized model")
-    found = getattr(transformers, named[0], None)
-    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
-        return NotKnown(f"transformers {transformers.__version__} has no {named[0]:.100}")
-    kind: Any = found
     try:
+        found = getattr(transformers, named[0], None)  # it imports the class's module, which may need more than is here
+        if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+            return NotKnown(f"transformers {transformers.__version__} has no {named[0]:.100}")
+        kind: Any = found
         with _quiet():
             _, told = kind.from_pretrained(
                 None,
@@ -65,6 +65,8 @@ def fit_of(config: Mapping[str, Any], weights: Mapping[str, tuple[torch.dtype, S
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
                 local_files_only=True,
+                # The config may name a kernel, which transformers would fetch from the Hub and run.
+                attn_implementation="eager",
             )
     except Exception as error:  # whatever a model's class makes of a config: it is not known, and no reason to fail
         return NotKnown(f"{named[0]:.100} could not be tried: {type(error).__name__}: {error!s:.300}")
