@@ -484,6 +484,10 @@ def test_files_of_a_checkpoint_lead_nowhere_else(run, client, tmp_path):
         "checkpoint.json",
         "a/b/c.json",
         ".x.json",
+        "model.safetensors.index.json",
+        "model.safetensors/x.json",
+        "config.json/x.json",
+        "adapter_config.json",
     ]
     files = {name: torch.tensor([1], dtype=torch.uint8) for name in names}
     files["config.json"] = torch.frombuffer(bytearray(config), dtype=torch.uint8)

@@ -41,10 +41,12 @@ _NAMES = frozenset(
 """What is taken out of a folder. Python files of a model are left: a checkpoint brings no code."""
 _TEMPLATES = "additional_chat_templates"
 _NAME = re.compile(
-    r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}(/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199})?(?<!\.index)"
+    r"([A-Za-z0-9_][A-Za-z0-9_\-]{0,199}/)?[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}(?<!\.index)"
     r"\.(json|txt|model|jinja|spm|tiktoken|vocab|bpe)"
 )
-_OURS = "checkpoint.json"
+"""A folder's name has no dot, and a file's has one, so none is in the other's way."""
+_NEVER = frozenset({"checkpoint.json", "adapter_config.json"})
+"""The first is ours. By the second from_pretrained() would take the weights from the place that it names."""
 
 
 def as_component(files: Mapping[str, bytes]) -> dict[str, dict[str, torch.Tensor]]:
@@ -73,8 +75,8 @@ def _names_in(folder: Path) -> list[str]:
 
 def may_be_kept(name: str) -> bool:
     """Whether a file of this name, a path in its folder, can be written beside weights: it is none of these, no code,
-    and no way out of the folder."""
-    return name != _OURS and _NAME.fullmatch(name) is not None
+    names no other weights, and no way out of the folder."""
+    return name not in _NEVER and _NAME.fullmatch(name) is not None
 
 
 def read_names(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
