@@ -203,9 +203,13 @@ def test_weights_that_training_tied_and_the_config_does_not_have_bytes_of_their_
     model = llama(tie_word_embeddings=False)
     model.lm_head.weight = model.model.embed_tokens.weight
     save(run, {"model": model})
+    config = config_of(model, tmp_path / "config") / "config.json"
     if transformers == "is not":
         monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    summary, notes = pulled(client, run, tmp_path / "out", config=config_of(model, tmp_path / "config"))
+        # Llama's own default, which a config need not say.
+        config.write_text(config.read_text().replace('"tie_word_embeddings": false,', ""))
+        assert "tie_word" not in config.read_text()
+    summary, notes = pulled(client, run, tmp_path / "out", config=config)
     monkeypatch.undo()
     assert (summary["tied"], any("bytes of its own" in note for note in notes)) == ({}, True)
     assert any("transformers is not installed" in note for note in notes) == (transformers == "is not")

@@ -191,12 +191,11 @@ def _ties(
         _refuse_adapters(weights)
     found = fit(ties)
     # Weights that training tied and the config does not: each needs bytes of its own, or it would be drawn at random.
-    if isinstance(found, Fit):
-        own = set(found.missing) & ties.keys()
-    else:
-        own = set(ties) if config.get("tie_word_embeddings") is False else set()
+    # If nobody knows what the class ties, all of them: bytes that are there twice are tied again.
+    own = set(found.missing) & ties.keys() if isinstance(found, Fit) else set(ties)
     if own:
-        notes.append(f"{_some(own)}: tied in training and not by the config, so each is written with bytes of its own.")
+        tied = "tied in training and not by the config" if isinstance(found, Fit) else "tied in training"
+        notes.append(f"{_some(own)}: {tied}, so each is written with bytes of its own.")
         ties = {name: kept for name, kept in ties.items() if name not in own}
         found = fit(ties)
     for name, kept in list(ties.items())[:_NAMES_SHOWN]:
