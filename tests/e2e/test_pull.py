@@ -23,7 +23,7 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 
 import holdfast
-from holdfast.export.publish import DiskFull, NotWritten
+from holdfast.export.publish import DiskFull, NotWritten, published
 from holdfast.export.pull import Format, pull
 from holdfast.state.tree import decode_tree
 from holdfast_client import Client, errors
@@ -276,6 +276,28 @@ def test_a_folder_with_something_in_it_is_replaced_only_by_force(run, client, tm
     assert not (out / "precious").exists()
     assert (out / "model.safetensors").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_link_to_a_folder_stays_one(run, client, tmp_path):
+    """The disk that it leads to has the room, and perhaps this one has not."""
+    save(run, {"w": {"x": torch.ones(2)}})
+    disk, out = tmp_path / "disk", tmp_path / "out"
+    disk.mkdir()
+    out.symlink_to(disk / "pulled")
+    pull(client, run, Latest(), out, Format.TORCH)
+    pull(client, run, Latest(), out, Format.SAFETENSORS, force=True)
+    assert out.is_symlink()
+    assert (disk / "pulled" / "w.safetensors").exists()
+    assert [path.name for path in disk.iterdir()] == ["pulled"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "out"]
+
+
+def test_every_folder_in_it_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    with published(tmp_path / "out", force=False) as folder:
+        (folder / "inner").mkdir()
+    assert {(tmp_path / "out" / "inner").stat().st_ino, (tmp_path / "out").stat().st_ino} <= set(synced)
 
 
 def test_what_came_into_the_folder_during_the_pull_is_not_replaced(run, client, tmp_path):

@@ -32,6 +32,11 @@ class DiskFull(HoldfastError):  # noqa: N818  (as the tree of holdfast_client.er
     remedy = "Free some space there, or choose another folder."
 
 
+def place_of(target: Path) -> Path:
+    """Where a link leads: the folder there is made or replaced, on that disk, and the link stays."""
+    return Path(os.path.realpath(target)) if target.is_symlink() else target
+
+
 def check_target(target: Path, *, force: bool) -> None:
     """Raises ConfigurationError unless the folder can be made, or replaced."""
     if target.exists() and not target.is_dir():
@@ -140,7 +145,8 @@ def published(target: Path, *, force: bool) -> Iterator[Path]:
 def _filled(beside: Path, target: Path, *, force: bool) -> Iterator[Path]:
     try:
         yield beside
-        _sync_folder(beside)
+        for folder, _, _ in os.walk(beside):
+            _sync_folder(Path(folder))
         _take_place(beside, target, force=force)
     except Exception as error:
         if _is_full(error):

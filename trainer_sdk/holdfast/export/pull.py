@@ -19,7 +19,7 @@ from holdfast.export.dcp_folder import write_dcp_folder
 from holdfast.export.hf.folder import HfChoices, plan_folder, write_folder
 from holdfast.export.hf.model_files import read_kept
 from holdfast.export.json_files import write_summary, write_trees
-from holdfast.export.publish import check_room, check_target, clear_leftovers, published
+from holdfast.export.publish import check_room, check_target, clear_leftovers, place_of, published
 from holdfast.export.safetensors_files import check_safetensors, write_safetensors_file
 from holdfast.export.state_dicts import state_dict_of
 from holdfast.export.tensors import bytes_to_read, read_tensors
@@ -82,6 +82,7 @@ def pull(
         raise ConfigurationError(
             "--config, --dtype, --max-file-size, --prefix and --no-check are for --format hf. Leave them out."
         )
+    target = place_of(target)
     check_target(target, force=force)
     clear_leftovers(target)
     decision = client.restores.restore_point(run.project, run.run, str(point))
