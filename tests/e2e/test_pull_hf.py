@@ -320,6 +320,15 @@ def test_a_folder_is_whole_again_after_import_training_and_pull(run, client, tmp
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
 
 
+def test_the_newest_config_of_those_before_is_taken(run, client, tmp_path):
+    model = llama()
+    save(run, {"model": model, "hf_files": ModelFiles(model)})
+    save(run, {"model": model, "hf_files": {}}, step=2)
+    save(run, {"model": model}, step=3)
+    _, notes = pulled(client, run, tmp_path / "out")
+    assert any("from step 1, the newest that keeps them" in note for note in notes)
+
+
 class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     def __len__(self) -> int:
         return 8

@@ -17,7 +17,7 @@ from typing import Any
 from holdfast.export.contents import Contents, Unit, read_contents
 from holdfast.export.dcp_folder import write_dcp_folder
 from holdfast.export.hf.folder import HfChoices, plan_folder, write_folder
-from holdfast.export.hf.model_files import read_kept
+from holdfast.export.hf.model_files import CONFIG, read_kept
 from holdfast.export.json_files import write_summary, write_trees
 from holdfast.export.publish import check_room, check_target, clear_leftovers, place_of, published
 from holdfast.export.safetensors_files import check_safetensors, write_safetensors_file
@@ -43,6 +43,8 @@ from holdfast_protocol.runs import Point
 from holdfast_protocol.states import CheckpointState, StoreRole
 
 _REASONS_SHOWN = 3
+_EARLIER_TRIED = 10
+"""Each is some requests. A run's other checkpoints are seldom unlike these."""
 
 OnTotal = Callable[[int], None]
 OnBytes = Callable[[int], None]
@@ -165,21 +167,20 @@ def _tell_stores(source: CheckpointSource, on_note: OnNote) -> None:
 def _files_of_an_earlier(
     client: Client, run: RunName, chosen: RestorePoint, workers: TransferWorkers
 ) -> tuple[int, Mapping[str, bytes]] | None:
-    """The step of the newest checkpoint before `chosen` that has the component `hf_files`, as an import of a folder of
-    Hugging Face has it, and the files in it. None if there is none, or if it cannot be read now."""
+    """The step of the newest checkpoint before `chosen` that has a config in the component `hf_files`, as an import of
+    a folder of Hugging Face has it, and the files in it. None if none of the last few with it can be read now."""
     views = client.checkpoints.all(run.project, run.run, state=CheckpointState.COMMITTED, max_step=chosen.step)
     with_files = [view for view in views if view.step < chosen.step and HF_FILES in view.components]
-    if not with_files:
-        return None
-    newest = max(with_files, key=attrgetter("step"))
-    try:
-        point = client.restores.restore_point(run.project, run.run, newest.id).restore_point
-        if point is None:
-            return None
-        with CheckpointSource(client, run, point, workers=workers) as source:
-            return newest.step, read_kept(source, read_contents(source))
-    except (NotFound, IntegrityError, CheckpointCold):
-        return None
+    for view in sorted(with_files, key=attrgetter("step"), reverse=True)[:_EARLIER_TRIED]:
+        with suppress(NotFound, IntegrityError, CheckpointCold):
+            point = client.restores.restore_point(run.project, run.run, view.id).restore_point
+            if point is None:
+                continue
+            with CheckpointSource(client, run, point, workers=workers) as source:
+                kept = read_kept(source, read_contents(source))
+            if CONFIG in kept:
+                return view.step, kept
+    return None
 
 
 def _why_nothing(run: RunName, point: Point, decision: RestoreDecision) -> str:

@@ -123,8 +123,9 @@ def _beside(
         found = {**kept, **found}
     if CONFIG not in found:
         raise ConfigurationError(
-            "No config.json is known: this checkpoint keeps none, and neither does an earlier one of the run. Give one "
-            "with --config, such as model.config.save_pretrained() writes, or a folder that has it, and a tokenizer."
+            "No config.json is known: this checkpoint keeps none, and neither does an earlier one of the run that can "
+            "be read. Give one with --config, such as model.config.save_pretrained() writes, or a folder that has it, "
+            "and a tokenizer."
         )
     return found
 
