@@ -12,7 +12,9 @@ import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -23,7 +25,8 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 
 import holdfast
-from holdfast.export.publish import DiskFull, NotWritten, published
+from holdfast.export import publish
+from holdfast.export.publish import DiskFull, NotWritten
 from holdfast.export.pull import Format, pull
 from holdfast.state.tree import decode_tree
 from holdfast_client import Client, errors
@@ -32,6 +35,7 @@ from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import EditCheckpoint
 from holdfast_protocol.runs import EditProject, Latest, parse_selector
 from holdfast_protocol.states import Health
+from tests.support.forked import fork_server
 from tests.support.serve import HOLDFAST, ServedHoldfast, holdfast_serve
 from tests.support.training import Job, Net, train, values
 from tests.trainer.gloo import run_ranks
@@ -292,10 +296,67 @@ def test_a_link_to_a_folder_stays_one(run, client, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "out"]
 
 
+def killed_while_it_takes_the_place(out: Path, renames: int) -> None:
+    done = []
+
+    def rename(self: Path, to: Path) -> None:
+        os.rename(self, to)
+        done.append(to)
+        if len(done) == renames:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with patch.object(Path, "rename", rename), publish.published(out, force=True) as folder:
+        (folder / "new").touch()
+
+
+@pytest.mark.parametrize(("renames", "found"), [(1, "old"), (2, "new")])
+def test_a_kill_while_a_folder_is_replaced_leaves_one_of_the_two_to_the_next_pull(tmp_path, renames, found):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old").touch()
+    process = fork_server().Process(target=killed_while_it_takes_the_place, args=(out, renames), daemon=True)
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2
+    publish.clear_leftovers(out)
+    assert [path.name for path in out.iterdir()] == [found]
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_of_what_a_living_pull_replaces_nothing_is_touched(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old").touch()
+    with publish.published(out, force=True) as folder:
+        old = folder.with_name(folder.name + ".old")
+        out.rename(old)
+        publish.clear_leftovers(out)
+        assert sorted(tmp_path.iterdir()) == [folder, old]
+        old.rename(out)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_that_comes_at_the_last_moment_is_replaced_only_by_force(tmp_path, force):
+    out = tmp_path / "out"
+
+    def rename(self: Path, to: Path) -> None:
+        if self.name.startswith(".") and not out.exists() and not list(tmp_path.glob("*.old")):
+            out.mkdir()
+            (out / "other").touch()
+        os.rename(self, to)
+
+    refused = nullcontext() if force else pytest.raises(errors.ConfigurationError, match="not empty")
+    with refused, patch.object(Path, "rename", rename), publish.published(out, force=force) as folder:
+        (folder / "new").touch()
+    assert [path.name for path in out.iterdir()] == ["new" if force else "other"]
+    assert list(tmp_path.iterdir()) == [out]
+
+
 def test_every_folder_in_it_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
-    with published(tmp_path / "out", force=False) as folder:
+    with publish.published(tmp_path / "out", force=False) as folder:
         (folder / "inner").mkdir()
     assert {(tmp_path / "out" / "inner").stat().st_ino, (tmp_path / "out").stat().st_ino} <= set(synced)
 

@@ -9,8 +9,9 @@ import re
 import secrets
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -24,6 +25,8 @@ _FULL_WORDS = re.compile(r"No space left|File too large|Disk quota|os error (28|
 _MOUNTS = Path("/proc/self/mountinfo")
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 _SPARE_BYTES = 16 * 1024**2
+_OLD = ".old"
+"""Ends the name of what is replaced, until the new folder is in its place."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -80,21 +83,31 @@ class NotWritten(HoldfastError):  # noqa: N818  (as the tree of holdfast_client.
 
 
 def clear_leftovers(target: Path) -> None:
-    """Removes the half-filled folders that killed pulls into `target` have left beside it on this machine. The system
-    releases a dead process's lock, so a folder without one is a dead pull's. A file system without locks keeps them."""
+    """Removes the half-filled folders that killed pulls into `target` have left beside it on this machine. What one was
+    replacing comes back, unless the new one is there already. The system releases a dead process's lock, so a folder
+    without one is a dead pull's. A file system without locks keeps them."""
     target = target.absolute()
     left = re.compile(re.escape(_beside(target)) + "[0-9a-f]{8}")
     with suppress(OSError):  # what cannot be listed cannot be cleared away
-        for name in filter(left.fullmatch, os.listdir(target.parent)):
-            _clear_unlocked(target.parent / name)
+        names = [name for name in os.listdir(target.parent) if left.fullmatch(name.removesuffix(_OLD))]
+        for name in sorted(names, reverse=True):  # what was replaced, before the folder whose lock tells of it
+            folder = target.parent / name
+            remove = partial(shutil.rmtree, folder, ignore_errors=True)
+            if not name.endswith(_OLD):
+                _if_dead(folder, remove)
+            elif target.is_dir() and any(target.iterdir()):
+                remove()
+            else:
+                _if_dead(folder.with_name(name.removesuffix(_OLD)), partial(folder.rename, target))
 
 
-def _clear_unlocked(folder: Path) -> None:
+def _if_dead(folder: Path, act: Callable[[], object]) -> None:
+    """Calls `act` unless the folder is that of a pull that goes on."""
     with suppress(OSError):
         descriptor = os.open(folder, _FOLDER)
         try:
             if try_lock(descriptor):
-                shutil.rmtree(folder, ignore_errors=True)
+                act()
         finally:
             os.close(descriptor)
 
@@ -162,10 +175,15 @@ def _filled(beside: Path, target: Path, *, force: bool) -> Iterator[Path]:
 
 def _take_place(beside: Path, target: Path, *, force: bool) -> None:
     if not target.is_dir():
-        beside.rename(target)
-        _sync_folder(target.parent)
-        return
-    old = beside.with_name(beside.name + ".old")
+        try:
+            beside.rename(target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # another pull's has come this very moment
+                raise
+        else:
+            _sync_folder(target.parent)
+            return
+    old = beside.with_name(beside.name + _OLD)
     target.rename(old)
     try:
         # By this name no other process finds it any more: another pull may have put its files there.

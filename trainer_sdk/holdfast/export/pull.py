@@ -85,8 +85,8 @@ def pull(
             "--config, --dtype, --max-file-size, --prefix and --no-check are for --format hf. Leave them out."
         )
     target = place_of(target)
-    check_target(target, force=force)
     clear_leftovers(target)
+    check_target(target, force=force)
     decision = client.restores.restore_point(run.project, run.run, str(point))
     if decision.note:
         on_note(decision.note)
