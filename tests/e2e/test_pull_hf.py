@@ -116,7 +116,7 @@ def train(model: nn.Module, steps: int = 2) -> torch.optim.Optimizer:
 def save(run: RunName, state: dict[str, Any], step: int = 1, **options: Any) -> None:
     with holdfast.Checkpointer(str(run), strict=True, **options) as ckpt:
         ckpt.restore({})
-        ckpt.save(step, state).committed.result(timeout=60)
+        ckpt.save(step, state).committed.result(timeout=180)
 
 
 def config_of(model: PreTrainedModel, folder: Path) -> Path:
@@ -474,6 +474,9 @@ def test_a_config_that_does_not_fit_is_refused_by_name_unless_the_user_insists(r
     _, notes = pulled(client, run, tmp_path / "out", config=wrong, check=False)
     assert any("does not fit" in note for note in notes)
     assert_same(load_file(tmp_path / "out" / "model.safetensors"), model.state_dict())
+    wrong.write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    with pytest.raises(errors.ConfigurationError, match=r"LlamaForCausalLM has no model\.layers\.1\."):
+        pulled(client, run, tmp_path / "other", config=wrong)
     for content, told in (("{", "is no JSON"), ("[]", "no JSON object")):
         wrong.write_text(content)
         with pytest.raises(errors.ConfigurationError, match=told):

@@ -205,7 +205,7 @@ def _ties(
         notes.append(f"{len(ties) - _NAMES_SHOWN} more names are tied likewise; checkpoint.json lists them.")
     if isinstance(found, NotKnown):
         notes.append(f"Whether config.json fits the weights was not checked: {found.reason}.")
-    elif found.missing or found.mismatched:
+    elif found.missing or found.mismatched or _has_more_layers(found, weights):
         misfit = _misfit(found, weights, choices)
         if choices.check:
             raise ConfigurationError(f"{misfit} --no-check writes the files all the same.")
@@ -213,6 +213,18 @@ def _ties(
     elif found.unexpected:
         notes.append(f"from_pretrained() will ignore {_some(found.unexpected)}: {found.model} has no such weights.")
     return ties
+
+
+def _has_more_layers(found: Fit, weights: Collection[str]) -> bool:
+    """Whether from_pretrained() would ignore a weight whose name is another's but for a number: the config is that of a
+    smaller model, which would be loaded without a word."""
+    ignored = frozenset(found.unexpected)
+    known = {_without_numbers(name) for name in weights if name not in ignored}
+    return any(_without_numbers(name) in known for name in ignored)
+
+
+def _without_numbers(name: str) -> tuple[str, ...]:
+    return tuple("" if part.isdigit() else part for part in name.split("."))
 
 
 def _refuse_adapters(weights: Collection[str]) -> None:
