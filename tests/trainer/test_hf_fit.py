@@ -10,6 +10,7 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from holdfast.export.hf.fit import Fit, NotKnown, Shape, fit_of
+from holdfast.export.hf.model_files import read_config
 
 
 def llama() -> tuple[dict[str, Any], dict[str, tuple[torch.dtype, Shape]]]:
@@ -30,6 +31,10 @@ def llama() -> tuple[dict[str, Any], dict[str, tuple[torch.dtype, Shape]]]:
 def test_a_kernel_that_the_config_names_is_not_asked_for() -> None:
     config, weights = llama()
     assert fit_of({**config, "attn_implementation": "somebody/kernel"}, weights) == Fit("LlamaForCausalLM")
+
+
+def test_a_file_of_weights_that_the_config_names_is_not_looked_for_in_the_new_folder() -> None:
+    assert read_config(b'{"transformers_weights": "other.safetensors", "n_layer": 2}') == {"n_layer": 2}
 
 
 def test_a_class_whose_module_needs_more_than_is_here_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

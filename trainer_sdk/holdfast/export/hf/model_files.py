@@ -141,13 +141,14 @@ def read_kept(source: CheckpointSource, contents: Contents) -> dict[str, bytes]:
 
 
 def read_config(content: bytes) -> dict[str, Any]:
-    """Raises ConfigurationError."""
+    """Without the name of a file of weights, which is that of the folder it came from. Raises ConfigurationError."""
     try:
         config = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{CONFIG} is no JSON: {error}. Give the right one with --config.") from None
     if not isinstance(config, dict):
         raise ConfigurationError(f"{CONFIG} is no JSON object. Give the right one with --config.")
+    config.pop("transformers_weights", None)
     return config
 
 
