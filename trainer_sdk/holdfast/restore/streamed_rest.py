@@ -144,6 +144,8 @@ class RestGate:
         coming = StreamedRest(rest, verdict)
         self.waited_seconds, self._failure = 0.0, None
         with self._lock:
+            if self._hook is not None:
+                self._hook.remove()
             self._coming = coming
             optimizers = {id(slots.optimizer): slots.optimizer for slots in rest.slots}
             self._optimizers = [PendingOptimizer(each, self.settle, self.give_up) for each in optimizers.values()]
@@ -189,6 +191,8 @@ class RestGate:
         """Gives the rest up, within bounds. An optimizer whose state has not come can still not be stepped."""
         coming = self._coming
         if coming is None:
+            if self._hook is not None:
+                self._hook.remove()  # a step that ended the wait could only still it
             return
         if not coming.is_over.is_set():
             coming.stop(_CLOSE_SECONDS)
@@ -262,7 +266,7 @@ class RestGate:
             optimizer.give_up()
         if self._hook is not None:
             self._hook.remove()
-        self._hook, self._optimizers, self._failure, self._coming = None, [], None, None
+        self._optimizers, self._failure, self._coming = [], None, None
 
 
 def _await_copies(parameters: Iterable[torch.Tensor]) -> None:

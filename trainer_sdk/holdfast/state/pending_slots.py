@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from holdfast.state.before_step import do_nothing
 from holdfast.state.load_optimizer import LateSlots
 
 
@@ -80,6 +81,6 @@ class PendingOptimizer:
 
     def give_up(self) -> None:
         """Whoever uses the state waits no more. A dict that the script has set meanwhile stays."""
-        self._hook.remove()
+        do_nothing(self._hook)  # load_state_dict() may have called it
         if self.optimizer.state is self._pending:
             self.optimizer.state = self._own
