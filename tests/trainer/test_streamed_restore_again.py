@@ -4,11 +4,15 @@ has ended well, nothing steps. Hooks of others, and of a second Checkpointer, ar
 from __future__ import annotations
 
 import pytest
+import torch
 from tests.support.late_rest import late_rest
-from tests.support.training import Job, train
+from tests.support.training import Job, train, values
+from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 
 import holdfast
+from holdfast import errors
+from holdfast.restore.checkpoint_reader import CheckpointSource
 
 SAVED = 3
 UNTIL = 6
@@ -18,6 +22,89 @@ UNTIL = 6
 def _saves_are_proven(monkeypatch):
     """Files handed over through the mount would be read again in the background."""
     monkeypatch.setenv("HOLDFAST_DIRECT_FILES", "false")
+
+
+def failing(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+def scaled_job():
+    torch.manual_seed(0)
+    model = nn.Linear(5, 5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return {"model": model, "optimizer": optimizer, "scaler": torch.amp.GradScaler("cpu", init_scale=4.0)}
+
+
+def backward(state, step):
+    batch = torch.randn(6, 5, generator=torch.Generator().manual_seed(step))
+    state["scaler"].scale(state["model"](batch).pow(2).mean()).backward()
+
+
+def scaled_step(state, step):
+    """Gradients are cleared after the step, not before it."""
+    backward(state, step)
+    state["scaler"].step(state["optimizer"])
+    state["scaler"].update()
+    state["optimizer"].zero_grad()
+
+
+def test_gradients_of_a_step_that_was_not_taken_are_no_part_of_the_next(run, monkeypatch):
+    state, ends = scaled_job(), []
+    with holdfast.Checkpointer(run, strict=True) as ckpt:
+        ckpt.restore(state)
+        for step in range(2):
+            scaled_step(state, step)
+            ckpt.save(step, state).committed.result(timeout=60)
+    for met in ("nothing", "an error", "no step"):
+        state = scaled_job()
+        with late_rest(), holdfast.Checkpointer(run, strict=True) as ckpt:
+            start = ckpt.restore(state, stream=met != "nothing")
+            if met == "an error":
+                with monkeypatch.context() as patch:
+                    patch.setattr(CheckpointSource, "read", failing(errors.ServiceUnavailable("it is away")))
+                    with pytest.raises(errors.ServiceUnavailable):
+                        scaled_step(state, start)
+            elif met == "no step":
+                backward(state, start)
+            if met != "nothing":
+                start = ckpt.restore(state, stream=True)
+            scaled_step(state, start)
+            ends.append((start, [each.tolist() for each in state["model"].parameters()], state["scaler"].state_dict()))
+    assert ends[1:] == ends[:1] * 2
+
+
+def test_a_restore_that_fails_after_it_lets_no_optimizer_step(run):
+    train(0, run, SAVED)
+    job = Job(seed=7)
+    with late_rest(), holdfast.Checkpointer(run, strict=True) as ckpt:
+        ckpt.restore(job.state, stream=True)
+        with pytest.raises(errors.ConfigurationError, match="not usable"):
+            ckpt.restore(job.state, at="no:such:point")
+        before = [each.tolist() for each in job.state["model"].parameters()]
+        for use in (lambda: job.step(SAVED), job.state["optimizer"].state_dict, lambda: ckpt.save(SAVED, job.state)):
+            with pytest.raises(errors.NotRestored, match=r"rest of step 2 .* has not come"):
+                use()
+        assert [each.tolist() for each in job.state["model"].parameters()] == before
+        for step in range(ckpt.restore(job.state, stream=True), UNTIL):
+            job.step(step)
+    assert values(job.state) == train(0, None, UNTIL).final
+
+
+def test_damage_that_no_step_has_met_counts_at_the_next_restore(run, monkeypatch):
+    train(0, run, SAVED)
+    job = Job(seed=7)
+    with late_rest() as late, holdfast.Checkpointer(run, strict=True) as ckpt:
+        assert ckpt.restore(job.state, stream=True) == SAVED
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointSource, "read", failing(errors.IntegrityError("It is not as its layout says")))
+            late.let_go()
+        assert ckpt.restore(job.state, stream=True) == SAVED - 1
+        for step in range(SAVED - 1, UNTIL):
+            job.step(step)
+    assert values(job.state) == train(0, None, UNTIL).final
 
 
 def test_hooks_that_were_registered_later_are_called_too(run, service):

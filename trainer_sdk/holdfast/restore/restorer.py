@@ -491,12 +491,12 @@ class Loading:
     def restore(
         self, state: dict[str, Any], at: str | None = None, *, skip_diverged: bool = True, stream: bool = False
     ) -> int:
-        self._parts.rest.make_way(state)
-        if self._parts.session.has_begun:
-            self._parts.pipeline.wait_idle(self._parts.ranks.timeout_seconds / 2)
-        stream = stream and self._parts.recorder is None  # which looks at the whole state
-        restore = self._parts.restorer.restore
-        return self._loading(state, lambda: restore(state, at, skip_diverged=skip_diverged, stream=stream))
+        with self._parts.rest.make_way(state):
+            if self._parts.session.has_begun:
+                self._parts.pipeline.wait_idle(self._parts.ranks.timeout_seconds / 2)
+            stream = stream and self._parts.recorder is None  # which looks at the whole state
+            restore = self._parts.restorer.restore
+            return self._loading(state, lambda: restore(state, at, skip_diverged=skip_diverged, stream=stream))
 
     def rollback(
         self,

@@ -16,15 +16,15 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from holdfast.distributed.background_verdict import ENDED, BackgroundVerdict
-from holdfast.errors import ConfigurationError, RankLost, RestoreFault
+from holdfast.errors import ConfigurationError, NotRestored, RankLost, RestoreFault
 from holdfast.progress import readable_bytes
 from holdfast.restore.checkpoint_reader import DAMAGED
 from holdfast.session.session import Session
@@ -144,12 +144,7 @@ class RestGate:
         coming = StreamedRest(rest, verdict)
         self.waited_seconds, self._failure = 0.0, None
         with self._lock:
-            if self._hook is not None:
-                self._hook.remove()
-            self._coming = coming
-            optimizers = {id(slots.optimizer): slots.optimizer for slots in rest.slots}
-            self._optimizers = [PendingOptimizer(each, self.settle, self.give_up) for each in optimizers.values()]
-            self._hook = BeforeStep(self._before_step)
+            self._guard(coming)
             coming.start()
 
     def settle(self) -> None:
@@ -170,22 +165,39 @@ class RestGate:
                 self._await(coming)
                 self._end(coming)
 
-    def make_way(self, state: dict[str, Any]) -> None:
-        """Before `state` is loaded again, after which it is fit for training: what is still to come is given up, also
-        where an earlier Checkpointer has left it."""
-        self.give_up()
+    @contextmanager
+    def make_way(self, state: dict[str, Any]) -> Iterator[None]:
+        """For the block in which `state` is loaded again, after which it is fit for training: what is still to come is
+        given up, also where an earlier Checkpointer has left it. If the block raises, it is still missing, and no
+        optimizer steps without it."""
+        given_up = [self.give_up()]
         for value in state.values():
             if isinstance(value, torch.optim.Optimizer) and isinstance(value.state, PendingState):
-                value.state.abandon()
+                given_up.append(value.state.abandon())
+        try:
+            yield
+        except BaseException:
+            missing = next((coming for coming in given_up if coming is not None), None)
+            with self._lock:
+                if missing is not None and self._coming is None:
+                    self._guard(missing)
+                    what = f"The rest of step {missing.rest.step} of {missing.rest.run}"
+                    self._failure = NotRestored(f"{what} has not come, and no restore has ended well since")
+            raise
 
-    def give_up(self) -> None:
-        """Nothing waits any more, and nothing comes."""
+    def give_up(self) -> StreamedRest | None:
+        """Nothing waits any more, and nothing comes. Returns what did not."""
         coming = self._coming
         if coming is None:
-            return
+            return None
         coming.stop()
         with self._lock:
-            self._release()
+            if self._coming is coming:
+                if coming.error is not None and self._failure is None:
+                    self._failed(coming, coming.error)  # damage counts, also where no use of the state has met it
+                _forget_step(coming.rest)  # none was taken since, and the loop begins anew
+                self._release()
+        return coming
 
     def close(self) -> None:
         """Gives the rest up, within bounds. An optimizer whose state has not come can still not be stepped."""
@@ -206,6 +218,15 @@ class RestGate:
                     "The Checkpointer was closed before the rest of its restore was there, so this optimizer has no "
                     "state. Call ckpt.wait_for_rest() before close() or the end of the `with` block."
                 )
+
+    def _guard(self, coming: StreamedRest) -> None:
+        """From here on all waits for it. The caller holds the lock."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._coming = coming
+        optimizers = {id(slots.optimizer): slots.optimizer for slots in coming.rest.slots}
+        self._optimizers = [PendingOptimizer(each, self.settle, self.give_up) for each in optimizers.values()]
+        self._hook = BeforeStep(self._before_step)
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._is_closed and all(each.optimizer is not optimizer for each in self._optimizers):

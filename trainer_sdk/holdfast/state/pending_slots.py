@@ -21,9 +21,9 @@ class PendingState(defaultdict[torch.Tensor, Any]):
     """Each use waits, and then uses the optimizer's own dict, also if it is kept beyond that."""
 
     def __init__(
-        self, own: defaultdict[torch.Tensor, Any], wait: Callable[[], object], abandon: Callable[[], object]
+        self, own: defaultdict[torch.Tensor, Any], wait: Callable[[], object], abandon: Callable[[], Any]
     ) -> None:
-        """`abandon` ends the restore that this waits for, because the state is loaded anew."""
+        """`abandon` ends the restore that this waits for, because the state is loaded anew, and returns it."""
         super().__init__()
         self._own = own
         self._wait = wait
@@ -59,7 +59,7 @@ class PendingOptimizer:
     """One optimizer whose state is still to come, from __init__ to put() or give_up()."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, wait: Callable[[], object], abandon: Callable[[], object]
+        self, optimizer: torch.optim.Optimizer, wait: Callable[[], object], abandon: Callable[[], Any]
     ) -> None:
         self.optimizer = optimizer
         self._own = optimizer.state
