@@ -3,8 +3,11 @@ has ended well, nothing steps. Hooks of others, and of a second Checkpointer, ar
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
+from gloo import run_ranks
 from tests.support.late_rest import late_rest
 from tests.support.training import Job, train, values
 from torch import nn
@@ -13,6 +16,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimize
 import holdfast
 from holdfast import errors
 from holdfast.restore.checkpoint_reader import CheckpointSource
+from holdfast.state.load import LoadPlan
 
 SAVED = 3
 UNTIL = 6
@@ -103,6 +107,48 @@ def test_damage_that_no_step_has_met_counts_at_the_next_restore(run, monkeypatch
             late.let_go()
         assert ckpt.restore(job.state, stream=True) == SAVED - 1
         for step in range(SAVED - 1, UNTIL):
+            job.step(step)
+    assert values(job.state) == train(0, None, UNTIL).final
+
+
+def one_cannot_apply(rank, run):
+    """Rank 1 fails where all that comes first is put into the state."""
+    whole = train(rank, None, UNTIL, kind="ddp")
+    train(rank, run, SAVED, kind="ddp")
+    job = Job(rank, "ddp", seed=7)
+    with late_rest(), holdfast.Checkpointer(run, strict=True) as ckpt:
+        with pytest.MonkeyPatch.context() as patch:
+            if rank == 1:
+                refused = errors.StateMismatchError("model", "it has two values here", "build it as it was saved")
+                patch.setattr(LoadPlan, "apply_first", failing(refused))
+            with pytest.raises(errors.StateMismatchError):
+                ckpt.restore(job.state, stream=True)
+        for step in range(ckpt.restore(job.state, stream=True), UNTIL):
+            job.step(step)
+    return values(job.state) == whole.final
+
+
+def test_ranks_agree_after_a_restore_that_one_of_them_refused(run):
+    assert run_ranks(one_cannot_apply, 2, run) == [True, True]
+
+
+def test_a_rest_without_a_thread_raises_at_the_step(run, monkeypatch):
+    start_thread = threading.Thread.start
+
+    def start(thread):
+        if thread.name == "holdfast-rest":
+            raise RuntimeError("can't start new thread")
+        start_thread(thread)
+
+    train(0, run, SAVED)
+    job = Job(seed=7)
+    with holdfast.Checkpointer(run, strict=True) as ckpt:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            assert ckpt.restore(job.state, stream=True) == SAVED
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            job.step(SAVED)
+        for step in range(ckpt.restore(job.state, stream=True), UNTIL):
             job.step(step)
     assert values(job.state) == train(0, None, UNTIL).final
 

@@ -297,12 +297,13 @@ class Restorer:
                     held.push(sharing.pop_all())
 
             def apply() -> bool:
+                if planned.streams:
+                    verdicts.append(self._rest.verdict())  # first: it is counted on all ranks, also if one fails here
                 reading.release()
                 if not planned.streams:
                     planned.plan.apply(planned.arrivals)
                 else:
                     planned.plan.apply_first(planned.arrivals)
-                    verdicts.append(self._rest.verdict())
                 return self._restore_rng(documents, point.step)
 
             self._session.begin_to_restore()

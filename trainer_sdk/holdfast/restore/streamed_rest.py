@@ -82,13 +82,17 @@ class StreamedRest:
         self._thread = threading.Thread(target=self._run, name="holdfast-rest", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the system gives no thread: the other ranks must hear of it
+            self._agree(error)
 
     def stop(self, seconds: float | None = None) -> None:
         """Gives it up: the other ranks hear of it. Waits for the end of the thread, which writes into the state."""
         self._stop.set()
         self.rest.stop_reading()
-        self._thread.join(seconds)
+        if self._thread.is_alive():
+            self._thread.join(seconds)
 
     def _run(self) -> None:
         began = time.monotonic()
@@ -101,6 +105,9 @@ class StreamedRest:
         except BaseException as error:
             own = RankLost(ENDED) if isinstance(error, TransferStopped) and self._stop.is_set() else error
         self.seconds = time.monotonic() - began
+        self._agree(own)
+
+    def _agree(self, own: BaseException | None) -> None:
         try:
             self.error = self._verdict.reach(own, self.rest.tell, self._stop)
         except BaseException as error:
