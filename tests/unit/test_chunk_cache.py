@@ -95,3 +95,17 @@ def test_nothing_is_kept_of_a_chunk_that_did_not_arrive():
     with pytest.raises(OSError, match="wrong bytes"):
         read(cache, ["a", "b"], half)
     assert (cache.has("a"), cache.has("b")) == (True, False)
+
+
+def test_an_interrupted_read_leaves_no_chunk_that_others_wait_for():
+    """As in a notebook, where the next cell reads on."""
+    cache, fetches = ChunkCache(100), Fetches()
+    read(cache, ["a"], fetches)
+
+    def interrupted(digest, view) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cache.read(["a", "b"], interrupted, fetches)
+    assert not cache.has("b")
+    assert read(cache, ["b"], fetches) == {"b": CHUNKS["b"]}

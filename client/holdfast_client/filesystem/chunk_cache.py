@@ -39,42 +39,47 @@ class ChunkCache:
         """Calls `receive(digest, bytes)` once for each digest: with what is here, with what `fetch` brings, and with
         what another thread is just fetching. It may be called on other threads, several at a time. The view is valid
         during the call. Raises what `fetch` and `receive` raise."""
+
+        def take(digest: str, view: memoryview) -> None:
+            self._keep(digest, view)
+            receive(digest, view)
+
         left = set(digests)
         while left:
-            found, mine = self._claim(left)
-            for digest, chunk in found.items():
-                receive(digest, memoryview(chunk))
-            left -= found.keys()
-            if mine:
-                self._fetch(mine, receive, fetch)
-                left.difference_update(mine)
+            mine: list[str] = []
+            try:
+                found = self._claim(left, mine)
+                for digest, chunk in found.items():
+                    receive(digest, memoryview(chunk))
+                left -= found.keys()
+                found.clear()
+                if mine:
+                    fetch(mine, take)
+                    left.difference_update(mine)
+            finally:
+                # Also if a person interrupts it between the two: else the next reader of `mine` would wait for ever.
+                self._let_go(mine)
 
     def clear(self) -> None:
         with self._changed:
             self._chunks.clear()
             self._kept_bytes = 0
 
-    def _claim(self, wanted: Collection[str]) -> tuple[dict[str, bytes], list[str]]:
-        """What is here, and what this thread fetches now. Waits while other threads fetch all of it."""
+    def _claim(self, wanted: Collection[str], mine: list[str]) -> dict[str, bytes]:
+        """What is here; `mine` gets what this thread fetches now. Waits while other threads fetch all of it."""
         with self._changed:
             while True:
                 found = {digest: self._chunks[digest] for digest in wanted if digest in self._chunks}
                 for digest in found:
                     self._chunks.move_to_end(digest)
-                mine = [digest for digest in wanted if digest not in found and digest not in self._fetching]
+                mine += [digest for digest in wanted if digest not in found and digest not in self._fetching]
                 if found or mine:
                     self._fetching.update(mine)
-                    return found, mine
+                    return found
                 self._changed.wait()
 
-    def _fetch(self, mine: list[str], receive: Receive, fetch: Fetch) -> None:
-        def take(digest: str, view: memoryview) -> None:
-            self._keep(digest, view)
-            receive(digest, view)
-
-        try:
-            fetch(mine, take)
-        finally:
+    def _let_go(self, mine: list[str]) -> None:
+        if mine:
             with self._changed:
                 self._fetching.difference_update(mine)
                 self._changed.notify_all()
