@@ -170,9 +170,14 @@ class TicketSource:
         """Keeps the lease during slow transfers, by asking for any ticket again."""
         self.ask([digest], with_mount=False)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether there is a lease, and half of its time is over."""
+        return self._lease_id is not None and time.monotonic() >= self._renew_lease_at
+
     def renew_if_due(self) -> None:
-        """Keeps the lease between transfers. Makes a call only if there is one and half of its time is over."""
-        if self._lease_id is not None and self._last_asked is not None and time.monotonic() >= self._renew_lease_at:
+        """Keeps the lease between transfers."""
+        if self.is_due and self._last_asked is not None:
             self.renew(self._last_asked)
 
     def avoids(self, store: StoreRole) -> bool:
@@ -435,6 +440,11 @@ class ShardFetcher:
             self._source.renew(digest)
         else:
             self._source.renew_if_due()
+
+    @property
+    def lease_is_due(self) -> bool:
+        """Whether `renew_lease` would make a call."""
+        return self._source.is_due
 
     def renew_lease(self) -> None:
         """For a reader that goes on with what it has: keeps the lease, if there is one and it is time."""

@@ -54,18 +54,26 @@ class ReadParts:
         self.client = client
         self.cache = ChunkCache(cache_bytes)
         self.workers = TransferWorkers()
-        self._ahead = WorkerThreads(1, "holdfast-read-ahead")
-        weakref.finalize(self, _end, client, self.workers, self._ahead, os.getpid()).atexit = False
+        self._beside = WorkerThreads(1, "holdfast-beside-reads")
+        weakref.finalize(self, _end, client, self.workers, self._beside, os.getpid()).atexit = False
 
     def start(self, job: Callable[[], None]) -> None:
-        """Carries out `job`, which must catch its own errors, on the one thread that reads ahead."""
-        self._ahead.submit(job)
+        """Carries out `job` on the one thread for what no reader waits for: reading ahead, and leases. Its errors are
+        logged. Takes no lock."""
+        self._beside.submit(partial(_logged, job))
 
 
-def _end(client: Client, workers: TransferWorkers, ahead: WorkerThreads, process_id: int) -> None:
+def _logged(job: Callable[[], None]) -> None:
+    try:
+        job()
+    except Exception as error:  # the thread has other jobs to do
+        log.warning("beside the reads of checkpoints by URL: %s", error)
+
+
+def _end(client: Client, workers: TransferWorkers, beside: WorkerThreads, process_id: int) -> None:
     if os.getpid() != process_id:  # connections and locks are the parent's
         return
-    ahead.end()
+    beside.end()
     with suppress(RuntimeError):  # the collector may run on one of these threads, which does not wait for itself
         workers.close(timeout_seconds=0)
     client.close()
@@ -76,6 +84,10 @@ class _Reads(CheckpointDocuments):
 
     def hold(self, digest: str) -> None:
         self._fetcher.hold_lease(digest)
+
+    @property
+    def lease_is_due(self) -> bool:
+        return self._fetcher.lease_is_due
 
     def renew(self) -> None:
         self._fetcher.renew_lease()
@@ -127,6 +139,11 @@ class CheckpointFiles:
             self._readers -= 1
         self._end_unused_leases()
 
+    def closed_by_collector(self) -> None:
+        """As `closed`, on another thread: the collector may run within any call, of this client or of training, and
+        must neither wait for the service nor for a lock that its own thread holds."""
+        self._parts.start(self.closed)
+
     def names(self) -> list[str]:
         """The files with tensors, sorted. One that safetensors could not hold is left out."""
         return [name for name in sorted(self._read_documents().names) if self._holds(name)]
@@ -173,7 +190,6 @@ class CheckpointFiles:
         stop = start + buffer.nbytes
         if start < 0 or stop > file.bytes:
             raise ValueError(f"{file.name} has {file.bytes} bytes, and [{start}, {stop}) was asked for")
-        self._renew()
         head = file.header[start:stop]
         buffer[: len(head)] = head
         by_chunk = file.parts(start, stop)
@@ -184,6 +200,12 @@ class CheckpointFiles:
             parts.setdefault(digest, []).extend(of_chunk)
             sizes[digest] = self._size(place)
         filled: list[int] = [len(head)]
+        fetched = False
+
+        def fetch(mine: list[str], take: Receive) -> None:
+            nonlocal fetched
+            fetched = True
+            self._fetch(mine, take, sizes)
 
         def receive(digest: str, chunk: memoryview) -> None:
             count = 0
@@ -194,7 +216,7 @@ class CheckpointFiles:
             filled.append(count)
 
         try:
-            self._parts.cache.read(list(parts), receive, lambda mine, take: self._fetch(mine, take, sizes))
+            self._parts.cache.read(list(parts), receive, fetch)
         except ChunkLost as error:
             lost = f"{error.verdict} {self._needed_for(error.digest, file, start, stop)}"
             raise ChunkLost(error.digest, lost, error.corrupt_checkpoints) from error
@@ -203,6 +225,8 @@ class CheckpointFiles:
             raise ReadsWrongHere(f"{error.detail}. {needed}", context=error.context) from error
         if sum(filled) != buffer.nbytes:
             raise IntegrityError(f"The chunks hold {sum(filled)} of {buffer.nbytes} bytes of {file.name}")
+        if not fetched:
+            self._renew()
 
     def read_ahead(self, file: SafetensorsFile, position: int) -> None:
         """Begins to fetch the chunk after `position`, if the tensor there goes on in another one. Never beyond the
@@ -293,20 +317,31 @@ class CheckpointFiles:
         except BaseException:
             reads.close()
             raise
+        self._give_back(reads)
+
+    def _give_back(self, reads: _Reads) -> None:
         self._idle.put(reads)
         self._end_unused_leases()  # the last one has closed meanwhile, or a document was read without an open file
 
     def _renew(self) -> None:
-        """Keeps a lease while all that is read comes from the cache. Without a service that still works."""
+        """Keeps a lease while all that is read comes from the cache. The reader does not wait for it: without a service
+        it goes on at once."""
         try:
             reads = self._idle.get_nowait()
         except queue.Empty:
             return
+        if reads.lease_is_due:
+            self._parts.start(partial(self._renew_beside, reads))
+        else:
+            self._give_back(reads)
+
+    def _renew_beside(self, reads: _Reads) -> None:
         try:
             reads.renew()
         except HoldfastError as error:
             log.info("the lease of %s was not renewed: %s", self.point.checkpoint_id, error)
-        self._idle.put(reads)
+        finally:
+            self._give_back(reads)
 
     def _end_unused_leases(self) -> None:
         ended: list[_Reads] = []

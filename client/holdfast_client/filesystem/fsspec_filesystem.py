@@ -275,13 +275,13 @@ class HoldfastFile(AbstractBufferedFile):
 
     loc: int
     size: int
+    _held: CheckpointFiles | None = None
 
     def __init__(self, fs: HoldfastFileSystem, path: str, run: RunName, point: RestorePoint, name: str) -> None:
         self._run, self._point, self._name = run, point, name
         self._last_end = -1
         self._content: bytes | None = None
         self._layout: SafetensorsFile | None = None
-        self._held: CheckpointFiles | None = None
         self._held_in = 0
         self.fs = fs
         try:
@@ -329,6 +329,12 @@ class HoldfastFile(AbstractBufferedFile):
             super().close()
         finally:
             self._release()
+
+    def __del__(self) -> None:
+        held, self._held = self._held, None
+        if held is not None and self._held_in == os.getpid():
+            held.closed_by_collector()
+        super().__del__()
 
     def __reduce__(self) -> Any:
         """Another process opens the same checkpoint, whatever the selector names by then."""
