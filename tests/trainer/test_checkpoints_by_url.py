@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import json
 import secrets
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,6 +176,12 @@ def test_reading_ahead_stays_within_the_tensor_and_a_whole_file_costs_its_bytes_
         ckpt.save(1, {"model": state}).committed.result(timeout=120)
     fs = HoldfastFileSystem()
     before = relay.answered_bytes
+    with fs.open(f"{s3_run}@latest/model.safetensors") as file:
+        file.read(int.from_bytes(file.read(8), "little"))
+        read_ahead = threading.Event()
+        fs._reader.parts.start(read_ahead.set)
+        assert read_ahead.wait(60)
+    assert relay.answered_bytes - before < MIB, "the header has cost a chunk"
     found = b""
     with fs.open(f"{s3_run}@latest/model.safetensors") as file:
         while part := file.read(MIB // 2):

@@ -229,10 +229,11 @@ class CheckpointFiles:
             self._renew()
 
     def read_ahead(self, file: SafetensorsFile, position: int) -> None:
-        """Begins to fetch the chunk after `position`, if the tensor there goes on in another one. Never beyond the
-        tensor: who reads one tensor in small steps pays for no other."""
+        """Begins to fetch the chunk after `position`, if the tensor there goes on in another one, and its bytes before
+        `position` were read. Never beyond the tensor: who reads one tensor in small steps, or the header, pays for no
+        other."""
         tensor = next(file.between(position, position + 1), None)
-        if tensor is None or not self._parts.cache.most_bytes:
+        if tensor is None or tensor.begin == position or not self._parts.cache.most_bytes:
             return
         here = {part.chunk for part in tensor.parts if next(part.copies(position, position + 1), None)}
         for place in file.parts(position, tensor.end):
