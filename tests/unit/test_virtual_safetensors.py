@@ -191,6 +191,13 @@ def test_what_no_file_can_have_is_refused() -> None:
     complex_one = one_rank({"model/z": TensorEntry("model", "complex128", (1,), replicated=True)})
     with pytest.raises(NotInSafetensorsError, match="'model/z', which is complex128"):
         model_file(complex_one)
+    one = TensorEntry("note", "uint8", (1,), replicated=True)
+    for names, why in (
+        (("note/__metadata__",), "keeps the name '__metadata__' for itself"),
+        (("note/", "note/note"), "'note/' and 'note/note' would both be 'note'"),
+    ):
+        with pytest.raises(NotInSafetensorsError, match=why):
+            safetensors_file(one_rank(dict.fromkeys(names, one)), "note.safetensors", names, is_dcp=False)
     with pytest.raises(IntegrityError, match="unusable name"):
         file_names(one_rank({"../up/x": TensorEntry("m", "uint8", (1,), replicated=True)}), is_dcp=False)
 

@@ -47,6 +47,7 @@ FORMAT_NAMES: Mapping[str, str] = {
 
 _UNIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*(@\d{1,6})?")
 _HEADER_ALIGNMENT = 8
+_METADATA = "__metadata__"
 
 
 class ChunkPlace(NamedTuple):
@@ -187,16 +188,22 @@ def file_names(layout: Layout, *, is_dcp: bool) -> dict[str, list[str]]:
 
 
 def safetensors_file(layout: Layout, file: str, names: Iterable[str], *, is_dcp: bool) -> SafetensorsFile:
-    """Raises NotInSafetensorsError with the first tensor whose dtype the format lacks."""
+    """Raises NotInSafetensorsError with the first tensor whose dtype the format lacks, or whose name in the file is
+    another one's."""
     unit = file.removesuffix(SUFFIX)
 
     def key_of(name: str) -> str:
         return name if is_dcp else name.partition("/")[2] or unit
 
     names = list(names)
+    by_key: dict[str, str] = {}
     for name in names:
         if layout.tensors[name].dtype not in FORMAT_NAMES:
             raise NotInSafetensorsError(f"safetensors cannot hold {name!r}, which is {layout.tensors[name].dtype}")
+        if key_of(name) == _METADATA:
+            raise NotInSafetensorsError(f"safetensors keeps the name {_METADATA!r} for itself, and {name!r} has it")
+        if (other := by_key.setdefault(key_of(name), name)) != name:
+            raise NotInSafetensorsError(f"{other!r} and {name!r} would both be {key_of(name)!r} in it")
     here = frozenset(names)
     tied_to = {name: layout.tensors[name].alias_of for name in names}
     # What is tied to a tensor of another component is stored there, and whole in this file all the same.
@@ -206,7 +213,7 @@ def safetensors_file(layout: Layout, file: str, names: Iterable[str], *, is_dcp:
     pieces = {name: by_source[tied_to[name] or name] for name in stored}
     ordered = sorted(stored, key=lambda name: (-ITEM_BYTES[stored[name].dtype], _first(pieces[name]), name))
     at = 0
-    described: dict[str, object] = {"__metadata__": {"format": "pt", **ties}}
+    described: dict[str, object] = {_METADATA: {"format": "pt", **ties}}
     for name in ordered:
         entry, end = stored[name], at + stored[name].total_bytes
         form = {"dtype": FORMAT_NAMES[entry.dtype], "shape": entry.shape, "data_offsets": [at, end]}
