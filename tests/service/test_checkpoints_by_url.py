@@ -22,12 +22,14 @@ import pytest
 from sqlalchemy import select
 
 import holdfast_client.chunks.fetcher
+import holdfast_client.filesystem.fsspec_filesystem
 from holdfast_client.client import Client
 from holdfast_client.errors import ChunkGone, ChunkLost, ServiceUnavailable
 from holdfast_client.filesystem.fsspec_filesystem import HoldfastFile, HoldfastFileSystem
 from holdfast_client.settings import ClientSettings
+from holdfast_protocol.checkpoints import EditCheckpoint
 from holdfast_protocol.runs import EditProject
-from holdfast_protocol.states import Scope
+from holdfast_protocol.states import Health, Scope
 from holdfast_service.db.tables.core import ReadLease
 from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.service.conftest import Clock
@@ -154,6 +156,35 @@ def test_what_is_not_there_is_said_as_python_says_it_and_nothing_is_written(
             write()
         assert refused.value.errno == errno.EROFS
     assert not leases(service)
+
+
+def test_whoever_reads_an_older_checkpoint_than_the_newest_hears_of_it(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        save_little_checkpoint(client, "demo")
+    fs = HoldfastFileSystem()
+    holdfast_client.filesystem.fsspec_filesystem._warn_once.cache_clear()
+    fs.open(FILE).close()
+    assert "Passed over" not in caplog.text
+    newest = client.checkpoints.select("demo", "doctor", "latest")
+    edited = EditCheckpoint(health=Health.QUARANTINED, health_reason="a loss spike")
+    client.checkpoints.edit(newest.id, edited, newest.etag)
+    for _ in range(3):
+        fs.open(FILE).close()
+    assert caplog.text.count(f"{RUN}@latest is step 1. Passed over: 2 (quarantined: a loss spike).") == 1
+
+
+def test_the_key_of_a_file_changes_with_its_content(client: Client) -> None:
+    save_little_checkpoint(client, "demo")
+    fs = HoldfastFileSystem()
+    facts = f"{RUN}@latest/checkpoint.json"
+    before = (fs.ukey(FILE), fs.ukey(facts))
+    view = client.checkpoints.select("demo", "doctor", "latest")
+    client.checkpoints.edit(view.id, EditCheckpoint(labels=["milestone"]), view.etag)
+    assert (fs.ukey(FILE) == before[0], fs.ukey(facts) == before[1]) == (True, False)
+    save_little_checkpoint(client, "demo")
+    assert fs.ukey(FILE) != before[0]
 
 
 def test_a_service_that_does_not_answer_is_no_missing_file(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,10 @@ turns. In a forked process files and filesystems go on with connections and leas
 from __future__ import annotations
 
 import errno
+import functools
+import hashlib
 import io
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -30,9 +33,11 @@ from holdfast_client.filesystem.safetensors_layout import SafetensorsFile
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import CheckpointView
-from holdfast_protocol.restores import RestorePoint, skipped_in_words
+from holdfast_protocol.restores import RestoreDecision, RestorePoint, SkippedReason, skipped_in_words
 from holdfast_protocol.runs import Point, SelectorError
 from holdfast_protocol.states import CheckpointState
+
+log = logging.getLogger("holdfast.client")
 
 CACHE_BYTES = 256 * 1024**2
 """Of verified chunks, in all: four of the largest."""
@@ -174,6 +179,8 @@ class HoldfastFileSystem(AbstractFileSystem):
 
     def ukey(self, path: str) -> str:
         """Changes exactly if the content does."""
+        if self._strip_protocol(path).endswith(f"/{FACTS}"):  # labels and metrics may be edited
+            return hashlib.sha256(self.cat_file(path)).hexdigest()
         found = self.info(path)
         return f"{found.get('digest', '')}/{found['name'].rpartition('/')[2]}"
 
@@ -202,7 +209,8 @@ class HoldfastFileSystem(AbstractFileSystem):
                 raise IsADirectoryError(errno.EISDIR, "It is a folder", path)
             if place.file is None:
                 raise IsADirectoryError(errno.EISDIR, "It is a checkpoint; name one of its files", path)
-            return HoldfastFile(self, path, place.run, self._chosen(place.run, place.point), place.file)
+            chosen = self._chosen(place.run, place.point, told=True)
+            return HoldfastFile(self, path, place.run, chosen, place.file)
 
     def _type(self, path: str) -> str | None:
         try:
@@ -217,11 +225,13 @@ class HoldfastFileSystem(AbstractFileSystem):
     def _checkpoint(self, run: RunName, point: RestorePoint) -> CheckpointFiles:
         return self._reader.checkpoint(run, point)
 
-    def _chosen(self, run: RunName, point: Point) -> RestorePoint:
+    def _chosen(self, run: RunName, point: Point, *, told: bool = False) -> RestorePoint:
         decision = self._reader.parts.client.restores.restore_point(run.project, run.run, str(point))
         if decision.restore_point is None:
             skipped = skipped_in_words(decision.skipped)
             raise NoRestorePoint(f"{run}@{point} has no checkpoint to read" + (f": {skipped}." if skipped else "."))
+        if told:
+            _tell_passed_over(f"{run}@{point}", decision)
         return decision.restore_point
 
     def _info(self, path: str, place: Place) -> dict[str, Any]:
@@ -376,6 +386,21 @@ def _reopened(fs: HoldfastFileSystem, path: str, position: int) -> HoldfastFile:
     file = fs._open(path)
     file.seek(position)
     return file
+
+
+def _tell_passed_over(which: str, decision: RestoreDecision) -> None:
+    """Whoever reads an older checkpoint than the newest hears of it. What is still uploaded is no reason for that."""
+    skipped = skipped_in_words(each for each in decision.skipped if each.reason is not SkippedReason.UPLOADING)
+    if skipped and decision.restore_point is not None:
+        _warn_once(f"{which} is step {decision.restore_point.step}. Passed over: {skipped}.")
+    if decision.note:
+        _warn_once(f"{which}: {decision.note}")
+
+
+@functools.lru_cache(maxsize=64)
+def _warn_once(text: str) -> None:
+    """A data loader may open the same file again and again."""
+    log.warning("%s", text)
 
 
 def _folder(path: str) -> dict[str, Any]:
