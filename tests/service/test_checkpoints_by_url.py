@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -343,6 +344,16 @@ def test_threads_read_at_once_and_fetch_a_chunk_once(service: RunningService, cl
         assert list(threads.map(read, range(8))) == [content[n : n + 1000] for n in range(8)]
     assert fs._reader.parts.cache.kept_bytes == SIZE_BYTES
     assert not leases(service)
+
+
+def test_open_files_share_the_buffers_in_which_chunks_arrive(service: RunningService, client: Client) -> None:
+    for _ in range(3):
+        save_little_checkpoint(client, "demo")
+    fs = HoldfastFileSystem()
+    with ExitStack() as opened:
+        for step in (1, 2, 3):
+            opened.enter_context(fs.open(f"{RUN}@{step}/sample.safetensors")).read()
+        assert [len(each) for each in fs._reader.parts.buffers._free.queue] == [SIZE_BYTES]
 
 
 def _read_in_a_fork(file: HoldfastFile, results: Connection) -> None:

@@ -469,6 +469,7 @@ class ShardFetcher:
         sizes: Mapping[str, int] | None = None,
         most_bytes: int = MAX_CHUNK_BYTES,
         shard: int | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
         """Calls `on_chunk(digest, bytes)` once per distinct digest, on the transfer threads, several at a time, begun
         in the order of `digests`. The view is reused when the call returns: copy what you keep. An error of the
@@ -477,7 +478,8 @@ class ShardFetcher:
         `into`: a chunk with a buffer here of exactly its size arrives in it; the buffer is unproven until the callback.
         `host`: its chunks are taken from there, and one process of the host fetches the chunks that it shares.
         `sizes`: the known bytes of chunks; `most_bytes`: the most that any other chunk may have. `shard`: the first
-        tickets bring this rank's chunk list along, for `chunk_list`.
+        tickets bring this rank's chunk list along, for `chunk_list`. `buffers`: in place of the fetcher's own, which it
+        keeps until it is closed.
 
         Raises ChunkLost if no copy could be read, ReadsWrongHere if only this machine reads it wrong, IntegrityError if
         a ticket names another size. When this returns or raises, no thread works for it any more.
@@ -489,7 +491,7 @@ class ShardFetcher:
             digests,
             source=self._source,
             transfers=self._transfers,
-            sink=ChunkSink(self._buffers, on_chunk, into or {}, sizes or {}, most_bytes),
+            sink=ChunkSink(buffers or self._buffers, on_chunk, into or {}, sizes or {}, most_bytes),
             host=host,
             workers=self._workers,
         ).run()

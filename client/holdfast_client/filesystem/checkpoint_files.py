@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from holdfast_client.chunks.documents import CheckpointDocuments
+from holdfast_client.chunks.fetcher import Buffers
 from holdfast_client.chunks.workers import TransferWorkers, WorkerThreads
 from holdfast_client.client import Client
 from holdfast_client.errors import ChunkLost, HoldfastError, IntegrityError, ReadsWrongHere
@@ -54,6 +55,8 @@ class ReadParts:
         self.client = client
         self.cache = ChunkCache(cache_bytes)
         self.workers = TransferWorkers()
+        self.buffers = Buffers()
+        """Shared, as the threads are: buffers of its own for each open file would exceed any bound."""
         self._beside = WorkerThreads(1, "holdfast-beside-reads")
         weakref.finalize(self, _end, client, self.workers, self._beside, os.getpid()).atexit = False
 
@@ -92,8 +95,8 @@ class _Reads(CheckpointDocuments):
     def renew(self) -> None:
         self._fetcher.renew_lease()
 
-    def fetch(self, digests: Iterable[str], receive: Receive, sizes: Mapping[str, int]) -> None:
-        self._fetcher.fetch(digests, receive, sizes=sizes)
+    def fetch(self, digests: Iterable[str], receive: Receive, sizes: Mapping[str, int], buffers: Buffers) -> None:
+        self._fetcher.fetch(digests, receive, sizes=sizes, buffers=buffers)
 
 
 @dataclass(frozen=True)
@@ -259,7 +262,7 @@ class CheckpointFiles:
 
     def _fetch(self, digests: list[str], receive: Receive, sizes: Mapping[str, int]) -> None:
         with self._borrowed() as reads:
-            reads.fetch(digests, receive, sizes)
+            reads.fetch(digests, receive, sizes, self._parts.buffers)
 
     def _digest(self, place: ChunkPlace) -> str:
         return self._chunk_list(place.rank)[place.ordinal]
