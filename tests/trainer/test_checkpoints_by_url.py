@@ -217,11 +217,16 @@ def test_one_tensor_or_some_rows_as_safetensors_own_safe_open_gives_them(run: st
         ):
             assert same(big[index], whole[index]), index
         assert file.get_slice("zero_d")[...] == ODD["zero_d"]
+        assert same(big[()], whole)
         with pytest.raises(KeyError):
             file.get_tensor("none")
-    for url_, error in ((path, "no holdfast:// URL"), (f"{url}/odd.safetensors", "framework='numpy'")):
+    for url_, framework, error in (
+        (str(path), "pt", "no holdfast:// URL"),
+        (f"{url}/odd.safetensors", "numpy", "framework='numpy'"),
+        (f"{url}/checkpoint.json", "pt", "no file of tensors"),
+    ):
         with pytest.raises(holdfast.errors.ConfigurationError, match=error):
-            holdfast.safe_open(str(url_), framework="pt" if "URL" in error else "numpy")
+            holdfast.safe_open(url_, framework=framework)
 
 
 def test_stock_dcp_loads_by_url_without_a_checkpointer(service, run: str) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from holdfast.errors import ConfigurationError
 from holdfast.state.tensors import torch_dtype
+from holdfast_client.filesystem.places import FACTS
 from holdfast_client.filesystem.safetensors_layout import FORMAT_NAMES
 
 _TORCH_NAMES = {name: dtype for dtype, name in FORMAT_NAMES.items()}
@@ -47,7 +48,7 @@ class StoredSlice:
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         """As torch indexes. Raises IndexError."""
-        first, *others = index if isinstance(index, tuple) else (index,)
+        first, *others = (index if isinstance(index, tuple) else (index,)) or (...,)
         shape = self._stored.shape
         if not shape or not isinstance(first, slice) or first.step not in (None, 1):
             return self._opened.read(self._stored)[index]
@@ -81,10 +82,16 @@ class safe_open:  # noqa: N801  (as safetensors calls its own)
             raise ConfigurationError(f"{error}. Install it: pip install 'holdfast[url]'.") from None
         if not url.startswith("holdfast://"):
             raise ConfigurationError(f"{url!r} is no holdfast:// URL; safetensors.safe_open opens files.")
+        if url.endswith(f"/{FACTS}"):
+            raise ConfigurationError(f"{url!r} is no file of tensors; read it with fsspec.open.")
         self._device = torch.device(device)
         self._file = HoldfastFileSystem(**options).open(url)
-        length = int.from_bytes(self._file.read(8), "little")
-        header = json.loads(self._file.read(length))
+        try:
+            length = int.from_bytes(self._file.read(8), "little")
+            header = json.loads(self._file.read(length))
+        except BaseException:
+            self.close()
+            raise
         self._metadata: dict[str, str] = header.pop("__metadata__", {})
         self._tensors = {
             name: _Stored(
