@@ -221,10 +221,10 @@ class CheckpointFiles:
         try:
             self._parts.cache.read(list(parts), receive, fetch)
         except ChunkLost as error:
-            lost = f"{error.verdict} {self._needed_for(error.digest, file, start, stop)}"
+            lost = f"{error.verdict} {self._needed_for(error.digest, file, start, stop, by_chunk)}"
             raise ChunkLost(error.digest, lost, error.corrupt_checkpoints) from error
         except ReadsWrongHere as error:
-            needed = self._needed_for(str(error.context.get("digest")), file, start, stop)
+            needed = self._needed_for(str(error.context.get("digest")), file, start, stop, by_chunk)
             raise ReadsWrongHere(f"{error.detail}. {needed}", context=error.context) from error
         if sum(filled) != buffer.nbytes:
             raise IntegrityError(f"The chunks hold {sum(filled)} of {buffer.nbytes} bytes of {file.name}")
@@ -356,11 +356,11 @@ class CheckpointFiles:
         for reads in ended:
             reads.close()
 
-    def _needed_for(self, digest: str, file: SafetensorsFile, start: int, stop: int) -> str:
+    def _needed_for(self, digest: str, file: SafetensorsFile, start: int, stop: int, read: Iterable[ChunkPlace]) -> str:
+        """Makes no call: of the chunks that were `read` the digests are here, and an error must not hide another."""
+        places = {place for place in read if self._digest(place) == digest}
         names = [
-            tensor.name
-            for tensor in file.between(start, stop)
-            if any(self._digest(part.chunk) == digest for part in tensor.parts)
+            tensor.name for tensor in file.between(start, stop) if any(part.chunk in places for part in tensor.parts)
         ]
         shown = ", ".join(names[:_SHOWN_TENSORS]) + (" and more" if len(names) > _SHOWN_TENSORS else "")
         return f"It holds bytes of {shown} in {self.run}@{self.point.step}/{file.name}."
