@@ -28,7 +28,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.data import DataLoader, Dataset
 
 import holdfast
+from holdfast_client.chunks.documents import CheckpointDocuments
 from holdfast_client.client import Client
+from holdfast_client.errors import StoreUnavailable
 from holdfast_client.filesystem.fsspec_filesystem import HoldfastFileSystem
 from holdfast_protocol.runs import EditProject
 
@@ -127,13 +129,30 @@ def test_stock_safetensors_reads_what_was_saved(
     assert facts["metrics"]["loss"]["value"] == 0.5
 
 
-def test_sharded_tensors_are_whole(run: str) -> None:
+def test_sharded_tensors_are_whole_and_reading_ahead_fails_no_read(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two ranks, whose pieces are cut in no multiple of a chunk."""
     final = run_ranks(functools.partial(train, kind="fsdp", loader=False), 2, run, 3)[0].final
-    found = load(HoldfastFileSystem().cat_file(f"{run}@latest/model.safetensors"))
+    fs = HoldfastFileSystem()
+    whole = fs.cat_file(f"{run}@latest/model.safetensors")
+    found = load(whole)
     assert found
     for name, tensor in found.items():
         assert tensor.numpy().tobytes() == final[name][2], name
+
+    def away(*args: object) -> None:
+        raise StoreUnavailable("The store is away")
+
+    # A failed read leaves the position: whoever tries again must not go on behind bytes that nobody has got.
+    fs.invalidate_cache()
+    with fs.open(f"{run}@latest/model.safetensors") as file:
+        begin = file.seek(8 + int.from_bytes(file.read(8), "little"))
+        with monkeypatch.context() as other_rank:
+            other_rank.setattr(CheckpointDocuments, "indexes", away)
+            assert file.read(1) + file.read(1) == whole[begin : begin + 2]
+            with pytest.raises(StoreUnavailable):
+                file.read()
+            assert file.tell() == begin + 2
+        assert file.read() == whole[begin + 2 :]
 
 
 @pytest.mark.parametrize("step_bytes", [BIG + 4, MIB], ids=["in one read", "in small steps"])

@@ -234,7 +234,7 @@ class CheckpointFiles:
     def read_ahead(self, file: SafetensorsFile, position: int) -> None:
         """Begins to fetch the chunk after `position`, if the tensor there goes on in another one, and its bytes before
         `position` were read. Never beyond the tensor: who reads one tensor in small steps, or the header, pays for no
-        other."""
+        other. Waits for nothing, and its errors are not the reader's, who has the bytes before `position`."""
         tensor = next(file.between(position, position + 1), None)
         if tensor is None or tensor.begin == position or not self._parts.cache.most_bytes:
             return
@@ -242,18 +242,20 @@ class CheckpointFiles:
         for place in file.parts(position, tensor.end):
             if place in here:
                 continue
-            digest, size = self._digest(place), self._size(place)
-            if 2 * size <= self._parts.cache.most_bytes and not self._parts.cache.has(digest):
-                self._parts.start(partial(self._bring, digest, size))
+            digests = self._chunks.get(place.rank)
+            here_or_coming = digests is not None and self._parts.cache.has(digests[place.ordinal])
+            if not here_or_coming and 2 * self._size(place) <= self._parts.cache.most_bytes:
+                self._parts.start(partial(self._bring, place))
             return
 
-    def _bring(self, digest: str, size: int) -> None:
+    def _bring(self, place: ChunkPlace) -> None:
         with self._lock:
             if not self._readers:
                 return
             self._readers += 1
         try:
             with suppress(HoldfastError):  # the read that needs it raises
+                digest, size = self._digest(place), self._size(place)
                 self._parts.cache.read(
                     [digest], lambda *_: None, lambda mine, take: self._fetch(mine, take, {digest: size})
                 )
@@ -271,6 +273,8 @@ class CheckpointFiles:
         return self._read_documents().layout.shards[place.rank].chunks[place.ordinal]
 
     def _chunk_list(self, rank: int) -> list[str]:
+        if (known := self._chunks.get(rank)) is not None:  # another rank's may just be asked for, under the lock
+            return known
         with self._lock:
             if rank not in self._chunks:
                 documents = self._read_documents()
@@ -280,6 +284,8 @@ class CheckpointFiles:
             return self._chunks[rank]
 
     def _read_documents(self) -> _Documents:
+        if self._documents is not None:
+            return self._documents
         with self._lock:
             if self._documents is None:
                 with self._borrowed() as reads:
@@ -348,6 +354,8 @@ class CheckpointFiles:
             self._give_back(reads)
 
     def _end_unused_leases(self) -> None:
+        if self._readers:  # the last one that closes comes here too
+            return
         ended: list[_Reads] = []
         # Under the lock: a file that is just being opened takes a lease of its own, or finds one that stays.
         with self._lock, suppress(queue.Empty):
