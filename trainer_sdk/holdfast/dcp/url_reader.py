@@ -40,7 +40,7 @@ class UrlReader(StoredReader):
         ranks = Ranks(timeout_seconds=settings.collective_timeout_seconds)
         try:
             point = ranks.from_first(lambda: resolve(self._client, run, point_of_run))
-            source = CheckpointSource(self._client, run, point, workers=self._workers)
+            self._source = source = CheckpointSource(self._client, run, point, workers=self._workers)
             documents = read_documents(ranks, source, rank_trees=False)
             own_names = is_dcp(documents.stored.replicated_trees)
             layout = documents.layout if own_names else dotted(documents.layout)
