@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from pydantic import ConfigDict
 from sqlalchemy import func, select, update
 
 import holdfast_service.copies.corruption
@@ -13,13 +16,16 @@ import holdfast_service.runs.fork
 from holdfast_protocol.base import PROTOCOL_HEADER, RunName
 from holdfast_protocol.runs import ForkRun
 from holdfast_protocol.states import CopyState, Proof, Scope
+from holdfast_protocol.stores import FindingKind
 from holdfast_service.audit.record import Actor
 from holdfast_service.collect.controller import collect
 from holdfast_service.copies.corruption import lock_users
+from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Chunk, Copy, Run, Shard
 from holdfast_service.db.tables.events import EventRow
 from holdfast_service.db.tables.operations import AuditEvent
 from holdfast_service.db.tables.records import WrittenRecord
+from holdfast_service.records.documents import Document, checkpoint_subject, encode
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.support.death import Killed, kill
@@ -84,7 +90,10 @@ def test_a_hundred_forks_add_no_byte_to_the_store(service: RunningService, saved
     before, usage = objects(service), answer(service.http().get("/v1/projects/demo"))
     assert len(before) == 8
     rows = count(service, Copy), count(service, Chunk)
+    with service.context.database.transaction() as session:
+        session.execute(update(Checkpoint).where(Checkpoint.step == 200).values(missing_components=["rng"]))
     source = checkpoint_of(service, "gpt")
+    assert source["missing_components"] == ["rng"]
     for number in range(100):
         view = fork(service, f"fork-{number}", "200")
         assert view["restore_point"]["step"] == 200
@@ -92,7 +101,8 @@ def test_a_hundred_forks_add_no_byte_to_the_store(service: RunningService, saved
     assert (count(service, Copy), count(service, Chunk)) == rows
     made = checkpoint_of(service, "fork-99")
     assert (made["uploaded_bytes"], made["deduplicated_bytes"]) == (0, source["chunk_bytes"])
-    for name in ("digest", "logical_bytes", "chunk_bytes", "metrics", "components", "world_size", "kind"):
+    said = ("metrics", "components", "missing_components", "world_size", "kind")
+    for name in ("digest", "logical_bytes", "chunk_bytes", *said):
         assert made[name] == source[name]
     after = answer(service.http().get("/v1/projects/demo"))
     assert (after["stored_bytes"], after["quota_used_bytes"]) == (usage["stored_bytes"], usage["quota_used_bytes"])
@@ -178,6 +188,21 @@ def test_the_same_fork_again_finds_it_and_another_of_its_name_is_refused(service
 
 
 @ON_SQLITE
+def test_a_step_that_was_saved_anew_after_a_rollback_is_another_fork(service: RunningService, saved: Job) -> None:
+    first, source = fork(service, selector="200"), checkpoint_of(service, "gpt")
+    again = Job(service.http(), after=1, world_size=2)
+    again.resumed_from(answer(service.http().get(f"{RUNS}/gpt/checkpoints/100"))["id"], rollback=True)
+    assert fork(service, selector="200")["id"] == first["id"], "no other checkpoint has this step yet"
+    again.save(200)
+    with refused("run_exists") as why:
+        fork(service, selector="200")
+    assert "forked from demo/gpt@200#1" in str(why.value)
+    for selector in ("200#1", source["id"]):
+        assert fork(service, selector=selector)["id"] == first["id"]
+    assert fork(service, "newer", selector="200")["forked_from"]["attempt"] == 2
+
+
+@ON_SQLITE
 def test_what_no_job_could_resume_from_begins_no_run(service: RunningService, saved: Job) -> None:
     http = service.http()
 
@@ -225,6 +250,12 @@ def test_what_only_its_own_job_has_hashed_is_no_other_runs(service: RunningServi
         fork(service, selector="200")
     assert "holdfast scrubs start demo/gpt@200#1" in str(why.value)
     assert count(service, Run) == 1
+    with service.context.database.transaction() as session:
+        early = {"proof": Proof.READ_EARLY, "overwritable_until": database_now(session) + timedelta(hours=1)}
+        session.execute(update(Copy).where(Copy.proof == Proof.UNPROVEN).values(early))
+    with refused("checkpoint_unproven") as why:
+        fork(service, selector="200")
+    assert "once no upload can overwrite them any more, after 20" in str(why.value)
     with service.context.database.transaction() as session:
         session.execute(update(Copy).values(proof=Proof.READ))
     fork(service, selector="200")
@@ -316,6 +347,8 @@ def test_a_parent_that_is_purged_breaks_no_fork_and_takes_what_only_it_needs(
 ) -> None:
     fork(service, "child", "200")
     fork(service, "grandchild", of="child")
+    listed = answer(service.http().get(RUNS, params={"forked_from": "gpt"}))["items"]
+    assert [each["name"] for each in listed] == ["child"]
     record_all(service.context)
     before = objects(service)
     delete_for_good(service, clock, "gpt")
@@ -334,6 +367,9 @@ def test_a_parent_that_is_purged_breaks_no_fork_and_takes_what_only_it_needs(
     # The name is free again, and means another run: the same fork is not repeated by it.
     Job(service.http(), create=True).save(200)
     assert shown(service, "gpt")["latest_attempt"] == 1
+    for selector in ("200", "200#1"):
+        with refused("run_exists"):
+            fork(service, "child", selector)
     record_all(service.context)
     with rebuilt_service(settings, empty_url) as (again, report):
         assert report.whole, report.lines()
@@ -366,6 +402,51 @@ def test_a_rebuild_knows_a_fork_by_its_checkpoint_alone(
     assert name is not None
     service.context.store.delete_named(name)
     with rebuilt_service(settings, empty_url) as (again, _):
+        assert shown(again)["forked_from"] == checkpoint_of(again)["forked_from"] == told
+
+
+class AnyFields(Document):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+def written(service: RunningService, name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(service.context.store.read_named(name))["record"]
+    return record
+
+
+def write_as_before_forks(service: RunningService, name: str) -> None:
+    """As a worker does that knows no forks, beside a newer service."""
+    record = written(service, name)
+    del record["checkpoint"]["forked_from"]
+    service.context.store.write_named(name, encode(AnyFields.model_validate(record)))
+
+
+@pytest.mark.rule("record-outbox")
+@ON_SQLITE
+def test_a_fork_survives_records_of_a_worker_that_knows_no_forks(
+    service: RunningService, saved: Job, settings: ServiceSettings, empty_url: str
+) -> None:
+    told, context = fork(service)["forked_from"], service.context
+    record_all(context)
+    made = checkpoint_of(service)["id"]
+    subject = checkpoint_subject(answer(service.http().get("/v1/projects/demo"))["id"], made)
+    with context.database.read() as session:
+        record = session.execute(select(WrittenRecord.name).where(WrittenRecord.subject_id == made)).scalar_one()
+    assert record is not None
+    for lacking in ([subject.manifest_name], [record, subject.manifest_name]):
+        for name in lacking:
+            write_as_before_forks(service, name)
+        (store,) = check_all(context).stores
+        (finding,) = store.findings
+        assert (finding.kind, finding.blocks) == (FindingKind.OLD_RECORDS, False)
+        assert made in finding.examples[0]
+        record_all(context)
+        for name in (record, subject.manifest_name):
+            assert written(service, name)["checkpoint"]["forked_from"] == told
+        assert [each.findings for each in check_all(context).stores] == [[]]
+    write_as_before_forks(service, record)
+    with rebuilt_service(settings, empty_url) as (again, report):
+        assert report.whole, report.lines()
         assert shown(again)["forked_from"] == checkpoint_of(again)["forked_from"] == told
 
 

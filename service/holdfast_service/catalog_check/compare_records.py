@@ -4,8 +4,8 @@ record-outbox).
 What never changes of a commit must be the same in every version of its record, and in its manifest. The rest must be
 the same if record and row have the same version: what the service did not change keeps its version.
 
-A missing, old or damaged record is made due again, and the outbox writes it. What the catalog does not know is only
-told: it is all that is left of it.
+A missing, old or damaged record is made due again, and the outbox writes it; so is one of a fork that an older version
+has written without its source. What the catalog does not know is only told: it is all that is left of it.
 """
 
 from __future__ import annotations
@@ -129,6 +129,15 @@ def checkpoint_differences(
         found["holds"] = (_holds(fresh.holds), _holds(document.holds))
         found["metrics"] = (fresh.checkpoint.metrics, document.checkpoint.metrics)
     return list(_told(found))
+
+
+def _lacks_its_source(session: Session, document: CheckpointRecord, manifest: ManifestRecord) -> bool:
+    """Whether it is a fork's, written by a worker from before revision 0037, which knew no forks: a rebuild would take
+    the fork for its own run's, and no trainer could read it."""
+    row = session.get(Checkpoint, document.checkpoint.id)
+    if row is None or row.state not in RECORDED_STATES or row.forked_from is None:
+        return False
+    return any("forked_from" not in each.checkpoint.model_fields_set for each in (document, manifest))
 
 
 def _holds(holds: list[HoldFacts]) -> dict[str, dict[str, Any]]:
@@ -260,6 +269,8 @@ def _content(context: ServiceContext, attached: AttachedStore, record: FoundReco
         if document.checkpoint.id != record.subject.subject_id:
             raise DamagedRecordError("it is another checkpoint's")
         with context.database.read() as session:
+            if _lacks_its_source(session, document, manifest):
+                return FindingKind.OLD_RECORDS, ["an older version has left out what it was forked from"]
             details = checkpoint_differences(session, context, document, manifest)
     else:
         with context.database.read() as session:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from sqlalchemy import exists, insert, select
 from sqlalchemy.orm import Session
 
+from holdfast_protocol.checkpoints import ForkedFrom
 from holdfast_protocol.digests import checkpoint_digest, shard_digest
 from holdfast_protocol.pruning import HoldKind
 from holdfast_protocol.states import CheckpointState, Health, ShardState, Tier
@@ -122,6 +123,12 @@ class ReadCheckpoint:
         """Its state is the one that was written last. The others are put after those: they may not take their steps."""
         return self.record is not None and not self.wrong
 
+    @property
+    def forked_from(self) -> ForkedFrom | None:
+        """As the record says, or the manifest: a worker from before revision 0037 leaves it out of what it writes."""
+        told = (each.checkpoint.forked_from for each in (self.record, self.manifest) if each is not None)
+        return next((each for each in told if each is not None), None)
+
 
 _Read = TypeVar("_Read")
 
@@ -166,7 +173,7 @@ def put_checkpoint(
         if session.scalar(select(exists().where(Checkpoint.id == found.subject.subject_id))):
             return
     with database.transaction() as session:
-        put_lineage(session, base.project, base.run, base.attempt, base.checkpoint.forked_from)
+        put_lineage(session, base.project, base.run, base.attempt, read.forked_from)
     lists: dict[str, int] = {}
     project_id, made_at = found.subject.project_id, base.checkpoint.created_at
     shards: Sequence[ShardFacts] = read.manifest.shards if read.manifest is not None else ()
@@ -246,13 +253,14 @@ def _insert(database: Database, source: SourceStore, read: ReadCheckpoint, lists
     assert base is not None
     with database.transaction() as session:
         refuse_unless_rebuilding(session)
-        attempt_id = put_lineage(session, base.project, base.run, base.attempt, base.checkpoint.forked_from)
+        attempt_id = put_lineage(session, base.project, base.run, base.attempt, read.forked_from)
         now = database_now(session)
         row: dict[str, Any] = base.checkpoint.model_dump(exclude={"attempt"})
         row |= {
             "run_id": base.run.id,
             "attempt_id": attempt_id,
             "attempt_number": base.checkpoint.attempt,
+            "forked_from": None if read.forked_from is None else read.forked_from.model_dump(),
             "sealed_ranks": base.checkpoint.world_size,
             "deadline_at": now,
             "recorded_version": 0,

@@ -28,7 +28,7 @@ from holdfast_protocol.text import counted
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
-from holdfast_service.copies.predicates import is_readable_anywhere
+from holdfast_service.copies.predicates import PROVEN, is_readable_anywhere
 from holdfast_service.db.dialect import Moment, database_now
 from holdfast_service.db.engine import refuse_if_went_back
 from holdfast_service.db.repeats import Repeatable, digest_of
@@ -114,11 +114,13 @@ def _fork(
 
 def _refuse_unless_same(session: Session, caller: Principal, source: RunName, run: Run, point: Point) -> None:
     """Raises `run_exists` unless this very fork has made the run: a reply may be lost. A step or an id is compared by
-    what the run says of itself, for its source may be deleted since."""
+    what the run says of itself, for its source may be deleted since. But a step that has another checkpoint by now,
+    after a rollback or in a new run of the source's name, is another fork."""
     told = None if run.forked_from is None else ForkedFrom.model_validate(run.forked_from)
     if told is not None and told.run == source.run:
         if isinstance(point, AtStep):
             same = told.step == point.step and point.attempt in (None, told.attempt)
+            same = same and _step_now(session, caller, source, point) in (None, told.checkpoint_id)
         elif isinstance(point, ById):
             same = told.checkpoint_id == point.checkpoint_id
         else:
@@ -134,6 +136,16 @@ def _refuse_unless_same(session: Session, caller: Principal, source: RunName, ru
         project=source.project,
         run=run.name,
     )
+
+
+def _step_now(session: Session, caller: Principal, source: RunName, point: AtStep) -> str | None:
+    """The id of the checkpoint that the step means now; None if there is none that could be forked."""
+    try:
+        _, parent = run_named(session, caller, source.project, source.run)
+        found = choose_restore_point(session, parent.id, point).restore_point
+    except ProblemError:
+        return None
+    return None if found is None else found.checkpoint_id
 
 
 def _locked_source(session: Session, source: RunName, parent: Run, point: Point) -> Checkpoint:
@@ -203,7 +215,17 @@ def _attempt(session: Session, run: Run, saved: Checkpoint, told: ForkedFrom, no
     return attempt
 
 
-_AS_SAVED = ("step", "kind", "world_size", "digest", "logical_bytes", "chunk_bytes", "metrics", "components")
+_AS_SAVED = (
+    "step",
+    "kind",
+    "world_size",
+    "digest",
+    "logical_bytes",
+    "chunk_bytes",
+    "metrics",
+    "components",
+    "missing_components",
+)
 """Not what people said of the source: labels, pins, holds."""
 _AS_STORED = (
     "tier",
@@ -325,10 +347,22 @@ def _refuse_unreadable(session: Session, checkpoint: Checkpoint, saved: Checkpoi
             checkpoint_id=saved.id,
             digest=digest,
         )
+    # What is read while a ticket can overwrite it must be read again (rule no-ticket-reuse): nothing makes that faster.
+    until = session.scalar(
+        select(func.max(Copy.overwritable_until))
+        .join(ChunkListEntry, ChunkListEntry.chunk_id == Copy.chunk_id)
+        .join(Shard, Shard.chunk_list_id == ChunkListEntry.chunk_list_id)
+        .where(Shard.checkpoint_id == checkpoint.id, Copy.proof.not_in(PROVEN), Copy.overwritable_until > now)
+    )
+    reads = (
+        f"reads them by itself, and at once with `holdfast scrubs start {told}`"
+        if until is None
+        else f"reads them by itself once no upload can overwrite them any more, after {until:%Y-%m-%d %H:%M:%S} UTC"
+    )
     raise ProblemError(
         ProblemCode.CHECKPOINT_UNPROVEN,
         f"{told} has chunks that only its own job has hashed, so no other run may begin with them yet. The service "
-        f"reads them by itself, and at once with `holdfast scrubs start {told}`. Fork it again then.",
+        f"{reads}. Fork it again then.",
         checkpoint_id=saved.id,
         digest=digest,
     )
