@@ -291,7 +291,7 @@ def test_a_link_to_a_folder_stays_one(run, client, tmp_path):
     pull(client, run, Latest(), out, Format.TORCH)
     pull(client, run, Latest(), out, Format.SAFETENSORS, force=True)
     assert out.is_symlink()
-    assert (disk / "pulled" / "w.safetensors").exists()
+    assert (disk / "pulled" / "w@0.safetensors").exists()
     assert [path.name for path in disk.iterdir()] == ["pulled"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "out"]
 
