@@ -4,7 +4,6 @@ the write of a step that did not wait would be in the save."""
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -20,7 +19,12 @@ class LateCopies:
     def __init__(self) -> None:
         self.begun: list[LateCopy] = []
         self.steps_that_waited = 0
-        self._let_go: defaultdict[LateCopy, threading.Event] = defaultdict(threading.Event)
+        self._let_go: dict[LateCopy, threading.Event] = {}
+
+    def begins(self, late: LateCopy) -> None:
+        """Before another thread knows of it: two threads that each made the event would wait for two."""
+        self._let_go[late] = threading.Event()
+        self.begun.append(late)
 
     def let_go(self) -> None:
         """The last save's copies are made: no step comes."""
@@ -45,7 +49,7 @@ def late_copies() -> Iterator[LateCopies]:
 
     def begin_late(late: LateCopy, *arguments: object) -> None:
         begin(late, *arguments)  # type: ignore[arg-type]
-        copies.begun.append(late)
+        copies.begins(late)
 
     def run_late(late: LateCopy, copier: Copier) -> None:
         copies.run(late, lambda: run(late, copier))
