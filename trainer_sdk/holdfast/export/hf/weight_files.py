@@ -28,6 +28,7 @@ from holdfast.layout.reshard import Read, ReadPlan, Room, WantedPiece, items_of,
 from holdfast.restore.checkpoint_reader import CheckpointSource, chunk_sizes
 from holdfast.state.tensors import torch_dtype
 from holdfast_client.errors import ConfigurationError
+from holdfast_client.filesystem.safetensors_layout import FORMAT_NAMES
 from holdfast_protocol.index_documents import ITEM_BYTES
 
 INDEX = "model.safetensors.index.json"
@@ -36,27 +37,7 @@ MOST_FILES = 500
 _ALIGNED_BYTES = 8
 _RESERVED = "__metadata__"
 
-SAFETENSORS_DTYPES: Mapping[str, str] = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "uint16": "U16",
-    "int16": "I16",
-    "uint32": "U32",
-    "int32": "I32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "complex64": "C64",
-}
+SAFETENSORS_DTYPES: Mapping[str, str] = {**FORMAT_NAMES, "float8_e8m0fnu": "F8_E8M0"}
 """By torch's names. An older safetensors lacks some: `check_dtypes` asks the one that is installed."""
 
 
