@@ -334,6 +334,12 @@ def _keep(kept: OrderedDict[str, KeptT], key: str, value: KeptT) -> None:
 
 # From a token's text to the caller. Only the SHA-256 of the secret is kept; comparison takes constant time.
 
+_TOKEN = (
+    select(Token, Project.name, clock())
+    .outerjoin(Project, Project.id == Token.project_id)
+    .where(Token.id == bindparam("token_id"))
+)
+
 
 def authenticate(database: Database, text: str) -> Principal:
     """Raises `unauthenticated`; the sentence does not tell a wrong secret from an unknown id."""
@@ -345,11 +351,7 @@ def authenticate(database: Database, text: str) -> Principal:
     except ValueError:
         raise _refused("is not a Holdfast token; it has the form hold_<id>_<secret>") from None
     with database.read(in_transaction=False) as session:
-        row = session.execute(
-            select(Token, Project.name, clock())
-            .outerjoin(Project, Project.id == Token.project_id)
-            .where(Token.id == token_id)
-        ).one_or_none()
+        row = session.execute(_TOKEN, {"token_id": token_id}).one_or_none()
         if row is None or not hmac.compare_digest(offered, row[0].secret_sha256):
             raise _refused("is not known")
         token, project_name, read = row

@@ -590,7 +590,7 @@ def prove_history(database: Database) -> str:
     """Outside of any transaction, before something is chosen or deleted: the server that has all that this process
     remembers. Raises WentBackError."""
     known = database.memory.snapshot()  # before the session sees anything
-    with database.read() as session:
+    with database.read(in_transaction=False) as session:
         found, server = session.execute(select(*history_columns(dialect_of(session)))).one()
         refuse_gone_back(session, known, found, server, again=True)
     return server

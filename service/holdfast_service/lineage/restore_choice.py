@@ -110,13 +110,16 @@ def point_of(selector: str) -> Point:
 EVERY = ""
 """In place of a run's name: all of the project's. In place of a project's: all that the rebuild did not find."""
 
+_DOUBTS = select(RebuildDoubt).where(
+    RebuildDoubt.project.in_(bindparam("projects", expanding=True)),
+    RebuildDoubt.run.in_(bindparam("runs", expanding=True)),
+)
+
 
 def why_in_doubt(session: Session, project: str, run: str) -> str | None:
     """A sentence; None where the rebuild saw everything, or a person has confirmed. The word on the run counts before
     that on its project, and that before the one on all unknown projects."""
-    rows = session.scalars(
-        select(RebuildDoubt).where(RebuildDoubt.project.in_((project, EVERY)), RebuildDoubt.run.in_((run, EVERY)))
-    )
+    rows = session.scalars(_DOUBTS, {"projects": (project, EVERY), "runs": (run, EVERY)})
     doubts = {(row.project, row.run): row.reason for row in rows}
     for key in ((project, run), (project, EVERY), (EVERY, EVERY)):
         if key in doubts:
@@ -263,8 +266,13 @@ def choose_restore_point(
         note=note,
         restore_point=None if chosen is None else _restore_point(chosen),
         skipped=skipped,
-        ever_committed=_ever_committed(session, run_id),
+        ever_committed=chosen is not None or _ever_committed(session, run_id),
     )
+
+
+_ENVIRONMENT = select(Attempt.environment).where(
+    Attempt.run_id == bindparam("run_id"), Attempt.number == bindparam("number")
+)
 
 
 def with_environment(session: Session, run_id: str, decision: RestoreDecision) -> RestoreDecision:
@@ -272,9 +280,7 @@ def with_environment(session: Session, run_id: str, decision: RestoreDecision) -
     point = decision.restore_point
     if point is None:
         return decision
-    saved_with = session.scalar(
-        select(Attempt.environment).where(Attempt.run_id == run_id, Attempt.number == point.attempt)
-    )
+    saved_with = session.scalar(_ENVIRONMENT, {"run_id": run_id, "number": point.attempt})
     return decision.model_copy(update={"saved_with": saved_with})
 
 
@@ -454,6 +460,8 @@ _ATTEMPTS_OF_RUNS = (
     .outerjoin(_RESUMED_FROM, _RESUMED_FROM.id == Attempt.resumed_from_id)
     .where(Attempt.run_id.in_(bindparam("run_ids", expanding=True)))
 )
+_OF_RUN = select(Checkpoint).where(Checkpoint.run_id == bindparam("run_id")).order_by(*_ORDER)
+_FIRST_OF_RUN = _OF_RUN.limit(_TRIED_FIRST)
 """Made once: to make these takes as long as to run them."""
 
 
@@ -506,14 +514,14 @@ def _candidates(
     session: Session, run_id: str, point: Point, before_step: int | None, available: AvailableStores | None = None
 ) -> Iterator[Candidate]:
     """Newest step first; of a step or an id those that it can mean."""
-    statement: Select[Any] = select(Checkpoint).where(Checkpoint.run_id == run_id).order_by(*_ORDER)
+    statement: Select[Any] = _OF_RUN
     if before_step is not None:
         statement = statement.where(Checkpoint.step < before_step)
     if isinstance(point, AtStep):
         statement = statement.where(Checkpoint.step == point.step)
     elif isinstance(point, ById):
         statement = statement.where(Checkpoint.id == point.checkpoint_id)
-    for row in _few_then_all(session, statement):
+    for row in _few_then_all(session, statement, run_id):
         yield replace(
             _candidate(session, row),
             thaw=_thaw(session, row),
@@ -524,16 +532,17 @@ def _candidates(
         )
 
 
-def _few_then_all(session: Session, newest_first: Select[Any]) -> Iterator[Checkpoint]:
+def _few_then_all(session: Session, newest_first: Select[Any], run_id: str) -> Iterator[Checkpoint]:
     """The choice mostly needs the first few of many thousands, which one round trip brings. The rest comes in portions:
     that statement may see commits since, so it begins with the last step of the few, and not behind so many rows."""
-    few = session.scalars(newest_first.limit(_TRIED_FIRST)).all()
+    first = _FIRST_OF_RUN if newest_first is _OF_RUN else newest_first.limit(_TRIED_FIRST)
+    few = session.scalars(first, {"run_id": run_id}).all()
     yield from few
     if len(few) < _TRIED_FIRST:
         return
     seen = {row.id for row in few}
     rest = newest_first.where(Checkpoint.step <= few[-1].step)
-    rows = session.scalars(rest, execution_options={"yield_per": _ROWS_PER_FETCH})
+    rows = session.scalars(rest, {"run_id": run_id}, execution_options={"yield_per": _ROWS_PER_FETCH})
     try:
         yield from (row for row in rows if row.id not in seen)
     finally:

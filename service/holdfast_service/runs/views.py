@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Select, bindparam, case, exists, or_, select
+from sqlalchemy import ColumnElement, Select, and_, bindparam, case, exists, or_, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.attempts import AttemptView, NoticeView
@@ -47,11 +47,23 @@ WHOLE = (CheckpointState.COMMITTED, CheckpointState.TRASHED)
 """Checkpoints that can be looked into: those that are wholly there."""
 
 
+_PROJECT_NAMED = select(Project).where(Project.name == bindparam("project"))
+_RUN_NAMED = (
+    select(Project, Run)
+    .outerjoin(Run, and_(Run.project_id == Project.id, Run.name == bindparam("run")))
+    .where(Project.name == bindparam("project"))
+)
+"""Made once: most calls begin with one of them, and to make a statement takes longer than to run it."""
+
+
 def project_named(session: Session, caller: Principal, name: str, *, deleted: bool = False) -> Project:
     """With `deleted` one that is in the trash and not purged will do. Raises `forbidden` for another project's token,
     and `project_not_found`."""
     caller.check_project_name(name)
-    project = session.scalar(select(Project).where(Project.name == name))
+    return _project_found(session.scalar(_PROJECT_NAMED, {"project": name}), name, deleted=deleted)
+
+
+def _project_found(project: Project | None, name: str, *, deleted: bool) -> Project:
     if project is None:
         raise ProblemError(
             ProblemCode.PROJECT_NOT_FOUND,
@@ -67,8 +79,10 @@ def run_named(
     session: Session, caller: Principal, project: str, run: str, *, deleted: bool = False
 ) -> tuple[Project, Run]:
     """With `deleted` one that is in the trash will do. Raises `forbidden`, `project_not_found` and `run_not_found`."""
-    owner = project_named(session, caller, project, deleted=deleted)
-    found = session.scalar(select(Run).where(Run.project_id == owner.id, Run.name == run))
+    caller.check_project_name(project)
+    row = session.execute(_RUN_NAMED, {"project": project, "run": run}).one_or_none()
+    owner = _project_found(None if row is None else row[0], project, deleted=deleted)
+    found = None if row is None else row[1]
     if found is None:
         raise ProblemError(
             ProblemCode.RUN_NOT_FOUND,
