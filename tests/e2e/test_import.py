@@ -11,7 +11,6 @@ import subprocess
 import time
 import uuid
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,32 +25,19 @@ from holdfast.export.pull import Format, pull
 from holdfast.imports import steps
 from holdfast.imports.checkpoint_plan import Choices, plan_import
 from holdfast.imports.sources import find_sources
-from holdfast_client import Client, errors
+from holdfast_client import errors
 from holdfast_client.cli.main import main
 from holdfast_protocol import index_documents
 from holdfast_protocol.base import RunName
 from holdfast_protocol.pruning import PruneCheckpoints
-from holdfast_protocol.runs import EditProject, Latest, parse_point
+from holdfast_protocol.runs import Latest, parse_point
 from holdfast_protocol.states import AttemptOutcome, CheckpointState
 from tests.support.forked import ForkedProgram
-from tests.support.serve import HOLDFAST, ServedHoldfast, holdfast_serve
+from tests.support.serve import HOLDFAST
 from tests.support.training import Job
 from tests.trainer.gloo import run_ranks
 
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory) -> Iterator[ServedHoldfast]:
-    with holdfast_serve(tmp_path_factory.mktemp("service")) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def client(served, monkeypatch) -> Iterator[Client]:
-    for name, value in served.environment.items():
-        monkeypatch.setenv(name, value)
-    with Client() as connected:
-        connected.projects.edit("tests", EditProject())
-        yield connected
+pytestmark = pytest.mark.usefixtures("client")
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import uuid
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,152 +16,24 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    TrainingArguments,
-)
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner, Result
 
 import holdfast
 from holdfast.export import publish
 from holdfast.export.hf.folder import HfChoices
 from holdfast.export.pull import Format, pull
-from holdfast.imports.checkpoint_plan import Choices
-from holdfast.imports.sources import find_sources
-from holdfast.imports.steps import import_sources
-from holdfast.integrations.hf import HoldfastTrainer
 from holdfast.integrations.hf_files import ModelFiles
 from holdfast.layout.plan import ChunkSizes
 from holdfast_client import Client, errors
 from holdfast_client.cli.main import app
 from holdfast_protocol.base import RunName
-from holdfast_protocol.runs import EditProject, Latest
+from holdfast_protocol.runs import Latest
 from tests.support.forked import fork_server
-from tests.support.serve import ServedHoldfast, holdfast_serve
+from tests.support.hf_models import TOKENS, assert_same, bring, config_of, gpt2, llama, loaded, pulled, save, train
 from tests.trainer.gloo import run_ranks
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory) -> Iterator[ServedHoldfast]:
-    with holdfast_serve(tmp_path_factory.mktemp("service")) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def client(served, monkeypatch) -> Iterator[Client]:
-    for name, value in served.environment.items():
-        monkeypatch.setenv(name, value)
-    with Client() as connected:
-        connected.projects.edit("tests", EditProject())
-        yield connected
-
-
-@pytest.fixture
-def run(client) -> RunName:
-    name = f"r{uuid.uuid4().hex}"
-    client.runs.create("tests", name)
-    return RunName("tests", name)
-
-
-def gpt2(*, dtype: torch.dtype = torch.float32, **options: Any) -> PreTrainedModel:
-    torch.manual_seed(1)
-    config = GPT2Config(
-        vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0, **options
-    )
-    return GPT2LMHeadModel(config).to(dtype)
-
-
-def llama(*, dtype: torch.dtype = torch.float32, **options: Any) -> PreTrainedModel:
-    torch.manual_seed(2)
-    config = LlamaConfig(
-        vocab_size=50,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=16,
-        bos_token_id=0,
-        eos_token_id=0,
-        **options,
-    )
-    return LlamaForCausalLM(config).to(dtype)
-
-
-TOKENS = torch.arange(16).reshape(2, 8)
-
-
-def train(model: nn.Module, steps: int = 2) -> torch.optim.Optimizer:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for _ in range(steps):
-        model(input_ids=TOKENS, labels=TOKENS).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return optimizer
-
-
-def save(run: RunName, state: dict[str, Any], step: int = 1, **options: Any) -> None:
-    with holdfast.Checkpointer(str(run), strict=True, **options) as ckpt:
-        ckpt.restore({})
-        ckpt.save(step, state).committed.result(timeout=180)
-
-
-def config_of(model: PreTrainedModel, folder: Path) -> Path:
-    """As save_pretrained() of the model writes it, but for the weights and their dtype."""
-    model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(folder)
-    return folder
-
-
-def pulled(client: Client, run: RunName, out: Path, **choices: Any) -> tuple[dict[str, Any], list[str]]:
-    notes: list[str] = []
-    totals: list[int] = []
-    parts: list[int] = []
-    summary = pull(
-        client,
-        run,
-        Latest(),
-        out,
-        Format.HF,
-        only=choices.pop("only", ()),
-        force=choices.pop("force", False),
-        hf=HfChoices(**choices),
-        on_total=totals.append,
-        on_bytes=parts.append,
-        on_note=notes.append,
-    )
-    assert totals == [sum(parts)]
-    return summary, notes
-
-
-def loaded(folder: Path) -> PreTrainedModel:
-    """What a user has who knows nothing of Holdfast. transformers must neither miss a weight nor ignore one."""
-    model, told = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, local_files_only=True)
-    assert not any(told.values()), told
-    return model
-
-
-def assert_same(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    unlike = [
-        name
-        for name, tensor in expected.items()
-        if found[name].dtype != tensor.dtype
-        or not torch.equal(found[name].contiguous().view(torch.uint8), tensor.detach().contiguous().view(torch.uint8))
-    ]
-    assert not unlike
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -277,96 +148,6 @@ def test_the_shards_of_two_ranks_become_files_of_a_bounded_size_with_an_index(ru
     assert_same(loaded(tmp_path / "out").state_dict(), whole)
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    words = Tokenizer(WordLevel({"[UNK]": 0, "hold": 1, "fast": 2}, unk_token="[UNK]"))
-    words.pre_tokenizer = Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[UNK]")
-
-
-def bring(client: Client, run: RunName, folder: Path, step: int) -> dict[str, Any]:
-    [told] = import_sources(client, run, find_sources(folder, step), choices=Choices())["steps"]
-    return told
-
-
-def test_a_folder_is_whole_again_after_import_training_and_pull(run, client, tmp_path):
-    model = gpt2()
-    model.save_pretrained(tmp_path / "in", max_shard_size="20KB")
-    tokenizer().save_pretrained(tmp_path / "in")
-    (tmp_path / "in" / "modeling_own.py").write_text("raise SystemExit")
-    told = bring(client, run, tmp_path / "in", 0)
-    assert {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"} == set(
-        told["model_files"]
-    )
-    assert told["left_out"] == ["modeling_own.py"]
-    fresh = gpt2()
-    with holdfast.Checkpointer(str(run), strict=True) as ckpt:
-        start = ckpt.restore({"model": fresh})
-        optimizer = train(fresh)
-        ckpt.save(start, {"model": fresh, "optimizer": optimizer}).committed.result(timeout=60)
-    newest = client.checkpoints.select(run.project, run.run, "latest")
-    assert (newest.step, newest.missing_components) == (1, [])
-    _, notes = pulled(client, run, tmp_path / "out")
-    assert any("from step 0, the newest that keeps them" in note for note in notes)
-    assert_same(loaded(tmp_path / "out").state_dict(), fresh.state_dict())
-    assert AutoTokenizer.from_pretrained(tmp_path / "out")("fast hold").input_ids == [2, 1]
-    kept = [name for name in os.listdir(tmp_path / "in") if name.startswith(("tokenizer", "generation"))]
-    for name in kept:
-        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "in" / name).read_bytes()
-    # What was pulled is a folder like any other, to be imported again.
-    again = RunName("tests", f"r{uuid.uuid4().hex}")
-    assert bring(client, again, tmp_path / "out", 0)["tied"] == 1
-    pulled(client, again, tmp_path / "again")
-    for name in ("model.safetensors", "config.json"):
-        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
-
-
-def test_the_newest_config_of_those_before_is_taken(run, client, tmp_path):
-    model = llama()
-    save(run, {"model": model, "hf_files": ModelFiles(model)})
-    save(run, {"model": model, "hf_files": {}}, step=2)
-    save(run, {"model": model}, step=3)
-    _, notes = pulled(client, run, tmp_path / "out")
-    assert any("from step 1, the newest that keeps them" in note for note in notes)
-
-
-class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, at: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": TOKENS[at % 2], "labels": TOKENS[at % 2]}
-
-
-def test_what_a_trainer_of_transformers_saves_needs_no_config(run, client, tmp_path):
-    def trainer(checkpointer: holdfast.Checkpointer, steps: int) -> HoldfastTrainer:
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path / "trainer"),
-            max_steps=steps,
-            save_steps=2,
-            per_device_train_batch_size=2,
-            use_cpu=True,
-            report_to=[],
-            disable_tqdm=True,
-        )
-        return HoldfastTrainer(
-            gpt2(), arguments, train_dataset=Texts(), processing_class=tokenizer(), checkpointer=checkpointer
-        )
-
-    with holdfast.Checkpointer(str(run), save=holdfast.OnPreemption(), strict=True) as checkpointer:
-        trainer(checkpointer, 2).train(resume_from_checkpoint=True)
-    with holdfast.Checkpointer(str(run), save=holdfast.OnPreemption(), strict=True) as checkpointer:
-        second = trainer(checkpointer, 4)
-        second.train(resume_from_checkpoint=True)
-    assert second.state.global_step == 4
-    summary, notes = pulled(client, run, tmp_path / "out")
-    assert (summary["step"], [note for note in notes if "config" in note]) == (4, [])
-    assert_same(loaded(tmp_path / "out").state_dict(), second.model.state_dict())
-    assert AutoTokenizer.from_pretrained(tmp_path / "out")("fast").input_ids == [2]
-    first, last = (client.checkpoints.select(run.project, run.run, str(step)) for step in (2, 4))
-    digests = [{chunk.digest for chunk in client.checkpoints.shard_chunks(view.id, 0).chunks} for view in (first, last)]
-    assert digests[0] & digests[1], "the files are a chunk that is sent once"
-
-
 def test_names_that_wrappers_have_made_longer_are_those_of_the_model_again(run, client, tmp_path):
     model = llama()
     config = config_of(model, tmp_path / "config")
@@ -458,60 +239,6 @@ def test_what_does_not_make_one_model_is_refused_before_anything_is_written(run,
     assert "safetensors cannot hold 'wave', which is complex128" in refused("wave", {"model": wave}, config=config)
     reserved = nn.ParameterDict({"__metadata__": nn.Parameter(torch.ones(2))})
     assert "keeps the name '__metadata__'" in refused("name", {"model": reserved}, config=config, check=False)
-
-
-def test_a_config_that_does_not_fit_is_refused_by_name_unless_the_user_insists(run, client, tmp_path):
-    model = llama()
-    save(run, {"model": model})
-    wrong = tmp_path / "wrong.json"
-    config = json.loads((config_of(model, tmp_path / "config") / "config.json").read_text())
-    wrong.write_text(json.dumps(config | {"vocab_size": 51, "num_hidden_layers": 3, "dtype": "float16"}))
-    with pytest.raises(
-        errors.ConfigurationError,
-        match=r"lacks model\.layers\.2\..*more tensors; lm_head\.weight is \[50, 16\] in the checkpoint and \[51, 16\]",
-    ):
-        pulled(client, run, tmp_path / "out", config=wrong)
-    _, notes = pulled(client, run, tmp_path / "out", config=wrong, check=False)
-    assert any("does not fit" in note for note in notes)
-    assert_same(load_file(tmp_path / "out" / "model.safetensors"), model.state_dict())
-    wrong.write_text(json.dumps(config | {"num_hidden_layers": 1}))
-    with pytest.raises(errors.ConfigurationError, match=r"LlamaForCausalLM has no model\.layers\.1\."):
-        pulled(client, run, tmp_path / "other", config=wrong)
-    for content, told in (("{", "is no JSON"), ("[]", "no JSON object")):
-        wrong.write_text(content)
-        with pytest.raises(errors.ConfigurationError, match=told):
-            pulled(client, run, tmp_path / "other", config=wrong)
-    with pytest.raises(errors.ConfigurationError, match="cannot be read: No such file"):
-        pulled(client, run, tmp_path / "other", config=tmp_path / "nowhere")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(errors.ConfigurationError, match=r"has no config\.json and no tokenizer"):
-        pulled(client, run, tmp_path / "other", config=tmp_path / "empty")
-
-
-def test_files_of_a_checkpoint_lead_nowhere_else(run, client, tmp_path):
-    """A component is what a job has written, perhaps a hostile one."""
-    model = llama()
-    config = (config_of(model, tmp_path / "config") / "config.json").read_bytes()
-    names = [
-        "../../out.json",
-        "/tmp/x.json",
-        "model.safetensors",
-        "evil.py",
-        "checkpoint.json",
-        "a/b/c.json",
-        ".x.json",
-        "model.safetensors.index.json",
-        "model.safetensors/x.json",
-        "config.json/x.json",
-        "adapter_config.json",
-    ]
-    files = {name: torch.tensor([1], dtype=torch.uint8) for name in names}
-    files["config.json"] = torch.frombuffer(bytearray(config), dtype=torch.uint8)
-    save(run, {"model": model, "own": {"hf_files": files}})
-    pulled(client, run, tmp_path / "out")
-    assert sorted(os.listdir(tmp_path / "out")) == ["checkpoint.json", "config.json", "model.safetensors"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config", "out"]
-    assert_same(loaded(tmp_path / "out").state_dict(), model.state_dict())
 
 
 def killed_pull(environment: dict[str, str], run: RunName, out: Path) -> None:
