@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 import os
 import uuid
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, TrainingArguments
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, TrainingArguments
 
 import holdfast
 from holdfast.integrations.hf import HoldfastTrainer
@@ -81,7 +82,25 @@ class Texts(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": TOKENS[at % 2], "labels": TOKENS[at % 2]}
 
 
-def test_what_a_trainer_of_transformers_saves_needs_no_config(run, client, tmp_path):
+def test_no_save_waits_for_the_files(run, client, tmp_path, monkeypatch):
+    model, words = gpt2(), tokenizer()
+    files = ModelFiles(model, words)
+
+    def written_late(*_: object, **__: object) -> None:
+        raise AssertionError("a save waits for it")
+
+    for each in (model.config, model.generation_config, words):
+        monkeypatch.setattr(type(each), "save_pretrained", written_late)
+    save(run, {"model": model, "hf_files": files})
+    monkeypatch.undo()
+    pulled(client, run, tmp_path / "out")
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("fast hold").input_ids == [2, 1]
+
+
+def test_what_a_trainer_of_transformers_saves_needs_no_config(run, client, tmp_path, monkeypatch):
+    written_at = []
+    write = PreTrainedTokenizerFast.save_pretrained
+
     def trainer(checkpointer: holdfast.Checkpointer, steps: int) -> HoldfastTrainer:
         arguments = TrainingArguments(
             output_dir=str(tmp_path / "trainer"),
@@ -92,16 +111,23 @@ def test_what_a_trainer_of_transformers_saves_needs_no_config(run, client, tmp_p
             report_to=[],
             disable_tqdm=True,
         )
-        return HoldfastTrainer(
+        made = HoldfastTrainer(
             gpt2(), arguments, train_dataset=Texts(), processing_class=tokenizer(), checkpointer=checkpointer
         )
+
+        def note(*given: Any, **options: Any) -> Any:
+            written_at.append(made.state.global_step)
+            return write(*given, **options)
+
+        monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", note)
+        return made
 
     with holdfast.Checkpointer(str(run), save=holdfast.OnPreemption(), strict=True) as checkpointer:
         trainer(checkpointer, 2).train(resume_from_checkpoint=True)
     with holdfast.Checkpointer(str(run), save=holdfast.OnPreemption(), strict=True) as checkpointer:
         second = trainer(checkpointer, 4)
         second.train(resume_from_checkpoint=True)
-    assert second.state.global_step == 4
+    assert (second.state.global_step, written_at) == (4, [0, 2]), "it is written before the first step of each job"
     summary, notes = pulled(client, run, tmp_path / "out")
     assert (summary["step"], [note for note in notes if "config" in note]) == (4, [])
     assert_same(loaded(tmp_path / "out").state_dict(), second.model.state_dict())

@@ -208,6 +208,10 @@ class HoldfastTrainerMixin:
             self._saved(step, self.checkpointer.save(step, self._training_state(saving=step), self._metrics()))
         self._save_is_due = False
 
+    def _begin(self) -> None:
+        """Before the first step of train(), with the model that is trained."""
+        self._files = ModelFiles(self._trainer.model, self._trainer.processing_class)
+
     def _end(self) -> None:
         """The end of train(), after the turn of all other callbacks."""
         if self._trash is not None:
@@ -284,8 +288,6 @@ class HoldfastTrainerMixin:
         if scaler is not None:
             state["scaler"] = scaler
         if saving is not None:  # no restore asks for them, so checkpoints without them can be restored
-            if self._files is None or self._files.model is not trainer.model:
-                self._files = ModelFiles(trainer.model, trainer.processing_class)
             state[HF_FILES] = self._files
         return state
 
@@ -326,6 +328,9 @@ class HoldfastCallback(TrainerCallback):
 
     def __init__(self, trainer: HoldfastTrainerMixin) -> None:
         self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._begin()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer._epoch_is_over = False

@@ -1,6 +1,7 @@
 """config.json, generation_config.json and tokenizer of a model of transformers, in its checkpoints.
 
-The model, the tokenizer -> save_pretrained() into a temporary folder, once -> **ModelFiles** -> each checkpoint
+The model, the tokenizer -> save_pretrained() into a temporary folder, before training -> **ModelFiles** -> each
+     checkpoint
      -> `holdfast checkpoints pull --format hf` writes them beside the weights
 """
 
@@ -27,8 +28,9 @@ class ModelFiles(FitsAnyWorld):
 
         state = {"model": model, "optimizer": optimizer, "hf_files": ModelFiles(model, tokenizer)}
 
-    Rank 0 keeps the files, as chunks that only the first save sends. A restore loads nothing from them. Leave the key
-    out of the state that is restored from a checkpoint which has no such component.
+    Rank 0 keeps the files, as chunks that only the first save sends. They are written here, so make it before training
+    begins; a save writes them again only if the script has changed the config. A restore loads nothing from them. Leave
+    the key out of the state that is restored from a checkpoint which has no such component.
     """
 
     def __init__(self, model: torch.nn.Module, processing_class: Any = None) -> None:
@@ -36,6 +38,7 @@ class ModelFiles(FitsAnyWorld):
         self.model = model
         self._processing_class = processing_class
         self._written: tuple[str, dict[str, Any]] | None = None
+        self.state_dict()  # a tokenizer has many megabytes, and no step of training waits for them
 
     def state_dict(self) -> dict[str, Any]:
         """Empty on other ranks than 0, and for a model that is none of transformers."""
