@@ -97,6 +97,28 @@ def test_no_save_waits_for_the_files(run, client, tmp_path, monkeypatch):
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("fast hold").input_ids == [2, 1]
 
 
+def test_the_files_follow_what_the_script_changes(run, client, tmp_path):
+    model, words = gpt2(), tokenizer()
+    files = ModelFiles(model, words)
+    assert files.state_dict() is files.state_dict()
+    words.add_tokens(["keep"])
+    words.chat_template = "{{ messages }}"
+    model.generation_config.max_new_tokens = 7
+    save(run, {"model": model, "hf_files": files})
+    pulled(client, run, tmp_path / "out")
+    found = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (found("fast keep").input_ids, found.chat_template) == ([2, 3], words.chat_template)
+    assert loaded(tmp_path / "out").generation_config.max_new_tokens == 7
+    for change in (
+        lambda: words.add_tokens(["more"]),
+        lambda: setattr(words, "chat_template", "{{ bos_token }}"),
+        lambda: setattr(model.generation_config, "max_new_tokens", 8),
+    ):
+        before = files.state_dict()
+        change()
+        assert files.state_dict() is not before
+
+
 def test_what_a_trainer_of_transformers_saves_needs_no_config(run, client, tmp_path, monkeypatch):
     written_at = []
     write = PreTrainedTokenizerFast.save_pretrained

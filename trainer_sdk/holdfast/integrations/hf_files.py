@@ -11,6 +11,7 @@ import copy
 import logging
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,16 @@ class ModelFiles(FitsAnyWorld):
         state = {"model": model, "optimizer": optimizer, "hf_files": ModelFiles(model, tokenizer)}
 
     Rank 0 keeps the files, as chunks that only the first save sends. They are written here, so make it before training
-    begins; a save writes them again only if the script has changed the config. A restore loads nothing from them. Leave
-    the key out of the state that is restored from a checkpoint which has no such component.
+    begins; a save writes them again only if the script has changed the config, the generation config or the tokenizer.
+    A restore loads nothing from them. Leave the key out of the state that is restored from a checkpoint which has no
+    such component.
     """
 
     def __init__(self, model: torch.nn.Module, processing_class: Any = None) -> None:
         """`processing_class`: the tokenizer, or a processor; anything with save_pretrained()."""
         self.model = model
         self._processing_class = processing_class
-        self._written: tuple[str, dict[str, Any]] | None = None
+        self._written: tuple[list[str], dict[str, Any]] | None = None
         self.state_dict()  # a tokenizer has many megabytes, and no step of training waits for them
 
     def state_dict(self) -> dict[str, Any]:
@@ -47,7 +49,7 @@ class ModelFiles(FitsAnyWorld):
         model = unwrap(self.model)
         if not isinstance(model, PreTrainedModel):
             return {}
-        told = _told(model.config)
+        told = _told(model, self._processing_class)
         if self._written is None or self._written[0] != told:  # a script may change it while it trains
             files = _files_of(model, self._processing_class)
             self._written = told, as_component(files) if files else {}
@@ -60,13 +62,21 @@ class ModelFiles(FitsAnyWorld):
         """Likewise."""
 
 
-def _told(config: Any) -> str:
-    """Another text when the config has changed. Always the same for a config that JSON cannot hold: it is not kept."""
-    try:
-        text: str = config.to_json_string(use_diff=False)
-    except Exception:  # a value of the user's own; _files_of() says so in the log
-        return ""
-    return text
+def _told(model: PreTrainedModel, processing_class: Any) -> list[str]:
+    """Other texts when what is written has changed, without writing it: of a tokenizer its special and added tokens,
+    its options and its template. What cannot be told is taken for unchanged."""
+    tells: tuple[Callable[[], object], ...] = (
+        lambda: model.config.to_json_string(use_diff=False),
+        lambda: model.generation_config,
+        lambda: processing_class,
+        lambda: processing_class.chat_template,
+        lambda: processing_class.tokenizer.chat_template,
+    )
+    told = []
+    for tell in tells:
+        with suppress(Exception):  # a value of the user's own; _files_of() says so in the log
+            told.append(f"{tell()!r}")
+    return told
 
 
 def _files_of(model: PreTrainedModel, processing_class: Any) -> dict[str, bytes]:
