@@ -104,6 +104,20 @@ def test_dtype_converts_what_is_floating_point_and_the_config_says_it(run, clien
     assert_same(found.state_dict(), expected)
 
 
+def test_a_value_that_the_dtype_cannot_hold_is_refused_by_its_name(run, client, tmp_path):
+    model = llama()
+    with torch.no_grad():
+        model.model.norm.weight[3] = 70_000
+        model.lm_head.weight[0, 0] = float("inf")  # as it was trained
+    save(run, {"model": model})
+    config = config_of(model, tmp_path / "config")
+    with pytest.raises(errors.ConfigurationError, match=r"would be infinite: model\.norm\.weight\. Leave --dtype out"):
+        pulled(client, run, tmp_path / "out", config=config, dtype="fp16")
+    assert list(tmp_path.iterdir()) == [config]
+    pulled(client, run, tmp_path / "out", config=config, dtype="bf16")
+    assert_same(load_file(tmp_path / "out" / "model.safetensors"), model.bfloat16().state_dict())
+
+
 def test_several_dtypes_are_kept_and_told(run, client, tmp_path):
     model = llama(dtype=torch.bfloat16)
     model.model.norm.float()

@@ -262,8 +262,14 @@ def _some(names: Collection[str]) -> str:
 def write_folder(
     source: CheckpointSource, contents: Contents, plan: HfFolder, folder: Path, on_bytes: Callable[[int], object]
 ) -> list[str]:
-    """The files' names. All of them are on the disk when this returns."""
-    names = write_files(source, contents, plan.files, plan.reads, folder=folder, on_bytes=on_bytes)
+    """The files' names. All of them are on the disk when this returns. Raises ConfigurationError if a weight is too
+    large for the dtype that it is converted to."""
+    names, overflown = write_files(source, contents, plan.files, plan.reads, folder=folder, on_bytes=on_bytes)
+    if overflown:
+        raise ConfigurationError(
+            f"Values are too large for --dtype, and would be infinite: {_some(overflown)}. Leave --dtype out, or give "
+            "bf16, which holds what fp32 holds."
+        )
     index = plan.files.index()
     if index is not None:
         names.append(write_json(folder, INDEX, index))

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from holdfast.export.contents import Contents
-from holdfast.layout.reshard import Read, ReadPlan, Room, WantedPiece, items_of, plan_reads
+from holdfast.layout.reshard import Read, ReadPlan, WantedPiece, items_of, plan_reads
 from holdfast.restore.checkpoint_reader import CheckpointSource, chunk_sizes
 from holdfast.state.tensors import torch_dtype
 from holdfast_client.errors import ConfigurationError
@@ -162,8 +162,9 @@ def write_files(
     *,
     folder: Path,
     on_bytes: Callable[[int], object],
-) -> list[str]:
-    """The files' names. They are on the disk when this returns. Raises ChunkLost if no copy has the right bytes."""
+) -> tuple[list[str], list[str]]:
+    """The files' names, and the names of the tensors with finite values that became infinite. The files are on the disk
+    when this returns. Raises ChunkLost if no copy has the right bytes."""
     lock = threading.Lock()
 
     def fetched(count: int) -> None:
@@ -171,7 +172,7 @@ def write_files(
             on_bytes(count)
 
     with ExitStack() as stack:
-        rooms: dict[str, Room] = {}
+        rooms: dict[str, InFile] = {}
         descriptors = []
         for file in files.files:
             descriptor = stack.enter_context(_opened(folder / file.name))
@@ -186,7 +187,8 @@ def write_files(
         source.read(reads, contents.layout, contents.chunks, rooms, on_bytes=fetched)
         for descriptor in descriptors:
             os.fsync(descriptor)
-    return [file.name for file in files.files]
+    overflown = [weight.name for weight in files.weights.values() if rooms[weight.stored].has_overflown]
+    return [file.name for file in files.files], overflown
 
 
 @contextmanager
@@ -206,6 +208,8 @@ class InFile:
         self._start = start
         self._cast = None if stored == written else (torch_dtype(stored), torch_dtype(written))
         self._item_bytes = ITEM_BYTES[written]
+        self.has_overflown = False
+        """A finite value was too large for the dtype of the file."""
 
     def take(self, read: Read, chunk: memoryview) -> None:
         """Writes `read`'s elements. Raises ValueError if the read does not fit the chunk, OSError as the disk does."""
@@ -224,8 +228,12 @@ class InFile:
         stored, written = self._cast
         if plain.ctypes.data % stored.itemsize:  # a place within a pack of several dtypes
             plain = plain.copy()
-        cast: np.ndarray[Any, Any] = torch.from_numpy(plain).view(stored).to(written).view(torch.uint8).numpy()
-        return cast.data
+        values = torch.from_numpy(plain).view(stored)
+        cast = values.to(written)
+        if cast.isinf().sum() > values.isinf().sum():
+            self.has_overflown = True
+        content: np.ndarray[Any, Any] = cast.view(torch.uint8).numpy()
+        return content.data
 
 
 def _runs(read: Read) -> Iterator[tuple[int, range]]:
