@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,15 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, TrainingArguments
 
 import holdfast
+from holdfast.export.contents import read_contents
+from holdfast.export.hf.model_files import kept_in
 from holdfast.integrations.hf import HoldfastTrainer
 from holdfast.integrations.hf_files import ModelFiles
+from holdfast.restore.checkpoint_reader import CheckpointSource
 from holdfast_client import errors
+from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_protocol.base import RunName
+from tests.support.damage import chunks_of, files_of, flip
 from tests.support.hf_models import (
     TOKENS,
     assert_same,
@@ -157,6 +163,28 @@ def test_what_a_trainer_of_transformers_saves_needs_no_config(run, client, tmp_p
     first, last = (client.checkpoints.select(run.project, run.run, str(step)) for step in (2, 4))
     digests = [{chunk.digest for chunk in client.checkpoints.shard_chunks(view.id, 0).chunks} for view in (first, last)]
     assert digests[0] & digests[1], "the files are a chunk that is sent once"
+
+
+@pytest.mark.parametrize("given", ["config", "config/config.json"])
+def test_a_damaged_tokenizer_is_in_nobodys_way_who_gives_a_config(run, client, tmp_path, monkeypatch, given):
+    monkeypatch.setenv("HOLDFAST_DIRECT_FILES", "false")
+    model, words = gpt2(), tokenizer()
+    save(run, {"model": model, "hf_files": ModelFiles(model, words)})
+    model.generation_config.save_pretrained(tmp_path / "config")
+    words.save_pretrained(config_of(model, tmp_path / "config"))
+    point = client.restores.restore_point(run.project, run.run).restore_point
+    with TransferWorkers(1) as workers, CheckpointSource(client, run, point, workers=workers) as source:
+        kept = kept_in(read_contents(source))
+    for _, digest in chunks_of(client, point.checkpoint_id, kept["tokenizer.json"]):
+        for path in files_of(Path(os.environ["HOLDFAST_DATA_DIR"]), digest):
+            flip(path)
+    _, notes = pulled(client, run, tmp_path / "out", config=tmp_path / given)
+    assert_same(loaded(tmp_path / "out").state_dict(), model.state_dict())
+    if given == "config":
+        assert AutoTokenizer.from_pretrained(tmp_path / "out")("fast hold").input_ids == [2, 1]
+    else:
+        assert any("what the checkpoint keeps cannot be read" in note for note in notes)
+        assert not (tmp_path / "out" / "tokenizer.json").exists()
 
 
 def test_a_config_that_does_not_fit_is_refused_by_name_unless_the_user_insists(run, client, tmp_path):

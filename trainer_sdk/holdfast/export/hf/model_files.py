@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +126,10 @@ def _refs(tree: Any) -> dict[str, str]:
     }
 
 
-def read_kept(source: CheckpointSource, contents: Contents) -> dict[str, bytes]:
-    """The kept files, verified. Raises ConfigurationError if they are too large for this."""
-    kept = kept_in(contents)
+def read_kept(source: CheckpointSource, contents: Contents, without: Collection[str] = ()) -> dict[str, bytes]:
+    """The kept files but those `without`, verified. Raises ConfigurationError if they are too large for this, and
+    ChunkLost if no copy has the right bytes."""
+    kept = {name: tensor for name, tensor in kept_in(contents).items() if name not in without}
     if not kept:
         return {}
     total = sum(contents.layout.tensors[tensor].total_bytes for tensor in kept.values())
