@@ -192,6 +192,17 @@ def test_a_model_of_transformers_is_imported_with_its_tied_weights(run, client, 
     assert_same(state["model"].state_dict(), model.state_dict())
 
 
+def test_a_step_that_was_imported_without_its_config_is_the_same_content(run, client, tmp_path):
+    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    bring(client, run, tmp_path, 3)
+    (tmp_path / "config.json").write_text("{}")  # an import of before took no notice of it
+    [again] = bring(client, run, tmp_path, 3)["steps"]
+    assert (again["skipped"], again["components"], again["model_files"]) == (True, ["model"], [])
+    assert again["left_out"] == ["config.json"]
+    [later] = bring(client, run, tmp_path, 4)["steps"]
+    assert (later["skipped"], later["model_files"]) == (False, ["config.json"])
+
+
 def test_a_safetensors_file_keeps_its_ties_from_a_pull_to_a_pull(run, client, tmp_path):
     model = Net(2)
     save_model(model, tmp_path / "model.safetensors")

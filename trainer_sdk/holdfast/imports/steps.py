@@ -79,6 +79,7 @@ def import_sources(
     """
     with _Import(client, run, create, printable(str(sources[0].path), one_line=True), on_bytes) as into:
         into.check(sources, on_note)
+        sources = [into.as_committed(source, choices) for source in sources]
         # All are planned before the first is sent: one that cannot be imported is told now, and not after hours.
         on_total(sum(_checked_bytes(source, choices, run) for source in sources))
         steps = []
@@ -228,6 +229,13 @@ class _Import:
                     f"step {last} is of an import that did not end well, and may not have been compared with its "
                     "source. Import it again, and that is done."
                 )
+
+    def as_committed(self, source: Source, choices: Choices) -> Source:
+        """Without config and tokenizer, if its step was imported when these were not kept: its content is the same."""
+        before = self._committed.get(source.step)
+        if before is None or choices.renamed.get(HF_FILES, HF_FILES) in before.components:
+            return source
+        return dataclasses.replace(source, model_files=(), left_out=(*source.left_out, *source.model_files))
 
     def take(self, source: Source, plan: ImportPlan) -> _Taken:
         if (deleted := self._deleted.get(source.step)) is not None:
