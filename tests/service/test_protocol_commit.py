@@ -94,6 +94,16 @@ def test_metrics_come_from_rank_0_and_are_merged_with_components(job: Job) -> No
     assert {name: each["logical_bytes"] for name, each in view["components"].items()} == {"model": 3, "rng": 12}
 
 
+def test_config_and_tokenizer_are_declared_to_no_trainer(job: Job, service: RunningService) -> None:
+    """One from before they were kept raises for each component that it lacks."""
+    model = {"model": {"kind": "model", "logical_bytes": 3}}
+    first = job.save(100, components={**model, "hf_files": {"kind": "extra", "logical_bytes": 5}})
+    assert first["components"].keys() == {"hf_files", "model"}
+    later = Job(service.http(), after=1, world_size=2)
+    assert later.opened["components"] == ["model"]
+    assert later.save(200, components=model)["missing_components"] == []
+
+
 @pytest.mark.rule("metrics-from-rank-0")
 def test_one_rank_that_is_not_finite_marks_the_whole_checkpoint(job: Job) -> None:
     save = job.begin(100)

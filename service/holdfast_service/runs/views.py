@@ -139,14 +139,15 @@ def attempt_numbered(session: Session, run: Run, number: int) -> Attempt:
 def first_components(session: Session, run_id: str) -> list[str]:
     """The components that a run declares, by name: those of its first checkpoint that was ever committed, whatever
     became of it since; none while nothing is committed. Opening an attempt tells them to the trainer, and the commit
-    compares with them."""
+    compares with them. Without config and tokenizer of Hugging Face: no job restores these, and a trainer from before
+    they were kept would be refused for their lack."""
     components = session.scalar(
         select(Checkpoint.components)
         .where(Checkpoint.run_id == run_id, Checkpoint.committed_at.is_not(None))
         .order_by(Checkpoint.step, Checkpoint.id)
         .limit(1)
     )
-    return sorted(components or {})
+    return sorted(set(components or ()) - {"hf_files"})
 
 
 def checkpoint_by_id(session: Session, caller: Principal, checkpoint_id: str) -> tuple[Project, Run, Checkpoint]:
