@@ -41,7 +41,7 @@ TRAINER = """
 import sys, torch, holdfast
 weight = torch.zeros(8)
 state = {"weight": weight}
-with holdfast.Checkpointer("demo/two-versions", save=holdfast.Every(steps=1)) as ckpt:
+with holdfast.Checkpointer(sys.argv[2], save=holdfast.Every(steps=1)) as ckpt:
     began = ckpt.restore(state)
     for step in range(began, int(sys.argv[1])):
         weight.add_(1)
@@ -149,14 +149,18 @@ class Fleet:
         headers = {"Authorization": f"Bearer {self.token}", PROTOCOL_HEADER: PROTOCOL_VERSION}
         return self.stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=60))
 
-    def train(self, version: Version, url: str, steps: int) -> int:
+    def train(self, version: Version, url: str, steps: int, run: str = "demo/two-versions") -> int:
         """The step that the trainer began with; what it ends with is always what so many steps give."""
-        ran = version.run(sys.executable, "-c", TRAINER, str(steps), HOLDFAST_URL=url, HOLDFAST_TOKEN=self.token)
+        ran = self.launch(version, url, steps, run)
         assert ran.returncode == 0, ran.stdout + ran.stderr
         told = re.search(r"began (\d+) added (\d+)", ran.stdout)
         assert told is not None, ran.stdout
         assert int(told[2]) == steps
         return int(told[1])
+
+    def launch(self, version: Version, url: str, steps: int, run: str) -> subprocess.CompletedProcess[str]:
+        command = (sys.executable, "-c", TRAINER, str(steps), run)
+        return version.run(*command, HOLDFAST_URL=url, HOLDFAST_TOKEN=self.token)
 
 
 @pytest.fixture
@@ -229,6 +233,37 @@ def test_the_old_service_starts_again_on_the_migrated_catalog_if_that_says_so(
     else:
         assert again.returncode == 2
         assert f"revision {newest}, which this version of Holdfast does not know" in again.stderr
+
+
+@pytest.mark.timeout(600)
+def test_a_fork_begins_no_job_that_cannot_read_it_and_waits_for_one_that_can(
+    fleet: Fleet, old: Version, new: Version
+) -> None:
+    """Through an old service no trainer can: it hands out the manifest without the name of the run that was forked.
+    Once the release knows forks, this test has told all that it can."""
+    old_url, _ = fleet.serve(old, HOLDFAST_SERVE_CONTROLLERS="false")
+    migrated = new.run(*new.command("admin", "migrate"), **fleet.settings)
+    assert migrated.returncode == 0, migrated.stderr
+    url, _ = fleet.serve(new)
+    assert fleet.train(new, url, 3) == 0
+    http = fleet.http(url)
+    forks = "/v1/projects/demo/runs/two-versions/forks"
+    # The service first reads what was written into its mount.
+    wait_for(lambda: http.post(forks, json={"name": "fork"}).status_code == 201, "the fork is made")
+    point = answer(http.get("/v1/projects/demo/runs/fork/restore-point"))["restore_point"]
+    for version, through, told in (
+        (old, old_url, "what rank 0 sealed is rank 0 of step 2 of demo/two-versions"),
+        (new, old_url, "what rank 0 sealed is rank 0 of step 2 of demo/two-versions"),
+        (old, url, f"protocol 1.9 does not know and this service's {PROTOCOL_VERSION} does"),
+    ):
+        ran = fleet.launch(version, through, 5, "demo/fork")
+        assert ran.returncode != 0, ran.stdout
+        assert told in ran.stderr
+        assert "began" not in ran.stdout, "from nothing"
+    found = answer(http.get("/v1/projects/demo/runs/fork/restore-point"))["restore_point"]
+    assert found == point, "it is neither damaged nor in quarantine for that"
+    assert fleet.train(new, url, 5, "demo/fork") == 3
+    assert fleet.train(old, old_url, 7, "demo/fork") == 5, "what its own job has saved, all can read"
 
 
 def save(job: Job, step: int) -> dict[str, Any]:
