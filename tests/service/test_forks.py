@@ -29,7 +29,7 @@ from holdfast_service.records.documents import Document, checkpoint_subject, enc
 from holdfast_service.settings import ServiceSettings
 from tests.service.conftest import Clock
 from tests.support.death import Killed, kill
-from tests.support.interleave import hold_after, overlap, refused
+from tests.support.interleave import hold_after, in_background, overlap, refused, until_blocked_or_done
 from tests.support.rank import Job, answer, digest_of
 from tests.support.rebuilt import check_all, claim_all, read_all, rebuilt_service, record_all
 from tests.support.retention import HOUR, pin, prune, purge
@@ -517,6 +517,26 @@ def test_of_two_forks_at_once_under_one_name_one_is_refused(
     assert first.result()["forked_from"]["step"] == 100
     with refused("run_exists"):
         second.result()
+
+
+@pytest.mark.rule("quota-reserved")
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+def test_no_job_waits_for_a_quota_while_a_fork_reads(
+    service: RunningService, saved: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"quota_runs": 4, "quota_checkpoints": 4}
+    answer(service.http().put("/v1/projects/demo", json=body, headers={"If-Match": "*"}))
+    gate = hold_after(monkeypatch, holdfast_service.runs.fork, "_refuse_unreadable")
+    with in_background(gate) as threads:
+        forking = threads.submit(fork, service)
+        gate.wait_until_reached()
+        beginning = threads.submit(lambda: Job(service.http(), "demo/other", create=True).begin(1))
+        until_blocked_or_done(service, beginning)
+        assert beginning.done()
+        gate.open()
+    assert forking.result()["restore_point"]["step"] == 200
+    with refused("quota_exceeded"):
+        fork(service, "more")
 
 
 @pytest.mark.races

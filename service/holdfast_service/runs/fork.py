@@ -37,7 +37,7 @@ from holdfast_service.errors import ProblemError
 from holdfast_service.events.announce import announce
 from holdfast_service.lineage.restore_choice import choose_restore_point, point_of
 from holdfast_service.quotas.crossings import telling_refusals
-from holdfast_service.quotas.limits import lock_quotas, refuse_one_more
+from holdfast_service.quotas.limits import refuse_one_more
 from holdfast_service.records.history import settle_history
 from holdfast_service.runs.list_runs import run_views
 from holdfast_service.runs.views import ensure_run, project_named, run_named
@@ -69,13 +69,12 @@ def _fork(
     earlier = repeat.earlier(session)
     if earlier is not None and (known := session.get(Run, earlier)) is not None and known.deleted_at is None:
         return run_views(session, [known])[0], False
-    run, is_new = ensure_run(session, project, request.name, Actor.person(caller))
+    run, is_new = ensure_run(session, project, request.name, Actor.person(caller), within_quota=False)
     if not is_new:
         _refuse_unless_same(session, caller, source, run, point)
         repeat.made(session, run.id)
         return run_views(session, [run])[0], False
     _, parent = run_named(session, caller, source.project, source.run)
-    lock_quotas(session, project, QuotaKind.CHECKPOINTS)  # before any checkpoint, as whoever has both
     saved = _locked_source(session, source, parent, point)
     told = _told(source, saved)
     now = database_now(session)
@@ -83,9 +82,12 @@ def _fork(
     run.latest_attempt = 1
     attempt = _attempt(session, run, saved, told, now)
     checkpoint = _checkpoint(session, attempt, saved, told, now)
-    refuse_one_more(session, project, QuotaKind.CHECKPOINTS)
     _take_shards(session, checkpoint, saved, now)
     _refuse_unreadable(session, checkpoint, saved, told)
+    # Last: the jobs of the project wait for this lock, and must not wait for what is read above. Nobody who has it
+    # waits for a committed checkpoint.
+    for kind in (QuotaKind.RUNS, QuotaKind.CHECKPOINTS):
+        refuse_one_more(session, project, kind)
     record_event(
         session,
         Actor.person(caller),

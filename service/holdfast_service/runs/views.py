@@ -233,8 +233,11 @@ def ensure_project(session: Session, name: str, actor: Actor) -> Project:
     return project
 
 
-def ensure_run(session: Session, project: Project, name: str, actor: Actor) -> tuple[Run, bool]:
-    """The run, and whether this call has made it: of two at once, one has."""
+def ensure_run(
+    session: Session, project: Project, name: str, actor: Actor, *, within_quota: bool = True
+) -> tuple[Run, bool]:
+    """The run, and whether this call has made it: of two at once, one has. Without `within_quota` the caller asks
+    refuse_one_more()."""
     run_id = uuid.uuid4().hex
     row = {
         "id": run_id,
@@ -249,7 +252,8 @@ def ensure_run(session: Session, project: Project, name: str, actor: Actor) -> t
     session.refresh(project)
     refuse_if_deleted(project, run)
     if run.id == run_id:
-        refuse_one_more(session, project, QuotaKind.RUNS)
+        if within_quota:
+            refuse_one_more(session, project, QuotaKind.RUNS)
         record_event(session, actor, "run.create", project_id=project.id, run_id=run_id, after={"name": name})
         subject_changed(session, RecordKind.RUN, run_id, project.id)
     return run, run.id == run_id
