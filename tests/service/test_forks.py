@@ -129,7 +129,7 @@ def test_a_fork_says_where_it_comes_from_and_a_launch_goes_on_from_it(service: R
     assert source["forked_from"] is None
     (listed,) = answer(service.http().get(f"{RUNS}/new/attempts"))["items"]
     assert (listed["outcome"], listed["outcome_detail"]) == ("finished", "forked from demo/gpt@200#1")
-    assert answer(service.http().get(f"{RUNS}/new/goodput"))["steps_run"] == 0, "no step of it ran in this run"
+    assert answer(service.http().get(f"{RUNS}/new/goodput"))["attempts"] == [], "no step of it ran in this run"
     job = Job(service.http(), "demo/new", after=1, world_size=2, config={"lr": 0.01})
     point = job.opened["restore_point"]
     assert (point["checkpoint_id"], point["step"], point["attempt"]) == (made["id"], 200, 1)
@@ -140,6 +140,9 @@ def test_a_fork_says_where_it_comes_from_and_a_launch_goes_on_from_it(service: R
     job.resumed_from(made["id"])
     job.save(210)
     assert shown(service)["restore_point"]["step"] == 210
+    spent = answer(service.http().get(f"{RUNS}/new/goodput"))
+    assert [each["attempt"] for each in spent["attempts"]] == [2], "and nobody waited for the launch"
+    assert spent["since"] == answer(service.http().get(f"{RUNS}/new/attempts/2"))["opened_at"]
     assert shown(service, "gpt")["restore_point"]["step"] == 200
     for of, names in (("gpt", ["new"]), (source["id"], ["new"]), ("new", []), (made["id"], [])):
         listed = answer(service.http().get(RUNS, params={"forked_from": of}))["items"]

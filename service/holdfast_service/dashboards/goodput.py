@@ -32,8 +32,8 @@ def _parts(of: str, steps: Kind) -> tuple[Column, ...]:
 def attempt_goodput(dialect: Dialect) -> View:
     return View(
         subject="attempt_goodput",
-        row="An attempt of a run that is not purged, with the time since the attempt before it: "
-        "`GET /v1/projects/{project}/runs/{run}/goodput` shows the same as `attempts`.",
+        row="An attempt of a run that is not purged, with the time since the attempt before it; but not attempt 1 of a "
+        "fork, which runs nothing: `GET /v1/projects/{project}/runs/{run}/goodput` shows the same as `attempts`.",
         columns=(
             *_RUN_COLUMNS,
             Column("attempt", Kind.INTEGER, "Its number in the run.", "s.number"),
@@ -129,7 +129,9 @@ def _spent(dialect: Dialect) -> str:
 
     steps_between = "COALESCE(f.last_step - f.base_step, 0)"
     return f"""WITH RECURSIVE shown AS (
-  SELECT p.id AS project_id, p.name AS project, r.id AS run_id, r.name AS run FROM {RUNS} WHERE {shown_runs(dialect)}
+  SELECT p.id AS project_id, p.name AS project, r.id AS run_id, r.name AS run,
+    CASE WHEN r.forked_from IS NULL THEN 1 ELSE 2 END AS first_number
+  FROM {RUNS} WHERE {shown_runs(dialect)}
 ),
 facts AS (
   SELECT h.*, a.number, a.outcome, a.opened_at, a.first_step_at, a.progressed_at, a.last_step,
@@ -155,7 +157,8 @@ facts AS (
       WHEN a.first_step IS NOT NULL THEN a.first_step - 1
       WHEN a.resumed_from_id IS NULL THEN 0
     END AS base_step
-  FROM shown h JOIN attempts a ON a.run_id = h.run_id LEFT JOIN checkpoints c ON c.id = a.resumed_from_id
+  FROM shown h JOIN attempts a ON a.run_id = h.run_id AND a.number >= h.first_number
+  LEFT JOIN checkpoints c ON c.id = a.resumed_from_id
 ),
 line (run_id, number, last_kept) AS (
   SELECT f.run_id, max(f.number), CAST(NULL AS BIGINT) FROM facts f

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.runs import AttemptGoodput, Goodput
@@ -22,7 +22,7 @@ from holdfast_protocol.states import AttemptOutcome
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.tables.core import Attempt, Checkpoint
+from holdfast_service.db.tables.core import Attempt, Checkpoint, Run
 from holdfast_service.runs.views import run_named
 
 
@@ -305,11 +305,13 @@ _OF_ATTEMPT = (
 
 def attempt_histories(session: Session, run_ids: Collection[str]) -> dict[str, list[AttemptHistory]]:
     """What `goodput_of` asks of attempts, for some runs at once: by run, the oldest attempt first; a run without
-    attempts is not in it."""
+    attempts is not in it. Without the one in whose name a fork's first checkpoint stands: it ran nothing, and nobody
+    waited between it and the first launch."""
     rows = session.execute(
         select(*_OF_ATTEMPT, Checkpoint.attempt_number.label("resumed_attempt"), Checkpoint.step.label("resumed_step"))
+        .join(Run, Run.id == Attempt.run_id)
         .outerjoin(Checkpoint, Checkpoint.id == Attempt.resumed_from_id)
-        .where(Attempt.run_id.in_(run_ids))
+        .where(Attempt.run_id.in_(run_ids), or_(Run.forked_from.is_(None), Attempt.number > 1))
         .order_by(Attempt.run_id, Attempt.number)
     )
     histories: dict[str, list[AttemptHistory]] = defaultdict(list)

@@ -113,7 +113,7 @@ def _read(session: Session) -> _Numbers:
     lost: dict[str, int] = {}
     histories = attempt_histories(session, [run_id for run_id, _ in active])
     for run_id, name in active:
-        found = goodput_of(histories[run_id], now)
+        found = goodput_of(histories.get(run_id, []), now)
         lost[name] = lost.get(name, 0) + found.steps_lost
         if found.goodput is not None:
             productive[name] = productive.get(name, 0.0) + found.productive_seconds

@@ -6,10 +6,11 @@ from collections import defaultdict
 from datetime import UTC, datetime
 
 import pytest
+from sqlalchemy import update
 
 from holdfast_protocol.runs import Latest
 from holdfast_protocol.states import CheckpointState
-from holdfast_service.db.tables.core import Checkpoint
+from holdfast_service.db.tables.core import Checkpoint, Run
 from holdfast_service.db.tables.curves import Curve, CurvePoint
 from holdfast_service.insights.goodput import attempt_histories, goodput_of
 from holdfast_service.lineage.restore_choice import choose_restore_point, line_of_run, newest_restore_points
@@ -73,6 +74,7 @@ def test_points_of_curves_are_those_on_the_lineage_of_rest(service: RunningServi
 def test_goodput_is_that_of_rest_and_its_days_add_up(service: RunningService) -> None:
     with service.context.database.transaction() as session:
         runs = fill(session, runs=100, seed=3)
+        session.execute(update(Run).where(Run.id.in_(runs[::7])).values(forked_from={"run": "another"}))
     with service.context.database.read(snapshot=True) as session:
         shown = {(row["run_id"], row["attempt"]): row for row in read_view(session, "attempt_goodput")}
         days = read_view(session, "goodput_by_day")

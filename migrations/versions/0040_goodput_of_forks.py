@@ -1,0 +1,17 @@
+"""The views of goodput begin with the first launch of a fork
+
+Revision: 0040. No table changes: the views are made after the last revision, by `migrations/env.py`.
+"""
+
+revision = "0040"
+down_revision = "0038"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    pass
+
+
+def downgrade() -> None:
+    pass
