@@ -1,4 +1,4 @@
-"""The views of goodput begin with the first launch of a fork
+"""The views of goodput begin with the first launch of a fork, and no view by day has days to come
 
 Revision: 0040. No table changes: the views are made after the last revision, by `migrations/env.py`.
 """

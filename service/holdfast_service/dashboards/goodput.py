@@ -65,7 +65,8 @@ def goodput_by_day(dialect: Dialect) -> View:
         row="A day (UTC) on which a run had an attempt, or waited for one. What is told of an attempt is told of all "
         "of its life: its seconds and steps are spread evenly over it, from its opening to its end, and the time since "
         "the attempt before is spread over that time. So the days of a run add up to what REST shows of it, and a day "
-        "of a long attempt has its average. Days that are over change: steps that are lost tomorrow were run today.",
+        "of a long attempt has its average. Days that are over change: steps that are lost tomorrow were run today. "
+        "What a clock that was ahead has dated later than now is in no day before its own.",
         columns=(
             Column("day", Kind.DAY, "The day, in UTC.", "d.day"),
             *(Column(each.name, each.kind, each.meaning, f"d.{each.name}") for each in RUN_COLUMNS),
@@ -89,10 +90,12 @@ pieces AS (
   FROM spent s WHERE s.gap > 0
 ),
 spans AS (
-  SELECT q.*, {dialect.day("q.since")} AS first_day, {dialect.day("q.until")} AS last_day FROM pieces q
+  SELECT q.*, {dialect.day("q.since")} AS first_day,
+    {dialect.least(dialect.day("q.until"), dialect.day(dialect.now))} AS last_day
+  FROM pieces q
 ),
 days AS (
-  SELECT w.*, w.first_day AS day FROM spans w
+  SELECT w.*, w.first_day AS day FROM spans w WHERE w.first_day <= w.last_day
   UNION ALL
   SELECT {", ".join(f"w.{name}" for name in _PIECE)}, {dialect.next_day("w.day")} FROM days w WHERE w.day < w.last_day
 ),

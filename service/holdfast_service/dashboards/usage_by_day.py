@@ -20,7 +20,7 @@ def usage_by_day(dialect: Dialect) -> View:
     def change(day: str, condition: str, **values: str) -> str:
         shown = ", ".join(f"{values.get(name, '0')} AS {name}" for name in _CHANGES)
         return (
-            f"SELECT h.run_id, {dialect.day(day)} AS day, {shown}\n"
+            f"SELECT h.run_id, {dialect.day(dialect.least(day, dialect.now))} AS day, {shown}\n"
             f"  FROM shown h JOIN checkpoints c ON c.run_id = h.run_id WHERE {condition}"
         )
 
@@ -56,7 +56,8 @@ def usage_by_day(dialect: Dialect) -> View:
         "nothing any more. The past shrinks: it is made from the checkpoints that have a row. A checkpoint that was "
         "aborted or deleted loses its row `HOLDFAST_KEEP_CHECKPOINT_ROWS_DAYS` later and leaves all days then, the "
         "past ones too; so do those of a purged run. Copy the days to another place if you want them for longer. A "
-        "checkpoint that a person took back from the trash counts as if it had never been there. What the copies of a "
+        "checkpoint that a person took back from the trash counts as if it had never been there. What a clock that was "
+        "ahead has dated later than now counts today. What the copies of a "
         "project take in the stores is known as of now only: `dashboard_v1_projects`.",
         columns=(
             Column("day", Kind.DAY, "The day, in UTC.", "d.day"),

@@ -246,6 +246,20 @@ def test_goodput_of_an_attempt_that_runs_over_midnight(filled: RunningService) -
     assert fourth["wall_seconds"] == pytest.approx(4 * 3600)
 
 
+def test_a_clock_that_was_ahead_makes_no_day_to_come(filled: RunningService) -> None:
+    later = datetime.now(UTC) + timedelta(days=3)
+    with filled.context.database.transaction() as session:
+        run = session.query(Run).where(Run.name == "bert").one()
+        session.execute(update(Checkpoint).where(Checkpoint.run_id == run.id).values(committed_at=later))
+        session.execute(update(Attempt).where(Attempt.run_id == run.id).values(ended_at=later))
+    usage, goodput = (rows(filled, subject, "run = 'bert'") for subject in ("usage_by_day", "goodput_by_day"))
+    today = datetime.now(UTC).date()
+    assert max(row["day"] for row in usage) <= today
+    assert 0 < len(goodput) <= 2
+    assert max(row["day"] for row in goodput) <= today
+    assert usage[-1]["kept_checkpoints"] == 1, "as REST shows it"
+
+
 _SQLITE_TYPES = {
     Kind.TEXT: {"text"},
     Kind.INTEGER: {"integer"},
