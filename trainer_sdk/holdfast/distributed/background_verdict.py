@@ -15,13 +15,16 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 
 import torch.distributed as dist
 
 from holdfast.distributed.ranks import Failure, KeyValueStore, Ranks
 from holdfast.errors import HoldfastError, RankLost
 
-_POLL_SECONDS = 0.05
+_WAIT = timedelta(seconds=1)
+"""A wait in the store cannot be called off: so long a rank that must stop does not hear of it."""
 _VERDICT = "verdict"
 ENDED = "This rank has ended, or has begun something else, before all ranks had come so far"
 """Of the RankLost that a rank gives the others if it is stopped."""
@@ -87,11 +90,14 @@ class BackgroundVerdict:
         return 0, _error_of(confirm)
 
     def _appear(self, store: KeyValueStore, keys: list[str], stop: threading.Event) -> bool:
-        """Waits for the keys; False if that takes too long, or this rank must stop."""
+        """Waits for the keys, in the store: a thousand ranks that asked again and again would be a load for rank 0.
+        False if that takes too long, or this rank must stop."""
         deadline = time.monotonic() + self._ranks.timeout_seconds
         while not store.check(keys):
-            if stop.wait(_POLL_SECONDS) or time.monotonic() > deadline:
+            if stop.is_set() or time.monotonic() > deadline:
                 return False
+            with suppress(dist.DistStoreError):  # they are not there yet
+                store.wait(keys, _WAIT)
         return True
 
 
