@@ -44,14 +44,22 @@ class Store:
     def get(self, key: str) -> bytes:
         return str(self.values[key]).encode()
 
+    def add(self, key: str, amount: int) -> int:
+        self.values[key] = self.values.get(key, 0) + amount
+        return int(self.values[key])
+
+
+def of_rank(rank: int, store: Store) -> BackgroundVerdict:
+    ranks: Any = SimpleNamespace(
+        rank=rank, is_first=rank == 0, world_size=2, timeout_seconds=TIMEOUT_SECONDS, store=lambda purpose: store
+    )
+    return BackgroundVerdict(ranks, "test")
+
 
 def verdict_of_two(monkeypatch: pytest.MonkeyPatch, store: Store) -> BaseException | None:
     """Rank 0's."""
-    ranks: Any = SimpleNamespace(
-        rank=0, is_first=True, world_size=2, timeout_seconds=TIMEOUT_SECONDS, store=lambda purpose: store
-    )
     monkeypatch.setattr(background_verdict, "time", SimpleNamespace(monotonic=lambda: store.seconds))
-    return BackgroundVerdict(ranks, "test").reach(None, lambda: None, threading.Event())
+    return of_rank(0, store).reach(None, lambda: None, threading.Event())
 
 
 def test_a_rank_waits_in_the_store_and_does_not_ask_it_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,3 +72,20 @@ def test_a_rank_that_says_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> No
     store = Store(lambda seconds: None)
     assert isinstance(verdict_of_two(monkeypatch, store), RankLost)
     assert TIMEOUT_SECONDS < store.seconds <= TIMEOUT_SECONDS + 2
+
+
+def test_a_rank_that_reads_for_longer_than_the_time_out_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(seconds: float) -> None:
+        if seconds < 3 * TIMEOUT_SECONDS:
+            slow.show_life()
+        else:
+            store.set("1", "")
+
+    store = Store(read)
+    slow = of_rank(1, store)
+    assert verdict_of_two(monkeypatch, store) is None
+    assert store.values["signs"] <= 31, "not with each chunk"
+    store = Store(lambda seconds: seconds < TIMEOUT_SECONDS and slow.show_life())
+    slow = of_rank(1, store)
+    assert isinstance(verdict_of_two(monkeypatch, store), RankLost), "it died while it read"
+    assert store.seconds <= 2 * TIMEOUT_SECONDS + 2

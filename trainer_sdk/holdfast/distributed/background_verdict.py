@@ -5,7 +5,8 @@
     the others: wait for the verdict
 
 The training threads take no part, and may be anywhere: in a backward pass, or in a collective of their own. A rank that
-has died writes nothing; the others wait no longer for it than for any collective.
+has died writes nothing; the others wait no longer for it than for any collective, from the last sign that some rank is
+at work.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from holdfast.errors import HoldfastError, RankLost
 _WAIT = timedelta(seconds=1)
 """A wait in the store cannot be called off: so long a rank that must stop does not hear of it."""
 _VERDICT = "verdict"
+_SIGNS = "signs"
+_SIGNS_A_TIMEOUT = 10
 ENDED = "This rank has ended, or has begun something else, before all ranks had come so far"
 """Of the RankLost that a rank gives the others if it is stopped."""
 
@@ -37,6 +40,14 @@ class BackgroundVerdict:
         """`purpose`: of this verdict alone, and the same on all ranks."""
         self._ranks = ranks
         self._store = ranks.store(purpose)
+        self._shows_life_at = 0.0
+
+    def show_life(self) -> None:
+        """While this rank is at work, before reach(): the others wait on. From any thread, as often as one likes."""
+        if self._store is not None and time.monotonic() > self._shows_life_at:
+            self._shows_life_at = time.monotonic() + self._ranks.timeout_seconds / _SIGNS_A_TIMEOUT
+            with suppress(RuntimeError, dist.DistError):  # reach() says so
+                self._store.add(_SIGNS, 1)
 
     def reach(
         self, own: BaseException | None, confirm: Callable[[], object], stop: threading.Event
@@ -44,7 +55,7 @@ class BackgroundVerdict:
         """None if it went well on all ranks, and if rank 0's `confirm` did; else the error of the lowest failing rank,
         on every rank. `own`: this rank's error. Never raises. With `stop` set, this rank waits no more.
 
-        RankLost if a rank says nothing within the ranks' time-out, or the store is gone."""
+        RankLost if no rank shows life within the ranks' time-out, or the store is gone."""
         try:
             if self._store is None:
                 return own or _error_of(confirm)
@@ -92,8 +103,10 @@ class BackgroundVerdict:
     def _appear(self, store: KeyValueStore, keys: list[str], stop: threading.Event) -> bool:
         """Waits for the keys, in the store: a thousand ranks that asked again and again would be a load for rank 0.
         False if that takes too long, or this rank must stop."""
-        deadline = time.monotonic() + self._ranks.timeout_seconds
+        signs, deadline = store.add(_SIGNS, 0), time.monotonic() + self._ranks.timeout_seconds
         while not store.check(keys):
+            if time.monotonic() > deadline and (now := store.add(_SIGNS, 0)) > signs:
+                signs, deadline = now, time.monotonic() + self._ranks.timeout_seconds
             if stop.is_set() or time.monotonic() > deadline:
                 return False
             with suppress(dist.DistStoreError):  # they are not there yet

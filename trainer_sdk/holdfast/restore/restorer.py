@@ -309,8 +309,11 @@ class Restorer:
             self._session.begin_to_restore()
             other_devices = any(self._ranks.together(apply))
             if planned.streams:
-                coming = self._rest_of(reading, rest, state=state, point=point, asked=asked, held=held.pop_all())
-                self._rest.begin(coming, *verdicts)
+                [verdict] = verdicts
+                coming = self._rest_of(
+                    reading, rest, verdict, state=state, point=point, asked=asked, held=held.pop_all()
+                )
+                self._rest.begin(coming, verdict)
         if not planned.streams:
             self._ranks.from_first(lambda: self._session.restored_from(point.checkpoint_id, rollback=asked.rollback))
             self._session.has_whole_state()
@@ -336,6 +339,7 @@ class Restorer:
         self,
         reading: _Reading,
         reads: ReadPlan,
+        verdict: BackgroundVerdict,
         *,
         state: dict[str, Any],
         point: RestorePoint,
@@ -349,24 +353,26 @@ class Restorer:
             state=state,
             slots=reading.planned.plan.late,
             arrivals=reading.planned.arrivals,
-            read=lambda: self._read(reading, reads, point.step).bytes,
+            read=lambda: self._read(reading, reads, point.step, verdict.show_life).bytes,
             stop_reading=reading.source.stop,
             tell=lambda: self._session.tell_restored(point.checkpoint_id, rollback=asked.rollback),
             held=held,
         )
 
-    def _read(self, reading: _Reading, reads: ReadPlan, step: int) -> _Read:
-        """This rank's part, verified."""
+    def _read(
+        self, reading: _Reading, reads: ReadPlan, step: int, show_life: Callable[[], object] = lambda: None
+    ) -> _Read:
+        """This rank's part, verified. `show_life` is called with each chunk."""
         source, documents, shared = reading.source, reading.documents, reading.shared
         sizes = chunk_sizes(reads, documents.layout, documents.chunks)
         with self._progress.under_way(Phase.RESTORING, step, sum(sizes.values())) as meter:
+
+            def arrived(count: int) -> None:
+                show_life()
+                self._say_progress(meter.advance(count))
+
             count = source.read(
-                reads,
-                documents.layout,
-                documents.chunks,
-                reading.rooms,
-                shared=shared,
-                on_bytes=lambda count: self._say_progress(meter.advance(count)),
+                reads, documents.layout, documents.chunks, reading.rooms, shared=shared, on_bytes=arrived
             )
         return _Read(count, 0 if shared is None else shared.host.taken_bytes, source.bytes_from)
 
