@@ -4,6 +4,7 @@ has ended well, nothing steps. Hooks of others, and of a second Checkpointer, ar
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimize
 import holdfast
 from holdfast import errors
 from holdfast.restore.checkpoint_reader import CheckpointSource
+from holdfast.restore.streamed_rest import StreamedRest
 from holdfast.state.load import LoadPlan
 
 SAVED = 3
@@ -173,3 +175,58 @@ def test_hooks_that_were_registered_later_are_called_too(run, service):
         optimizer.load_state_dict(jobs[1].state["optimizer"].state_dict())
         assert called == ["step", "load"]
     assert len(_global_optimizer_pre_hooks) == hooks
+
+
+def with_rests(monkeypatch, change):
+    """`change` gets each rest, and gives the one that is begun."""
+    begin = StreamedRest.__init__
+    monkeypatch.setattr(StreamedRest, "__init__", lambda self, rest, verdict: begin(self, change(rest), verdict))
+
+
+def test_a_restore_does_not_wait_for_the_end_of_the_lease_of_the_one_before(run, monkeypatch):
+    let_go, has_ended = threading.Event(), threading.Event()
+
+    def end_late():
+        let_go.wait(60)
+        has_ended.set()
+
+    def change(rest):
+        rest.held.callback(end_late)
+        return rest
+
+    train(0, run, SAVED)
+    job = Job(seed=7)
+    with holdfast.Checkpointer(run, strict=True) as ckpt:
+        with monkeypatch.context() as patch, late_rest():
+            with_rests(patch, change)
+            ckpt.restore(job.state, stream=True)
+            assert ckpt.restore(job.state) == SAVED
+        assert not has_ended.is_set()
+        let_go.set()
+        assert has_ended.wait(60)
+
+
+def test_a_read_that_does_not_end_is_waited_for_within_bounds(run, monkeypatch):
+    let_go = threading.Event()
+
+    def change(rest):
+        def read():
+            assert let_go.wait(60)
+            return rest.read()
+
+        return replace(rest, read=read, stop_reading=lambda: None)
+
+    train(0, run, SAVED)
+    job = Job(seed=7)
+    monkeypatch.setenv("HOLDFAST_COLLECTIVE_TIMEOUT_SECONDS", "0.1")
+    with holdfast.Checkpointer(run, strict=True) as ckpt:
+        with monkeypatch.context() as patch:
+            with_rests(patch, change)
+            ckpt.restore(job.state, stream=True)
+            with pytest.raises(errors.NotRestored, match="may still write into the state"):
+                ckpt.restore(job.state)
+        let_go.set()
+        assert ckpt.parts.rest._coming.is_over.wait(60)
+        for step in range(ckpt.restore(job.state), UNTIL):
+            job.step(step)
+    assert values(job.state) == train(0, None, UNTIL).final

@@ -87,12 +87,12 @@ class StreamedRest:
         except RuntimeError as error:  # the system gives no thread: the other ranks must hear of it
             self._agree(error)
 
-    def stop(self, seconds: float | None = None) -> None:
-        """Gives it up: the other ranks hear of it. Waits for the end of the thread, which writes into the state."""
+    def stop(self, seconds: float) -> bool:
+        """Gives it up: the other ranks hear of it. Whether it is over within `seconds`: from then on nothing of it
+        writes into the state. Its lease may end later."""
         self._stop.set()
         self.rest.stop_reading()
-        if self._thread.is_alive():
-            self._thread.join(seconds)
+        return self.is_over.wait(seconds)
 
     def _run(self) -> None:
         began = time.monotonic()
@@ -193,11 +193,14 @@ class RestGate:
             raise
 
     def give_up(self) -> StreamedRest | None:
-        """Nothing waits any more, and nothing comes. Returns what did not."""
+        """Nothing waits any more, and nothing comes. Returns what did not. Raises NotRestored if it does not end within
+        the ranks' time-out."""
         coming = self._coming
         if coming is None:
             return None
-        coming.stop()
+        if not coming.stop(self._ranks.timeout_seconds):
+            what = f"The rest of step {coming.rest.step} of {coming.rest.run}"
+            raise NotRestored(f"{what} was given up, and a read that does not end may still write into the state")
         with self._lock:
             if self._coming is coming:
                 if coming.error is not None and self._failure is None:
@@ -215,7 +218,9 @@ class RestGate:
             return
         if not coming.is_over.is_set():
             coming.stop(_CLOSE_SECONDS)
-        with self._lock:
+        if not self._lock.acquire(timeout=_CLOSE_SECONDS):
+            return  # another thread waits for the rest, and gets its error
+        try:
             if self._coming is not None and self._failure is None and coming.is_over.is_set() and coming.error is None:
                 with suppress(Exception):
                     self._end(coming)
@@ -225,6 +230,8 @@ class RestGate:
                     "The Checkpointer was closed before the rest of its restore was there, so this optimizer has no "
                     "state. Call ckpt.wait_for_rest() before close() or the end of the `with` block."
                 )
+        finally:
+            self._lock.release()
 
     def _guard(self, coming: StreamedRest) -> None:
         """From here on all waits for it. The caller holds the lock."""
