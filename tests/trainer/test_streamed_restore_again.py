@@ -3,7 +3,9 @@ has ended well, nothing steps. Hooks of others, and of a second Checkpointer, ar
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -175,6 +177,17 @@ def test_hooks_that_were_registered_later_are_called_too(run, service):
         optimizer.load_state_dict(jobs[1].state["optimizer"].state_dict())
         assert called == ["step", "load"]
     assert len(_global_optimizer_pre_hooks) == hooks
+
+
+def test_what_was_closed_before_the_rest_came_keeps_no_state_alive(run):
+    train(0, run, SAVED)
+    job = Job()
+    with late_rest(), holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore(job.state, stream=True)
+    model = weakref.ref(job.state["model"])
+    del job, ckpt
+    gc.collect()
+    assert model() is None
 
 
 def with_rests(monkeypatch, change):

@@ -16,6 +16,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -40,6 +41,10 @@ NOT_TO_BE_TRAINED_ON = (
 )
 
 _CLOSE_SECONDS = 10.0
+_CLOSED = (
+    "The Checkpointer was closed before the rest of its restore was there, so this optimizer has no state. Call "
+    "ckpt.wait_for_rest() before close() or the end of the `with` block."
+)
 
 log = logging.getLogger("holdfast")
 
@@ -135,7 +140,6 @@ class RestGate:
         self._failure: BaseException | None = None
         self._number = 0
         self._process_id = os.getpid()
-        self._is_closed = False
         self.waited_seconds = 0.0
         """How long training has waited for the rest of the last streamed restore."""
         self.before_step: int | None = None
@@ -225,11 +229,10 @@ class RestGate:
                 with suppress(Exception):
                     self._end(coming)
             if self._coming is not None:
-                self._is_closed = True
-                self._failure = ConfigurationError(
-                    "The Checkpointer was closed before the rest of its restore was there, so this optimizer has no "
-                    "state. Call ckpt.wait_for_rest() before close() or the end of the `with` block."
-                )
+                self._failure = ConfigurationError(_CLOSED)
+                if self._hook is not None:
+                    self._hook.remove()
+                self._hook = BeforeStep(_refusing(each.optimizer for each in self._optimizers))
         finally:
             self._lock.release()
 
@@ -243,8 +246,6 @@ class RestGate:
         self._hook = BeforeStep(self._before_step)
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._is_closed and all(each.optimizer is not optimizer for each in self._optimizers):
-            return
         if is_being_captured():
             raise ConfigurationError(
                 "The step of an optimizer is captured into a CUDA graph before its state is there. Call "
@@ -302,6 +303,17 @@ class RestGate:
         if self._hook is not None:
             self._hook.remove()
         self._optimizers, self._failure, self._coming = [], None, None
+
+
+def _refusing(optimizers: Iterable[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], None]:
+    """For torch's hook, which outlives the Checkpointer: it keeps none of them alive."""
+    without_state = weakref.WeakSet(optimizers)
+
+    def refuse(optimizer: torch.optim.Optimizer) -> None:
+        if optimizer in without_state:
+            raise ConfigurationError(_CLOSED)
+
+    return refuse
 
 
 def _await_copies(parameters: Iterable[torch.Tensor]) -> None:
