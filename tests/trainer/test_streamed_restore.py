@@ -24,6 +24,7 @@ import holdfast
 from holdfast import errors
 from holdfast.layout.plan import global_layout
 from holdfast.restore.checkpoint_reader import CheckpointSource
+from holdfast.state.components import state_may_come_late
 from holdfast.state.load import LoadOptions, StoredState, plan_load
 from holdfast.state.pending_slots import PendingState
 from holdfast_client.client import Client
@@ -503,6 +504,11 @@ def test_what_comes_first_in_spite_of_streaming():
     assert late == whole > 0
     assert late_slots(with_options()) == (whole, whole)
     assert late_slots(with_options(capturable=True)) == (0, whole), "a graph is replayed without a hook"
+    stepped = torch.optim.SGD([nn.Parameter(torch.ones(2, device="meta"))], momentum=0.9)
+    assert state_may_come_late(stepped, stepped.param_groups[0])
+    stepped.param_groups[0]["params"][0].grad = torch.ones(2, device="meta")
+    stepped.step()
+    assert not state_may_come_late(stepped, stepped.param_groups[0]), "a graph may have captured that step"
     assert late_slots(Inside) == (0, whole), "nothing makes the inner one wait"
     assert late_slots(lambda own: own, keeps=2) == (whole - 2 * 3, whole), "a value of the state is the very slot"
 

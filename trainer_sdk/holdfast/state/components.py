@@ -379,12 +379,14 @@ def steps_are_seen(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -
 
 def state_may_come_late(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
     """Whether the first use of its state can be made to wait: its step calls torch's hooks, and its state is a dict
-    that no other optimizer within it reads."""
+    that no other optimizer within it reads. What has state on a device has stepped there: the step may be captured in a
+    CUDA graph by now, which is replayed without a hook, and SGD needs no `capturable` for that."""
     own = vars(optimizer)
     return (
         getattr(type(optimizer).step, "hooked", False) is True
         and not group.get("capturable")
         and type(own.get("state")) in (dict, defaultdict)
+        and not any(isinstance(key, torch.Tensor) and key.device.type != "cpu" for key in own["state"])
         and not any(isinstance(value, torch.optim.Optimizer) for value in own.values())
     )
 
