@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 import torch
+from gloo import run_ranks
 from tests.support.training import train
 from torch import nn
 
@@ -52,6 +53,29 @@ def test_a_fork_goes_on_bit_for_bit_as_its_source_would_have(service, run):
     assert (third.start, third.final, third.rng) == (4, whole.final, whole.rng), "so does the fork of a fork"
     assert newest(service, run).step == 3, "its source stands where it stood"
     assert newest(service, fork).forked_from is None, "what its own job has saved is its own"
+
+
+def launch(rank, run, until, kind, loader, seed=0):
+    return train(rank, run, until, every=2, kind=kind, loader=loader, seed=seed)
+
+
+@pytest.mark.rule("bit-exact-resume")
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_each_rank_of_a_job_goes_on_bit_for_bit_from_a_fork(service, run, kind):
+    whole = run_ranks(launch, 2, None, 7, kind, True)
+    run_ranks(launch, 2, run, 5, kind, True)
+    fork = forked(service, run, "3")
+    for again, straight in zip(run_ranks(launch, 2, fork, 7, kind, True, 7), whole, strict=True):
+        assert (again.start, again.final, again.rng) == (4, straight.final, straight.rng)
+        assert again.losses == {step: straight.losses[step] for step in (4, 5, 6)}
+
+
+def test_a_fork_comes_to_another_number_of_ranks(service, run):
+    saved = run_ranks(launch, 2, run, 4, "fsdp", False)[0].final
+    fork = forked(service, run, "3")
+    for ranks in (3, 1):
+        again = run_ranks(launch, ranks, fork, 4, "fsdp", False, 7)
+        assert [(each.start, each.restored) for each in again] == [(4, saved)] * ranks
 
 
 @pytest.mark.rule("index-names-its-save")
