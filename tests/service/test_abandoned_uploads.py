@@ -165,16 +165,6 @@ def test_an_attempt_without_heartbeats_is_lost_and_comes_back_when_it_calls(
     assert job.save(100)["state"] == "committed"
 
 
-def test_what_an_ended_attempt_left_uploading_is_given_up_at_once(service: RunningService) -> None:
-    job = Job(service.http())
-    save = job.begin(100)
-    job.end("preempted")
-    assert reconcile(service.context).aborted == (save.id,)
-    view = save.now()
-    assert view["abort_reason"] == "attempt 1 has ended (preempted) without completing it"
-    assert view["abort_cause"] == "attempt_ended"
-
-
 def test_a_rank_that_crashed_has_told_so_before_its_save_in_flight_is_over(
     service: RunningService, clock: Clock
 ) -> None:
@@ -198,20 +188,24 @@ def test_a_rank_that_crashed_has_told_so_before_its_save_in_flight_is_over(
     assert reconcile(service.context).aborted == (saves[1].id,)
 
 
-def test_what_a_crashed_job_left_uploading_is_given_up_long_before_its_deadline_if_nobody_goes_on_with_it(
-    service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("outcome", ["failed", "preempted", "finished"])
+def test_what_a_job_has_left_uploading_goes_on_with_its_agent_and_is_given_up_soon_if_nobody_goes_on_with_it(
+    service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch, outcome: str
 ) -> None:
     monkeypatch.setattr(abandoned_uploads, "DRAIN_SECONDS", 5)
     job = Job(service.http())
     save = job.begin(100)
     reconcile(service.context)
-    job.end("failed")
+    job.end(outcome)
+    assert reconcile(service.context) == ReapReport()
     clock.advance(6)
     save.negotiate(0, [b"w"])
     assert reconcile(service.context) == ReapReport()
     clock.advance(8)
     assert reconcile(service.context).aborted == (save.id,)
-    assert save.now()["abort_reason"] == "attempt 1 has ended (failed) without completing it"
+    view = save.now()
+    assert view["abort_reason"] == f"attempt 1 has ended ({outcome}) without completing it"
+    assert view["abort_cause"] == "attempt_ended"
 
 
 def test_a_checkpoint_whose_last_seal_was_not_counted_is_given_up_as_any_other(

@@ -1,8 +1,9 @@
 """A rank that hands its saves to the agent of its node, and is killed by itself or by the test at a moment of its
 choice: `python -m tests.support.handing_rank RUN SAVES END BYTES`.
 
-END: `killed` right after the last save() has returned, `waits` for each commit, `stays` until the test says a line or
-kills it, or `told`: as `stays`, and each save waits for a line too.
+END: `killed` right after the last save() has returned, `ended`: as `killed`, and the service was told before the last
+save that the job was preempted, `waits` for each commit, `stays` until the test says a line or kills it, `told`: as
+`stays`, and each save waits for a line too, or `preempted`: the line makes it tell so and end by kill -9.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import nn
 
 import holdfast
 from holdfast.layout.plan import ChunkSizes
+from holdfast_protocol.states import AttemptOutcome
 
 PARTS = 8
 SIZES = ChunkSizes(65536, 262144, 131072)
@@ -51,14 +53,20 @@ def main() -> None:
     for step in range(start, start + saves):
         if end == "told":
             sys.stdin.readline()
+        is_last = step == start + saves - 1
+        if end == "ended" and is_last:
+            ckpt.parts.session.end(AttemptOutcome.PREEMPTED)
         handle = ckpt.save(step, state_of(step, size))
-        if end == "killed" and step == start + saves - 1:
+        if end in ("killed", "ended") and is_last:
             os.kill(os.getpid(), signal.SIGKILL)
         print(f"saved {step}", flush=True)
         if end == "waits":
             print(f"committed {handle.committed.result(timeout=120).step}", flush=True)
-    if end in ("stays", "told"):
+    if end in ("stays", "told", "preempted"):
         sys.stdin.readline()
+    if end == "preempted":
+        ckpt.close(AttemptOutcome.PREEMPTED)
+        os.kill(os.getpid(), signal.SIGKILL)
     ckpt.close()
     print("closed", flush=True)
     os._exit(0)  # gloo's teardown aborts now and then when a peer is gone first

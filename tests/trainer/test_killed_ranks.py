@@ -17,7 +17,7 @@ from tests.support.node_agent import agent_serve
 from tests.support.ranks import launched, read_until
 
 import holdfast
-from holdfast_protocol.states import CheckpointState
+from holdfast_protocol.states import AttemptOutcome, CheckpointState
 
 RANK = "tests.support.handing_rank"
 MIB = 1024**2
@@ -129,6 +129,33 @@ def test_when_both_are_told_to_end_the_agent_finishes_what_it_has(run, service, 
             wait_until(lambda: not agent.process.runs)
         assert "committed for a rank that is gone" in agent.log
     assert restored(run, MIB) == (2, digest_at(1, MIB))
+
+
+def outcome_of(service, run):
+    return service.client.attempts.get(*run.split("/"), 1).outcome
+
+
+def test_what_a_preempted_job_has_left_uploading_is_committed(run, service, agent, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_MAX_BYTES_PER_SECOND", "131072")
+    with launched(RANK, run, 1, "preempted", MIB // 2) as [rank]:
+        read_until(rank, "saved 0")
+        wait_until(lambda: service.client.checkpoints.all(*run.split("/")))
+        agent.process.signal(signal.SIGSTOP)  # the reaper comes before it has finished
+        say(rank)
+        wait_for_end([rank])
+    assert outcome_of(service, run) is AttemptOutcome.PREEMPTED
+    for _ in range(2):  # the first one after a pause may only look at the clock
+        service.client.controllers.wait(service.client.controllers.run("reap"), timeout_seconds=90)
+    agent.process.signal(signal.SIGCONT)
+    monkeypatch.delenv("HOLDFAST_MAX_BYTES_PER_SECOND")
+    assert restored(run, MIB // 2) == (1, digest_at(0, MIB // 2))
+
+
+def test_a_save_of_a_job_that_has_told_its_end_is_begun_and_committed(run, service, agent):
+    with launched(RANK, run, 1, "ended", MIB) as [rank]:
+        wait_for_end([rank])
+    assert outcome_of(service, run) is AttemptOutcome.PREEMPTED
+    assert restored(run, MIB) == (1, digest_at(0, MIB))
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from holdfast_client.agent import held_save
 from holdfast_client.agent.held_save import HeldSave
 from holdfast_client.agent.messages import HandOver
-from holdfast_client.errors import StoreRefused
-from holdfast_protocol.checkpoints import IndexOrdinals, ShardSummary
-from holdfast_protocol.states import CheckpointKind
+from holdfast_client.errors import CheckpointAborted, StoreRefused
+from holdfast_protocol.checkpoints import BeginCheckpoint, IndexOrdinals, ShardSummary
+from holdfast_protocol.states import AbortCause, CheckpointKind, CheckpointState
 
 
 class Writer:
@@ -37,10 +39,7 @@ class Parts:
         return self
 
 
-@pytest.mark.parametrize("lives", [True, False])
-def test_only_for_a_dead_rank_the_service_hears_that_it_has_failed(lives, monkeypatch):
-    monkeypatch.setattr(held_save, "ShardWriter", Writer)
-    monkeypatch.setattr(Writer, "told", [], raising=False)
+def save_of(lives):
     hand = HandOver(
         project="p",
         run="r",
@@ -60,7 +59,37 @@ def test_only_for_a_dead_rank_the_service_hears_that_it_has_failed(lives, monkey
         retry_seconds=0,
     )
     parts = Parts()
-    save = HeldSave(hand, memoryview(b""), [], client=parts, workers=None, job=parts, rank_lives=lambda: lives)
+    return HeldSave(hand, memoryview(b""), [], client=parts, workers=None, job=parts, rank_lives=lambda: lives)
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_only_for_a_dead_rank_the_service_hears_that_it_has_failed(lives, monkeypatch):
+    monkeypatch.setattr(held_save, "ShardWriter", Writer)
+    monkeypatch.setattr(Writer, "told", [], raising=False)
+    save = save_of(lives)
     save.finish()
     assert save.is_over
     assert len(Writer.told) == (0 if lives else 1)
+
+
+class WriterAfterTheEnd:
+    """In place of a ShardWriter, whose first try is aborted because the attempt has ended."""
+
+    begins: list[BeginCheckpoint]
+
+    def __init__(self, _client, _run, _rank, begin, **_):
+        self.begins.append(begin)
+
+    def upload_and_seal_again(self, *_):
+        if len(self.begins) == 1:
+            raise CheckpointAborted("attempt 1 has ended", context={"cause": AbortCause.ATTEMPT_ENDED})
+        return SimpleNamespace(state=CheckpointState.COMMITTED)
+
+
+def test_a_dead_ranks_save_is_late_and_begun_again_if_its_attempt_was_told_ended_meanwhile(monkeypatch, caplog):
+    monkeypatch.setattr(held_save, "ShardWriter", WriterAfterTheEnd)
+    monkeypatch.setattr(WriterAfterTheEnd, "begins", [], raising=False)
+    caplog.set_level("INFO", "holdfast.agent")
+    save_of(lives=False).finish()
+    assert [begin.origin_attempt for begin in WriterAfterTheEnd.begins] == [1, 1]
+    assert "committed for a rank that is gone" in caplog.text

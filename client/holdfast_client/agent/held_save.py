@@ -28,7 +28,7 @@ from holdfast_client.host_calls import HostCalls
 from holdfast_client.shard_writer import BEGINS, ShardWriter, worth_another_begin
 from holdfast_client.transport import Backoff, check_stop
 from holdfast_protocol.checkpoints import CheckpointView, ShardSummary
-from holdfast_protocol.states import CheckpointState
+from holdfast_protocol.states import AbortCause, CheckpointState
 
 log = logging.getLogger("holdfast.agent")
 
@@ -124,13 +124,15 @@ class HeldSave:
     def __str__(self) -> str:
         return f"step {self.hand.step} of {self.hand.run_name}, attempt {self.hand.attempt}, rank {self.hand.rank}"
 
-    def writer(self, retry_seconds: float) -> ShardWriter:
-        """Of the next try."""
+    def writer(self, retry_seconds: float, *, late: bool = False) -> ShardWriter:
+        """Of the next try. `late`: the service takes it though the attempt has told that it has ended, as what a spool
+        has kept, until another attempt takes over."""
+        begin = self.hand.begin
         self._writer = ShardWriter(
             self._client.retrying(retry_seconds),
             self.hand.run_name,
             self.hand.rank,
-            self.hand.begin,
+            begin.model_copy(update={"origin_attempt": begin.attempt}) if late else begin,
             workers=self._workers,
             host_calls=self._job.calls,
         )
@@ -179,12 +181,12 @@ class HeldSave:
             except HoldfastError as error:
                 self._view = None
                 tries += 1
-                if tries >= BEGINS or not worth_another_begin(error):
+                if tries >= BEGINS or not _worth_a_late_begin(error):
                     raise
             backoff.pause()
 
     def _try_for_dead(self) -> CheckpointView:
-        writer = self.writer(self.hand.retry_seconds)
+        writer = self.writer(self.hand.retry_seconds, late=True)
         try:
             return self.write(writer, self.hand.summary)
         except (CheckpointAborted, StaleAttempt, TransferStopped):
@@ -215,3 +217,9 @@ class HeldSave:
     def _load(self, start: int, count: int, stop: threading.Event) -> memoryview:
         check_stop(stop)
         return self._memory[start : start + count]
+
+
+def _worth_a_late_begin(error: HoldfastError) -> bool:
+    """Also after an abort because the attempt has ended: it was begun in time, and nobody had called for a minute."""
+    has_ended = isinstance(error, CheckpointAborted) and error.context.get("cause") == AbortCause.ATTEMPT_ENDED
+    return has_ended or worth_another_begin(error)

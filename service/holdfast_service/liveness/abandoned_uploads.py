@@ -149,12 +149,13 @@ def _is_due(now: datetime, settings: ServiceSettings) -> ColumnElement[bool]:
 
 
 def _is_over(now: datetime, settings: ServiceSettings) -> ColumnElement[bool]:
-    """Over `checkpoints` with their `attempts`: no rank writes it any more. What a job that crashed has left may take
-    longer than its drain: the agent of a node goes on with it, and calls."""
+    """Over `checkpoints` with their `attempts`: nobody writes it any more. A job that told how it ended may have left
+    it to the agent of a node, which calls as long as it works. A lost attempt was silent for longer already."""
     drain, idle = timedelta(seconds=DRAIN_SECONDS), timedelta(seconds=settings.upload_idle_seconds)
     called = now - drain + idle * (1 - MOVED_AFTER)
     drained = and_(Attempt.ended_at <= now - drain, Checkpoint.deadline_at <= called)
-    return and_(Attempt.ended_at.is_not(None), or_(Attempt.outcome != AttemptOutcome.FAILED, drained))
+    gone = Attempt.outcome.in_((AttemptOutcome.LOST, AttemptOutcome.FENCED))
+    return and_(Attempt.ended_at.is_not(None), or_(gone, drained))
 
 
 def _give_up(context: ServiceContext, checkpoint_id: str) -> bool:

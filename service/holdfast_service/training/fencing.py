@@ -206,7 +206,8 @@ def heard_until(session: Session, now: datetime) -> datetime:
 #
 # Every call of a rank begins here; the rows are locked in the order run, checkpoint.
 
-# A rank that crashes says so at once, and its saves in flight and in the queue end afterwards: so long they may go on.
+# A job tells of its end before its saves in flight are over: so long they may go on without a call. A rank that crashes
+# says so at once, and begins what it had queued within this time.
 DRAIN_SECONDS = 60
 
 # A deadline is moved when a twentieth of it has passed: a thousand ranks must not all write one row in each call.
