@@ -192,7 +192,7 @@ def test_an_agent_that_does_not_understand_a_word_is_left_alone(run, agent, monk
 def test_when_the_agent_is_killed_this_process_goes_on_with_the_save_and_finds_the_next_agent(
     run, service, agent, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(link, "RETRY_SECONDS", 0)
+    monkeypatch.setattr(link, "RETRY_SECONDS", 0.05)
     with holdfast.Checkpointer(run, agent=agent.socket, create=True, chunk_sizes=SIZES) as ckpt:
         ckpt.restore({})
         assert ckpt.save(0, state_at(0)).committed.result(timeout=60).step == 0
@@ -209,6 +209,7 @@ def test_when_the_agent_is_killed_this_process_goes_on_with_the_save_and_finds_t
         assert ckpt.save(2, state_at(2)).committed.result(timeout=60).step == 2
         with agent_serve(tmp_path / "next.log", socket=agent.socket):
             job = ckpt.parts.saver._staging
+            wait_until(lambda: ckpt.parts.agent._has_link)
             assert ckpt.save(3, state_at(3)).committed.result(timeout=60).step == 3
             assert job._places[0].slab.shared.id in ckpt.parts.agent._link._shared
     assert_restores(run, 3)
@@ -239,24 +240,56 @@ def test_an_agent_that_is_stopped_counts_as_gone_and_its_memory_gets_no_other_sa
     assert_restores(run, 1)
 
 
-class Interrupted:
-    """In place of the answers of an agent, for which somebody does not want to wait."""
+@pytest.mark.usefixtures("only_the_agent_uploads")
+def test_training_does_not_wait_for_the_answer_of_an_agent_that_is_stopped(run, agent, monkeypatch, caplog):
+    monkeypatch.setattr(link, "TRAINING_SECONDS", 0.1)
+    monkeypatch.setattr(link, "ANSWER_SECONDS", 3600)
+    with holdfast.Checkpointer(run, agent=agent.socket) as ckpt:
+        ckpt.restore({})
+        ckpt.save(0, state_at(0)).committed.result(timeout=60)
+        agent.process.signal(signal.SIGSTOP)
+        handle = ckpt.save(1, state_at(1))
+        assert "does not answer" in caplog.text
+        agent.process.signal(signal.SIGCONT)  # it reads what was sent
+        assert handle.committed.result(timeout=60).step == 1
+    assert_restores(run, 1)
 
-    def get(self, timeout):
+
+def test_training_does_not_wait_for_an_agent_that_stays_stopped_until_it_is_back(run, agent, monkeypatch, caplog):
+    monkeypatch.setattr(link, "TRAINING_SECONDS", 0.1)
+    monkeypatch.setattr(link, "RETRY_SECONDS", 0.05)
+    with holdfast.Checkpointer(run, agent=agent.socket) as ckpt:
+        ckpt.restore({})
+        agent.process.signal(signal.SIGSTOP)
+        monkeypatch.setattr(link, "ANSWER_SECONDS", 0.1)
+        handle = ckpt.save(0, state_at(0))
+        wait_until(lambda: "is uploaded by this process" in caplog.text)
+        monkeypatch.setattr(link, "ANSWER_SECONDS", 3600)  # of the next connection, which a thread waits for
+        for step in range(1, 4):
+            assert handle.committed.result(timeout=60).step == step - 1
+            handle = ckpt.save(step, state_at(step))
+        assert caplog.text.count("is uploaded by this process") == 1
+        assert not ckpt.parts.agent._has_link
+        agent.process.signal(signal.SIGCONT)
+        wait_until(lambda: ckpt.parts.agent._has_link)
+        assert ckpt.save(4, state_at(4)).committed.result(timeout=60).step == 4
+        [place] = ckpt.parts.saver._staging._places
+        assert place.slab.shared.id in ckpt.parts.agent._link._shared
+    assert_restores(run, 4)
+
+
+def test_a_hand_over_that_is_interrupted_goes_on_here_and_its_memory_gets_no_other_save(run, agent, monkeypatch):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    def put(self, answer):
-        return
-
-
-def test_a_hand_over_that_is_interrupted_goes_on_here_and_its_memory_gets_no_other_save(run, agent):
     with holdfast.Checkpointer(run, agent=agent.socket) as ckpt:
         ckpt.restore({})
         ckpt.save(0, state_at(0)).committed.result(timeout=60)
         [first] = [place.slab.shared.id for place in ckpt.parts.saver._staging._places]
-        ckpt.parts.agent._link._answers = Interrupted()
-        with pytest.raises(KeyboardInterrupt):
-            ckpt.save(1, state_at(1))
+        with monkeypatch.context() as patched:
+            patched.setattr(link, "_taken", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                ckpt.save(1, state_at(1))
         assert ckpt.wait(60)
         assert ckpt.save(2, state_at(2)).committed.result(timeout=60).step == 2
         [second] = [place.slab.shared.id for place in ckpt.parts.saver._staging._places]
@@ -265,14 +298,14 @@ def test_a_hand_over_that_is_interrupted_goes_on_here_and_its_memory_gets_no_oth
 
 
 def test_a_token_that_the_agent_was_told_and_that_is_over_costs_no_save(run, agent, monkeypatch, caplog):
-    told, over = say.Caller.of, {"token": "hold_over"}
-    monkeypatch.setattr(say.Caller, "of", lambda settings: told(settings).model_copy(update=over))
+    told, first = say.Caller.of, iter([{"token": "hold_over"}])
+    monkeypatch.setattr(say.Caller, "of", lambda settings: told(settings).model_copy(update=next(first, {})))
     with holdfast.Checkpointer(run, agent=agent.socket) as ckpt:
         ckpt.restore({})
         assert ckpt.save(0, state_at(0)).committed.result(timeout=60).step == 0
-        over.clear()
+        wait_until(lambda: ckpt.parts.agent._has_link)
         assert ckpt.save(1, state_at(1)).committed.result(timeout=60).step == 1
-        assert not ckpt.parts.agent._link.is_lost
+        assert ckpt.parts.agent._has_link
     assert caplog.text.count("is uploaded by this process") == 1
     assert_restores(run, 1)
 

@@ -14,6 +14,7 @@ import stat
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -37,9 +38,6 @@ class Channel:
     """One connection. Any thread may send; one thread receives. `close` from the receiving thread, `shut` from any."""
 
     def __init__(self, connected: socket.socket) -> None:
-        limit = struct.pack("@ll", SEND_SECONDS, 0)
-        # Not settimeout: it would make receiving end after that time too.
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self.socket = connected
         self._sending = threading.Lock()
         self._peer = _pid_descriptor(self.peer_pid)
@@ -60,28 +58,48 @@ class Channel:
         pid, user, group = struct.unpack("3i", told)
         return pid, user, group
 
-    def send(self, frame: BaseModel, body: list[bytes] | tuple[bytes, ...] = (), descriptor: int | None = None) -> None:
+    def send(
+        self,
+        frame: BaseModel,
+        body: Sequence[bytes] = (),
+        descriptor: int | None = None,
+        *,
+        seconds: float = SEND_SECONDS,
+    ) -> None:
         """Raises ChannelClosed, and afterwards nothing can be sent any more: half a frame may be under way."""
-        until = time.monotonic() + SEND_SECONDS
+        until = time.monotonic() + seconds
         text = frame.model_dump_json().encode()
         head = _HEAD.pack(len(text), sum(map(len, body)))
         beside = [] if descriptor is None else [_rights(descriptor)]
+        is_ours = False
         try:
-            with self._sending:
-                if self.socket.sendmsg([head], beside) != len(head):
-                    raise OSError("the peer takes nothing")
-                for part in (text, *body):
-                    self._send_all(memoryview(part), until)
-        except OSError as error:
+            if not (is_ours := self._sending.acquire(timeout=seconds)):
+                raise OSError("the peer takes too little")
+            self._wait_for_room(until)
+            if self.socket.sendmsg([head], beside, socket.MSG_DONTWAIT) != len(head):
+                raise OSError("the peer takes nothing")
+            for part in (text, *body):
+                self._send_all(memoryview(part), until)
+        except (OSError, ValueError) as error:  # ValueError: closed by its own thread meanwhile
             self.shut()
             raise ChannelClosed(f"the other side is gone ({error})") from error
+        finally:
+            if is_ours:
+                self._sending.release()
 
     def _send_all(self, left: memoryview, until: float) -> None:
         """Not `sendall`, whose time counts anew with each piece that the peer takes: training may wait for this."""
         while left:
-            if time.monotonic() > until:
-                raise OSError("the peer takes too little")
-            left = left[self.socket.send(left) :]
+            self._wait_for_room(until)
+            with contextlib.suppress(BlockingIOError):
+                left = left[self.socket.send(left, socket.MSG_DONTWAIT) :]
+
+    def _wait_for_room(self, until: float) -> None:
+        poll = select.poll()
+        poll.register(self.socket, select.POLLOUT)
+        left = until - time.monotonic()
+        if left < 0 or not poll.poll(left * 1000):
+            raise OSError("the peer takes too little")
 
     def receive(self) -> tuple[bytes, bytes, int | None]:
         """JSON, body, and the descriptor that came with them, which the caller closes. Raises ChannelClosed once the

@@ -2,10 +2,10 @@
 
     training thread   hand_over() -> Share, HandOver -> Taken: from here on kill -9 loses nothing
     upload thread     HandedSave.write() -> Run -> Begun, Verified…, Ended
-    a thread of ours  reads what the agent says; its end is the agent's
+    a thread of ours  reads what the agent says; its end is the agent's, and another thread looks for the next agent
 
 The agent's death closes the socket, and is known at once. One that is stopped says nothing, and counts as gone soon:
-as it may wake up again and read on, its memory then gets no other save.
+as it may wake up again and read on, its memory then gets no other save. Training waits for its answer a moment, once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import queue
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
 from holdfast_client.agent import messages as say
-from holdfast_client.agent.channel import Channel, ChannelClosed, connect
+from holdfast_client.agent.channel import SEND_SECONDS, Channel, ChannelClosed, connect
 from holdfast_client.agent.shared_memory import SharedMemory
 from holdfast_client.errors import (
     ConfigurationError,
@@ -42,10 +44,12 @@ log = logging.getLogger("holdfast")
 
 ANSWER_SECONDS = 10.0
 """An agent answers at once. On a crowded machine it may take a moment."""
+TRAINING_SECONDS = 1.0
+"""So long training waits for the answer; afterwards the upload thread does."""
 SILENCE_SECONDS = 15.0
 """While a rank waits, the agent says every 2 s that it is alive."""
 RETRY_SECONDS = 60.0
-"""Training is not held up by an agent that does not answer more often than that."""
+"""Between two looks for an agent."""
 _LOOK_SECONDS = 0.1
 
 
@@ -58,8 +62,8 @@ class _AgentRefused(Exception):  # noqa: N818
 
 
 class NodeAgent:
-    """The agent of this node, as one rank sees it. Thread-safe. Connects when it is first needed, and again after the
-    agent was gone. Without an agent it does nothing, and the log says so once."""
+    """The agent of this node, as one rank sees it. Thread-safe. Once it was gone, a thread looks for it until it is
+    back. Without an agent it does nothing, and the log says so once."""
 
     def __init__(
         self, path: Path, run: RunName, rank: int, *, host_ranks: int, transfers: int, caller: Callable[[], say.Caller]
@@ -75,9 +79,10 @@ class NodeAgent:
         self._caller = caller
         self._lock = threading.Lock()
         self._link: _Link | None = None
-        self._retry_at = 0.0
-        self._said: set[str] = set()
+        self._looking: threading.Thread | None = None
         self._closed = False
+        self._over = threading.Event()
+        self._said: set[str] = set()
         ours = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _leave_to_parent(ours()))
 
@@ -85,33 +90,40 @@ class NodeAgent:
         self, memory: SharedMemory, hand: say.HandOver, documents: Sequence[bytes], *, retry_seconds: float
     ) -> HandedSave | None:
         """None: the rank uploads it itself. Else the save survives this process, and so does its memory. Takes a moment
-        if the agent lives, and at most ANSWER_SECONDS. `retry_seconds`: of each of the agent's calls for this rank."""
-        with self._lock:
-            link = self._connected()
-            if link is None:
-                return None
-            try:
-                link.share(memory)
-                link.ask(hand, documents)
-            except _AgentRefused as refused:
-                self._say(f"{refused}. Until then saves stay in this process.")
-                return None
-            except ChannelClosed as gone:
-                memory.may_be_read = True  # it may have taken the save, and its answer is lost
-                self._lose(link, gone)
-                return None
-            except BaseException:  # such as Ctrl-C: the agent may have taken it
-                memory.may_be_read = True
-                raise
-        self._said.clear()
-        return HandedSave(link, memory, hand.number, retry_seconds)
+        if the agent lives, and at most TRAINING_SECONDS for each of sending and the answer. An answer that is still to
+        come is the upload's to wait for. `retry_seconds`: of each of the agent's calls for this rank."""
+        link = self._link
+        if link is None or link.is_lost:
+            self._look_for_it()
+            return None
+        try:
+            answers = link.hand_over(memory, hand, documents)
+            link.wait_until_taken(memory, answers, TRAINING_SECONDS)
+        except _AgentRefused as refused:
+            self._say(f"{refused}. Until then saves stay in this process.")
+            return None
+        except TimeoutError:
+            self._say("the agent of this node does not answer. Training goes on without its answer.")
+        except ChannelClosed as gone:
+            memory.may_be_read = True  # it may have taken the save, and its answer is lost
+            self._say(f"the agent of this node is gone ({gone}). Saves stay in this process until it is back.")
+            return None
+        except BaseException:  # such as Ctrl-C: the agent may have taken it
+            memory.may_be_read = True
+            link.lose()
+            raise
+        else:
+            self._said.clear()
+        return HandedSave(link, memory, hand.number, retry_seconds, answers)
 
     def settle(self, seconds: float) -> None:
         """Waits until no save that a dead rank of this run has left to the agent can still be cut off by a new attempt.
-        At most so many seconds; the log then says so."""
-        with self._lock:
-            link = self._connected()
-        if link is None:
+        At most so many seconds; the log then says so. Connects first."""
+        if not self._has_link:
+            self._connect()
+        link = self._link
+        if link is None or link.is_lost:
+            self._look_for_it()
             return
         try:
             link.settle(seconds)
@@ -121,66 +133,80 @@ class NodeAgent:
                 "does not wait any longer, and they are given up"
             )
         except ChannelClosed as gone:
-            self._lose(link, gone)
+            self._say(f"the agent of this node is gone ({gone}). Saves stay in this process until it is back.")
 
     def close(self) -> None:
         """The job ends: what the agent still holds of it, and was not left to it, is given up. May be called twice."""
         with self._lock:
             self._closed = True
             link, self._link = self._link, None
+        self._over.set()
         if link is not None:
             link.close()
 
     def leave_to_parent(self) -> None:
         """In a forked child, which must neither speak for its parent nor hold its connection open."""
-        self._closed = True
+        self._closed = True  # and no lock: another thread may have held it at the fork
         link, self._link = self._link, None
         if link is not None:
             link.channel.leave_to_parent()
 
-    def _connected(self) -> _Link | None:
-        if self._link is not None and not self._link.is_lost:
-            return self._link
-        if self._closed or time.monotonic() < self._retry_at:
-            return None
-        self._retry_at = time.monotonic() + RETRY_SECONDS
+    def _look_for_it(self) -> None:
+        """On a thread of its own, until there is one: neither training nor an upload waits for an agent that hangs."""
+        with self._lock:
+            if self._closed or (self._looking is not None and self._looking.is_alive()):
+                return
+            self._looking = threading.Thread(target=self._look, name="holdfast-agent-look", daemon=True)
+            with contextlib.suppress(RuntimeError):  # the system gives none, or the interpreter ends
+                self._looking.start()
+
+    @property
+    def _has_link(self) -> bool:
+        link = self._link
+        return link is not None and not link.is_lost
+
+    def _look(self) -> None:
+        while not (self._closed or self._has_link):
+            self._connect()
+            if not self._has_link:
+                self._over.wait(RETRY_SECONDS)
+
+    def _connect(self) -> None:
         try:
-            self._link = _Link(connect(self.path, ANSWER_SECONDS))
-            self._link.ask(
-                say.Hello(
-                    version=say.VERSION,
-                    holdfast=version("holdfast"),
-                    project=self._run.project,
-                    run=self._run.run,
-                    rank=self._rank,
-                    host_ranks=self._host_ranks,
-                    transfers=self._transfers,
-                    caller=self._caller(),
-                )
+            link = _Link(connect(self.path, ANSWER_SECONDS), on_lost=self._look_for_it)
+        except (OSError, HoldfastError) as error:
+            self._say_none(error)
+            return
+        try:
+            hello = say.Hello(
+                version=say.VERSION,
+                holdfast=version("holdfast"),
+                project=self._run.project,
+                run=self._run.run,
+                rank=self._rank,
+                host_ranks=self._host_ranks,
+                transfers=self._transfers,
+                caller=self._caller(),
             )
+            _taken([link.ask(hello)], ANSWER_SECONDS)
         except _AgentRefused as refused:
             self._say(f"{refused}. Until then saves stay in this process.")
-            self._drop()
-            return None
+        except TimeoutError:
+            self._say_none(f"it has not answered for {ANSWER_SECONDS:.0f} s")
         except (OSError, HoldfastError) as error:
-            self._say(
-                f"no agent answers at {self.path} ({error}). Saves stay in this process until one does: start it with "
-                "`holdfast agent serve`."
-            )
-            self._drop()
-            return None
-        self._retry_at = 0.0
-        return self._link
-
-    def _drop(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            link.lose()
-
-    def _lose(self, link: _Link, error: BaseException) -> None:
+            self._say_none(error)
+        else:
+            with self._lock:
+                if not (self._closed or self._has_link):
+                    self._link = link
+                    return
         link.lose()
-        self._retry_at = time.monotonic() + RETRY_SECONDS
-        self._say(f"the agent of this node is gone ({error}). Saves stay in this process until it is back.")
+
+    def _say_none(self, why: object) -> None:
+        self._say(
+            f"no agent answers at {self.path} ({why}). Saves stay in this process until one does: start it with "
+            "`holdfast agent serve`."
+        )
 
     def _say(self, what: str) -> None:
         if what not in self._said:
@@ -196,9 +222,18 @@ def _leave_to_parent(agent: NodeAgent | None) -> None:
 class HandedSave:
     """One save that the agent has taken. `write` on the upload thread, `release` on the last that uses the memory."""
 
-    def __init__(self, link: _Link, memory: SharedMemory, number: int, retry_seconds: float) -> None:
+    def __init__(
+        self,
+        link: _Link,
+        memory: SharedMemory,
+        number: int,
+        retry_seconds: float,
+        answers: Sequence[Future[say.Told]] = (),
+    ) -> None:
+        """`answers`: of the hand-over, maybe still to come."""
         self._link = link
         self._memory = memory
+        self._answers = answers
         self._number = number
         self._retry_seconds = retry_seconds
         self._is_released = False
@@ -211,8 +246,8 @@ class HandedSave:
 
     def leave(self) -> None:
         """At the end of the job, from any thread: the agent goes on as if the rank were dead, and `write` ends with
-        TransferStopped. Nothing if the agent does not have the save any more."""
-        if self.is_with_agent:
+        TransferStopped. Nothing if the agent does not have the save any more, or has not said that it does."""
+        if self.is_with_agent and self._is_taken():
             self.is_left = self._link.leaves = True
 
     def write(self, writer: ShardWriter, summary: ShardSummary) -> CheckpointView:
@@ -221,14 +256,34 @@ class HandedSave:
         if the rank must do it."""
         events = self._link.follow(self._number)
         try:
+            self._wait_until_taken(writer)
             self._link.channel.send(say.Run(number=self._number, summary=summary, retry_seconds=self._retry_seconds))
             return self._followed(events, writer)
-        except ChannelClosed as gone:
+        except (ChannelClosed, _AgentRefused) as gone:
             raise AgentGone(str(gone)) from gone
         finally:
             if self._link.is_lost:
                 self._memory.may_be_read = True
             self._link.unfollow(self._number)
+
+    def _is_taken(self) -> bool:
+        try:
+            self._link.wait_until_taken(self._memory, self._answers, 0)
+        except (TimeoutError, ChannelClosed, _AgentRefused):
+            return False
+        return True
+
+    def _wait_until_taken(self, writer: ShardWriter) -> None:
+        until = time.monotonic() + ANSWER_SECONDS
+        while True:
+            with contextlib.suppress(TimeoutError):
+                self._link.wait_until_taken(self._memory, self._answers, _LOOK_SECONDS)
+                return
+            if writer.is_stopped:
+                raise TransferStopped("The save was given up before the agent of this node had answered")
+            if time.monotonic() > until:
+                self._link.lose()
+                raise ChannelClosed(f"it has not answered for {ANSWER_SECONDS:.0f} s")
 
     def release(self) -> None:
         """The memory is for another save, unless the agent may still read it. May be called twice."""
@@ -297,66 +352,73 @@ _Events = queue.SimpleQueue[say.Begun | say.Verified | say.Ended | None]
 class _Link:
     """One connection, while it lasts."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, on_lost: Callable[[], None] = lambda: None) -> None:
         self.channel = channel
         self.is_lost = False
         self.leaves = False
         """Without a word of its end, the agent finishes what it holds."""
+        self._on_lost = on_lost
         self._heard_at = time.monotonic()
         self._asking = threading.Lock()
-        self._answers: queue.SimpleQueue[say.Told | None] = queue.SimpleQueue()
+        self._asked: deque[Future[say.Told]] = deque()
+        """The answers that are still to come, in their order."""
         self._events: dict[int, _Events] = {}
         self._shared: set[int] = set()
         self._thread = threading.Thread(target=self._read, name="holdfast-agent", daemon=True)
         self._thread.start()
 
-    def share(self, memory: SharedMemory) -> None:
-        """Nothing if the agent has it. Raises as `ask`."""
+    def hand_over(self, memory: SharedMemory, hand: say.HandOver, documents: Sequence[bytes]) -> list[Future[say.Told]]:
+        """The answers to expect. Raises as `ask`."""
+        answers = []
         if memory.id not in self._shared:
-            self.ask(say.Share(memory=memory.id, bytes=memory.bytes), descriptor=memory.descriptor)
-            self._shared.add(memory.id)
+            share = say.Share(memory=memory.id, bytes=memory.bytes)
+            answers.append(self.ask(share, descriptor=memory.descriptor, seconds=TRAINING_SECONDS))
             memory.on_close = functools.partial(self._forget, memory.id)
+        return [*answers, self.ask(hand, documents, seconds=TRAINING_SECONDS)]
+
+    def wait_until_taken(self, memory: SharedMemory, answers: Sequence[Future[say.Told]], seconds: float) -> None:
+        """`answers`: of `hand_over`. Raises _AgentRefused, ChannelClosed, and TimeoutError."""
+        _taken(answers, seconds)
+        self._shared.add(memory.id)
 
     def _forget(self, memory: int) -> None:
         """At once: the host may not have room for this memory and the next one."""
         with contextlib.suppress(ChannelClosed):
             self.channel.send(say.Forget(memory=memory))
 
-    def ask(self, frame: BaseModel, body: Sequence[bytes] = (), descriptor: int | None = None) -> None:
-        """Returns when the agent has taken it. Raises _AgentRefused, and ChannelClosed."""
+    def ask(
+        self,
+        frame: BaseModel,
+        body: Sequence[bytes] = (),
+        descriptor: int | None = None,
+        *,
+        seconds: float = SEND_SECONDS,
+    ) -> Future[say.Told]:
+        """What the agent will answer; ChannelClosed once it is gone. Raises ChannelClosed if it takes nothing for so
+        many seconds."""
+        answer: Future[say.Told] = Future()
         with self._asking:
+            self._asked.append(answer)
             try:
-                self.channel.send(frame, tuple(body), descriptor)
-                answer = self._answers.get(timeout=ANSWER_SECONDS)
-            except queue.Empty:
-                self.lose()
-                raise ChannelClosed(f"it has not answered for {ANSWER_SECONDS:.0f} s") from None
-            except BaseException:  # Ctrl-C: the answer may still come, and must not be taken for another one
+                self.channel.send(frame, body, descriptor, seconds=seconds)
+            except BaseException:  # half a frame may be under way
                 self.lose()
                 raise
-        if answer is None:
-            raise ChannelClosed("it has ended")
-        if isinstance(answer, say.Refused):
-            raise _AgentRefused(answer.reason)
+        return answer
 
     def settle(self, seconds: float) -> None:
         """Raises TimeoutError, and ChannelClosed."""
         until = time.monotonic() + seconds
-        with self._asking:
-            self._heard_at = time.monotonic()
-            self.channel.send(say.Settle())
-            try:
-                while True:
-                    with contextlib.suppress(queue.Empty):
-                        if self._answers.get(timeout=_LOOK_SECONDS) is None:
-                            raise ChannelClosed("it has ended")
-                        return
-                    self.lose_if_silent()
-                    if time.monotonic() >= until:
-                        raise TimeoutError
-            except BaseException:  # its answer may still come, and must not be taken for another one
-                self.lose()
-                raise
+        self._heard_at = time.monotonic()
+        answer = self.ask(say.Settle())
+        while True:
+            with contextlib.suppress(TimeoutError):
+                answer.result(_LOOK_SECONDS)
+                return
+            self.lose_if_silent()
+            if time.monotonic() >= until:
+                self.lose()  # it would keep its working thread until then
+                raise TimeoutError
 
     def follow(self, number: int) -> _Events:
         events: _Events = queue.SimpleQueue()
@@ -399,12 +461,24 @@ class _Link:
                     case say.Alive():
                         pass
                     case _:
-                        self._answers.put(told)
-        except (ChannelClosed, ValidationError) as error:
+                        self._asked.popleft().set_result(told)
+        except (ChannelClosed, ValidationError, IndexError) as error:
             log.debug("the agent's connection ends: %s", error)
         finally:
             self.is_lost = True
-            self._answers.put(None)
+            with self._asking:  # what is asked later cannot be sent
+                self.channel.close()
+                for answer in self._asked:
+                    answer.set_exception(ChannelClosed("it has ended"))
             for waiting in [*self._events.values()]:
                 waiting.put(None)
-            self.channel.close()
+            self._on_lost()
+
+
+def _taken(answers: Sequence[Future[say.Told]], seconds: float) -> None:
+    """Returns when the agent has taken it. Raises _AgentRefused, ChannelClosed, and TimeoutError."""
+    until = time.monotonic() + seconds
+    for answer in answers:
+        told = answer.result(max(0.0, until - time.monotonic()))
+        if isinstance(told, say.Refused):
+            raise _AgentRefused(told.reason)
