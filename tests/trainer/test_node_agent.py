@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import resource
 import signal
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -20,6 +24,7 @@ from holdfast.layout.plan import ChunkSizes
 from holdfast.save.job import SaveState
 from holdfast_client.agent import link
 from holdfast_client.agent import messages as say
+from holdfast_client.agent.channel import connect
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.errors import ManifestConflict
 from holdfast_client.local.tier import LocalTier
@@ -142,6 +147,25 @@ def test_the_agent_maps_no_memory_that_a_job_has_given_up(run, agent):
         ckpt.save(2, state_at(2)).committed.result(timeout=60)
         assert mapped(agent) == 1
     wait_until(lambda: not mapped(agent))
+
+
+@pytest.mark.usefixtures("only_the_agent_uploads")
+def test_an_agent_without_a_free_descriptor_rests_until_it_has_one(run, agent):
+    process = agent.process.pid
+    before = resource.prlimit(process, resource.RLIMIT_NOFILE)
+    used = {int(name) for name in os.listdir(f"/proc/{process}/fd")}
+    free = next(number for number in itertools.count() if number not in used)
+    resource.prlimit(process, resource.RLIMIT_NOFILE, (free, before[1]))
+    waiting = connect(agent.socket, 60)
+    told = "could not be taken"
+    wait_until(lambda: agent.log.count(told) >= 3)
+    times = [datetime.fromisoformat(line[:23]) for line in agent.log.splitlines() if told in line]
+    assert times[2] - times[0] > timedelta(seconds=1)
+    resource.prlimit(process, resource.RLIMIT_NOFILE, before)
+    with holdfast.Checkpointer(run, agent=agent.socket) as ckpt:
+        ckpt.restore({})
+        ckpt.save(0, state_at(0)).committed.result(timeout=60)
+    waiting.close()
 
 
 def test_without_an_agent_the_saves_stay_here_and_the_log_says_so_once(run, tmp_path, caplog):

@@ -41,6 +41,7 @@ log = logging.getLogger("holdfast.agent")
 
 ALIVE_SECONDS = 2.0
 _LOOK_SECONDS = 0.1
+_REST_SECONDS = 1
 _BACKLOG = 128
 
 
@@ -81,8 +82,11 @@ class Agent:
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
+        rest = select.poll()
+        rest.register(self._wake, select.POLLIN)
         while self._wake not in {descriptor for descriptor, _ in poll.poll()}:
-            self._accept()
+            if not self._accept():
+                rest.poll(_REST_SECONDS * 1000)
         return self._ended(time.monotonic() + grace_seconds)
 
     def end(self) -> None:
@@ -123,19 +127,20 @@ class Agent:
             self._links.discard(link)
             self._lock.notify_all()
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """False if there is no descriptor or memory for it: the rank waits in the queue, and would wake us at once."""
         try:
             connected, _ = self._listener.accept()
         except OSError as error:
             log.warning("a rank could not be taken: %s", error)
-            return
+            return False
         channel = Channel(connected)
         try:
             channel.refuse_strangers()
         except OSError as error:
             log.warning("a connection was refused: %s", error)
             channel.close()
-            return
+            return True
         link = _Link(self, channel)
         with self._lock:
             self._links.add(link)
@@ -145,6 +150,7 @@ class Agent:
             log.warning("a rank could not be taken: %s", error)
             self.ended(link)
             channel.close()
+        return True
 
     def _ended(self, until: float) -> int:
         self._listener.close()
