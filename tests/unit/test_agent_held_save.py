@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast_client.agent import held_save
-from holdfast_client.agent.held_save import HeldSave
+from holdfast_client.agent.held_save import HeldSave, Ledger
 from holdfast_client.agent.messages import HandOver
 from holdfast_client.errors import CheckpointAborted, StoreRefused
 from holdfast_protocol.checkpoints import BeginCheckpoint, IndexOrdinals, ShardSummary
@@ -59,7 +59,9 @@ def save_of(lives):
         retry_seconds=0,
     )
     parts = Parts()
-    return HeldSave(hand, memoryview(b""), [], client=parts, workers=None, job=parts, rank_lives=lambda: lives)
+    return HeldSave(
+        hand, memoryview(b""), [], client=parts, workers=None, job=parts, rank_lives=lambda: lives, ledger=Ledger()
+    )
 
 
 @pytest.mark.parametrize("lives", [True, False])

@@ -13,8 +13,9 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 
-from holdfast_client.agent.messages import HandOver
+from holdfast_client.agent.messages import Counts, HandOver, HeldPart
 from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
@@ -88,6 +89,36 @@ class RankClient:
         self._client.close()
 
 
+class Ledger:
+    """What the agent has done since it was started. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self._lock = threading.Lock()
+
+    def note(
+        self,
+        *,
+        taken: int = 0,
+        tries: int = 0,
+        failed_tries: int = 0,
+        finished: int = 0,
+        given_up: int = 0,
+        error: str | None = None,
+    ) -> None:
+        with self._lock:
+            now = self.counts
+            self.counts = Counts(
+                taken=now.taken + taken,
+                tries=now.tries + tries,
+                failed_tries=now.failed_tries + failed_tries,
+                finished=now.finished + finished,
+                given_up=now.given_up + given_up,
+                last_error=now.last_error if error is None else error,
+                last_error_at=now.last_error_at if error is None else datetime.now(UTC),
+            )
+
+
 class HeldSave:
     """`stop` may be called from any thread; all else is the link's working thread's."""
 
@@ -101,6 +132,7 @@ class HeldSave:
         workers: TransferWorkers,
         job: JobHere,
         rank_lives: Callable[[], bool],
+        ledger: Ledger,
     ) -> None:
         """`rank_lives`: asked before the service is told that this rank has failed."""
         self.hand = hand
@@ -110,9 +142,12 @@ class HeldSave:
         self._workers = workers
         self._job = job
         self._rank_lives = rank_lives
+        self._ledger = ledger
         self._stopped = threading.Event()
         self._writer: ShardWriter | None = None
         self._view: CheckpointView | None = None
+        self._is_tried = False
+        self._tries, self._last_error = 0, ""
         self.is_over = False
         """Nothing is left to be done for it."""
 
@@ -123,6 +158,21 @@ class HeldSave:
 
     def __str__(self) -> str:
         return f"step {self.hand.step} of {self.hand.run_name}, attempt {self.hand.attempt}, rank {self.hand.rank}"
+
+    def shown(self, *, rank_lives: bool) -> HeldPart:
+        hand = self.hand
+        return HeldPart(
+            project=hand.project,
+            run=hand.run,
+            attempt=hand.attempt,
+            step=hand.step,
+            rank=hand.rank,
+            bytes=sum(chunk.bytes for chunk in hand.chunks),
+            rank_lives=rank_lives,
+            state="uploading" if self._is_tried else "sealed" if self.is_sealed else "held",
+            tries=self._tries,
+            last_error=self._last_error or None,
+        )
 
     def writer(self, retry_seconds: float, *, late: bool = False) -> ShardWriter:
         """Of the next try. `late`: the service takes it though the attempt has told that it has ended, as what a spool
@@ -143,7 +193,17 @@ class HeldSave:
         self._view = None
         if self._stopped.is_set():
             writer.stop()
-        self._view = writer.upload_and_seal_again(self._chunks, lambda: (summary, self.hand.index))
+        self._tries += 1
+        self._is_tried = True
+        try:
+            self._view = writer.upload_and_seal_again(self._chunks, lambda: (summary, self.hand.index))
+        except BaseException as error:
+            self._last_error = str(error) or type(error).__name__
+            self._ledger.note(tries=1, failed_tries=1, error=f"{self}: {self._last_error}")
+            raise
+        finally:
+            self._is_tried = False
+        self._ledger.note(tries=1)
         return self._view
 
     def stop(self) -> None:
@@ -157,9 +217,11 @@ class HeldSave:
     def finish(self) -> None:
         """Its rank is dead, or out of reach. Returns when the checkpoint is committed or cannot be any more; the log
         says which."""
+        is_committed = False
         try:
             view = self._finished()
-            if view.state is CheckpointState.COMMITTED:
+            is_committed = view.state is CheckpointState.COMMITTED
+            if is_committed:
                 log.info("committed for a rank that is gone: %s", self)
             else:
                 log.warning("sealed for a rank that is gone, and other ranks' parts are missing: %s", self)
@@ -169,6 +231,7 @@ class HeldSave:
             log.warning("not committed for a rank that is gone: %s. %s", self, error)
         finally:
             self.is_over = True
+            self._ledger.note(finished=int(is_committed), given_up=int(not is_committed))
 
     def _finished(self) -> CheckpointView:
         until = time.monotonic() + self.hand.retry_seconds

@@ -475,6 +475,30 @@ class _Link:
             self._on_lost()
 
 
+def status_of(path: Path) -> say.Status:
+    """What the agent at `path` says of itself. Raises ConfigurationError if none serves there, and ServiceUnavailable
+    for one that does not answer, or is of another version."""
+    try:
+        link = _Link(connect(path, ANSWER_SECONDS))
+    except OSError as error:
+        raise ConfigurationError(
+            f"No agent serves at {path} ({error}). Start one with `holdfast agent serve`, or name its socket "
+            "(--socket)."
+        ) from error
+    try:
+        told = link.ask(say.Report()).result(ANSWER_SECONDS)
+    except OSError as error:
+        raise ServiceUnavailable(
+            f"The agent at {path} does not answer ({error or 'it is stopped, or hangs'}). Look at its log, and start "
+            "it again."
+        ) from error
+    finally:
+        link.close()
+    if not isinstance(told, say.Status):
+        raise ServiceUnavailable(f"The agent at {path} is of another version. Ask it with its own `holdfast`.")
+    return told
+
+
 def _taken(answers: Sequence[Future[say.Told]], seconds: float) -> None:
     """Returns when the agent has taken it. Raises _AgentRefused, ChannelClosed, and TimeoutError."""
     until = time.monotonic() + seconds

@@ -2,10 +2,13 @@
 
 rank   Hello            Share + memory   HandOver + documents   Run            Stop  Release  Settle   Forget  Bye
 agent  Welcome/Refused  Taken/Refused    Taken/Refused          Begun Verified… Ended         Settled
+
+An operator's command asks Report, without a Hello, and is answered Status.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr, TypeAdapter
@@ -236,7 +239,52 @@ class Alive(_Frame):
     type: Literal["alive"] = "alive"
 
 
-Asked = Hello | Share | Forget | HandOver | Run | Stop | Release | Settle | Bye
-Told = Welcome | Refused | Taken | Begun | Verified | Ended | Settled | Alive
+class Report(_Frame):
+    """Asked for an operator."""
+
+    type: Literal["report"] = "report"
+
+
+class HeldPart(_Frame):
+    """One rank's part of a save that the agent holds."""
+
+    project: Name
+    run: Name
+    attempt: int
+    step: Step
+    rank: int
+    bytes: int
+    rank_lives: bool = Field(description="Else the agent finishes it by itself.")
+    state: Literal["held", "uploading", "sealed"]
+    tries: int
+    last_error: str | None
+
+
+class Counts(_Frame):
+    """Since the agent was started."""
+
+    taken: int = Field(default=0, description="Parts that ranks have handed over.")
+    tries: int = 0
+    failed_tries: int = 0
+    finished: int = Field(default=0, description="Parts of dead ranks that were committed.")
+    given_up: int = Field(default=0, description="Parts of dead ranks that were not.")
+    last_error: str | None = None
+    last_error_at: datetime | None = None
+
+
+class Status(_Frame):
+    type: Literal["status"] = "status"
+    holdfast: str
+    pid: int
+    started_at: datetime
+    memory_bytes: int = Field(description="What ranks share with the agent.")
+    memory_limit_bytes: int
+    ranks: int = Field(description="Connected, or dead with saves that are not finished.")
+    held: list[HeldPart]
+    counts: Counts
+
+
+Asked = Hello | Share | Forget | HandOver | Run | Stop | Release | Settle | Bye | Report
+Told = Welcome | Refused | Taken | Begun | Verified | Ended | Settled | Alive | Status
 ASKED: TypeAdapter[Asked] = TypeAdapter(Annotated[Asked, Field(discriminator="type")])
 TOLD: TypeAdapter[Told] = TypeAdapter(Annotated[Told, Field(discriminator="type")])

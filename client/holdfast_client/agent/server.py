@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from pydantic import BaseModel, ValidationError
 
 from holdfast_client.agent import messages as say
 from holdfast_client.agent.channel import Channel, ChannelClosed, refuse_long
-from holdfast_client.agent.held_save import HeldSave, JobHere, RankClient
+from holdfast_client.agent.held_save import HeldSave, JobHere, Ledger, RankClient
 from holdfast_client.agent.shared_memory import Budget, UnusableMemory, gib, map_of, untouched_bytes
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
@@ -54,6 +55,8 @@ class Agent:
         user's alone or another agent serves there."""
         self.path = path
         self.budget = Budget(limit_bytes)
+        self.ledger = Ledger()
+        self._started_at = datetime.now(UTC)
         self._lock = threading.Condition()
         self._links: set[_Link] = set()
         self._jobs: dict[tuple[str, str, str], JobHere] = {}
@@ -92,6 +95,20 @@ class Agent:
     def end(self) -> None:
         with contextlib.suppress(OSError):
             os.write(self._woken, b"\0")
+
+    def status(self) -> say.Status:
+        with self._lock:
+            links = [link for link in self._links if link.run is not None]
+        return say.Status(
+            holdfast=version("holdfast"),
+            pid=os.getpid(),
+            started_at=self._started_at,
+            memory_bytes=self.budget.taken_bytes,
+            memory_limit_bytes=self.budget.limit_bytes,
+            ranks=len(links),
+            held=[part for link in links for part in link.held()],
+            counts=self.ledger.counts,
+        )
 
     def left_by_dead(self, run: RunName) -> list[HeldSave]:
         """The saves of this run whose ranks are dead, and which are not sealed yet. Of a rank that has just died, all:
@@ -244,6 +261,10 @@ class _Link:
         with self._lock:
             return [save for save in self._saves.values() if not (save.is_sealed or save.is_over)]
 
+    def held(self) -> list[say.HeldPart]:
+        with self._lock:
+            return [save.shown(rank_lives=not self.is_dead) for save in self._saves.values()]
+
     def leave_to_rank(self) -> None:
         """The agent ends: a living rank does its work itself from here on. The agent does it too, as for a dead one:
         the end of a node may come to the agent first, and a large process takes seconds to die."""
@@ -307,6 +328,8 @@ class _Link:
             case say.Settle():
                 self._waits.set()
                 self._work.put(self._settle)
+            case say.Report():
+                self._channel.send(self._agent.status())
             case say.Bye():
                 return True
         return False
@@ -367,9 +390,11 @@ class _Link:
             workers=self._rank.workers,
             job=self._job,
             rank_lives=lambda: self.rank_lives,
+            ledger=self._agent.ledger,
         )
         with self._lock:
             self._saves[hand.number] = save
+        self._agent.ledger.note(taken=1)
 
     # The working thread.
 

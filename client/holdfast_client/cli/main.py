@@ -51,7 +51,7 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
         Entry("launch", "Start a job; the exit code says how it ended.", modules="launch"),
         Entry("verify-resume", "Does this script resume exactly?"),
         Entry("spool", "Saves on this machine's disk that are not committed", "list push drop", "spool"),
-        Entry("agent", "The process of this node that finishes saves of killed jobs", "serve", "spool"),
+        Entry("agent", "The process of this node that finishes saves of killed jobs", "serve status", "spool"),
     ),
     "Runs": (
         Entry("projects", "Projects and quotas", "list show create edit delete undelete samples", "projects trash"),

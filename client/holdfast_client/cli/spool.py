@@ -1,5 +1,5 @@
 """Saves that are in no training job any more. `holdfast spool list | push | drop`: those on this machine's disk that
-are not known to be committed. `holdfast agent serve`: the process that finishes those of killed ranks."""
+are not known to be committed. `holdfast agent serve | status`: the process that finishes those of killed ranks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 from pydantic import BaseModel
 
+from holdfast_client.agent.link import status_of
 from holdfast_client.agent.server import Agent
 from holdfast_client.agent.shared_memory import default_limit_bytes
 from holdfast_client.cli.arguments import (
@@ -27,7 +28,7 @@ from holdfast_client.cli.arguments import (
     read_run,
 )
 from holdfast_client.cli.main import noun
-from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, show_json, show_table
+from holdfast_client.cli.output import NOTHING, ExitCode, as_bytes, as_time, show_facts, show_json, show_table
 from holdfast_client.cli.projects import read_size
 from holdfast_client.cli.say import show_line, show_note
 from holdfast_client.errors import ConfigurationError
@@ -220,17 +221,24 @@ def _tell_bad(spooled: Spooled) -> None:
         show_note(f"holdfast: {one.name} cannot be pushed: {one.problem}.")
 
 
+SocketOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH",
+        help="The socket; without it HOLDFAST_AGENT, else ~/.holdfast/agent/agent.sock. Its folder is made with mode "
+        "0700, and must be this user's alone.",
+    ),
+]
+
+
+def socket_path(named: Path | None) -> Path:
+    return (named or ClientSettings().agent or DEFAULT_SOCKET).expanduser().absolute()
+
+
 @agent.command("serve")
 def serve_agent(
     *,
-    socket: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="The socket; without it HOLDFAST_AGENT, else ~/.holdfast/agent/agent.sock. Its folder is made with "
-            "mode 0700, and must be this user's alone.",
-        ),
-    ] = None,
+    socket: SocketOption = None,
     memory: Annotated[
         str | None,
         typer.Option(
@@ -245,20 +253,76 @@ def serve_agent(
             min=0, metavar="SECONDS", help="After SIGTERM: how long it may take to finish what ranks have handed over."
         ),
     ] = 25.0,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where Prometheus finds /metrics, such as 127.0.0.1:9464. Needs the package prometheus-client.",
+        ),
+    ] = None,
 ) -> None:
     """Finish saves of this user's jobs on this node if they are killed.
 
     The jobs need the same path as HOLDFAST_AGENT, or as `agent=` of the Checkpointer. On SIGTERM living jobs go on
     without the agent. Exit code 1: saves of killed ranks could not be finished within the grace.
     """
-    path = (socket or ClientSettings().agent or DEFAULT_SOCKET).expanduser().absolute()
     limit = default_limit_bytes() if memory is None else read_size(memory)
     if limit is None:
         raise typer.BadParameter("say how much, such as 200GiB.")
     logging.basicConfig(format="%(asctime)s holdfast agent: %(message)s", level=logging.INFO)
     logging.getLogger("urllib3").setLevel(logging.ERROR)
-    serving = Agent(path, limit)
+    serving = Agent(socket_path(socket), limit)
+    if metrics is not None:
+        _serve_metrics(metrics, serving)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: serving.end())
     if serving.serve(grace_seconds=grace):
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _serve_metrics(address: str, serving: Agent) -> None:
+    try:
+        from holdfast_client.agent.metrics import serve_metrics
+    except ImportError as error:
+        raise ConfigurationError(f"--metrics needs a package that is not here ({error}). Install it.") from error
+    serve_metrics(address, serving.status)
+
+
+@agent.command("status")
+def show_agent(*, socket: SocketOption = None, json: JsonOption = False) -> None:
+    """Show what the agent of this node holds, and what it has done."""
+    status = status_of(socket_path(socket))
+    if json:
+        show_json(status)
+        return
+    counts = status.counts
+    error = NOTHING if counts.last_error is None else f"{as_time(counts.last_error_at)} {counts.last_error}"
+    show_facts(
+        [
+            ("agent", f"holdfast {status.holdfast}, process {status.pid}, since {as_time(status.started_at)}"),
+            ("memory", f"{as_bytes(status.memory_bytes)} of {as_bytes(status.memory_limit_bytes)}"),
+            ("ranks", str(status.ranks)),
+            ("parts", f"{len(status.held)} held, {counts.taken} taken"),
+            ("of dead ranks", f"{counts.finished} committed, {counts.given_up} given up"),
+            ("tries", f"{counts.tries}, {counts.failed_tries} failed"),
+            ("last error", error),
+        ]
+    )
+    show_table(
+        ["run", ">step", ">attempt", ">rank", ">size", "state", "rank is", ">tries", "last error"],
+        (
+            (
+                f"{part.project}/{part.run}",
+                str(part.step),
+                str(part.attempt),
+                str(part.rank),
+                as_bytes(part.bytes),
+                part.state,
+                "alive" if part.rank_lives else "dead",
+                str(part.tries),
+                part.last_error or NOTHING,
+            )
+            for part in status.held
+        ),
+        nothing="It holds no save.",
+    )
