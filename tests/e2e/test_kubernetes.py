@@ -355,6 +355,41 @@ def test_the_pods_start_are_probed_and_end_in_their_time(helm: Any, catalog: str
     assert "Traceback" not in served.log_text
 
 
+def test_the_agent_of_a_node_serves_is_asked_and_ends_in_its_time(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Its command and its probe as processes, with the host's folder in its place."""
+    (daemons,) = documents((ROOT / "deploy/kubernetes/agent.yaml").read_text())
+    check_strictly([daemons])
+    pod = pod_of(daemons)
+    (container,), (folder,) = pod["containers"], pod["volumes"]
+    place, metrics = tmp_path_factory.mktemp("a"), free_ports()
+    here = {folder["hostPath"]["path"]: str(place), "0.0.0.0:9464": f"127.0.0.1:{metrics}"}
+
+    def process(words: list[str]) -> list[str]:
+        program, *rest = words
+        for there, ours in here.items():
+            rest = [word.replace(there, ours) for word in rest]
+        return [str(Path(sysconfig.get_path("scripts")) / program), *rest]
+
+    def is_alive() -> bool:
+        probe = process(container["livenessProbe"]["exec"]["command"])
+        return subprocess.run(probe, env=without_holdfast_settings(), capture_output=True).returncode == 0
+
+    agent = ServerProcess(
+        process([*container["command"], *container["args"]]),
+        log=tmp_path_factory.mktemp("log") / "agent.log",
+        ready=is_alive,
+        env=without_holdfast_settings(),
+    )
+    assert httpx.get(f"http://127.0.0.1:{metrics}/metrics", timeout=60).text.count("holdfast_agent_ranks 0.0") == 1
+    agent.stop(grace_seconds=pod["terminationGracePeriodSeconds"])
+    assert not is_alive()
+    words = container["args"]
+    assert int(words[words.index("--grace") + 1]) < pod["terminationGracePeriodSeconds"]
+    (made,) = pod["initContainers"]
+    assert made["command"][-1] == folder["hostPath"]["path"]
+    assert made["command"][made["command"].index("-o") + 1] == str(container["securityContext"]["runAsUser"])
+
+
 def test_the_jobs_of_the_examples_are_what_kubernetes_takes() -> None:
     for file in EXAMPLES:
         check_strictly(documents(file.read_text()) + jobs(file))

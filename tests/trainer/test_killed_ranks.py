@@ -9,14 +9,21 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 from tests.support.handing_rank import digest_of, state_of
 from tests.support.node_agent import agent_serve
-from tests.support.ranks import launched, read_until
+from tests.support.ports import free_ports
+from tests.support.ranks import ROOT, launched, rank_environment, read_until
+from tests.support.serve import HOLDFAST
 
 import holdfast
+from holdfast_client.agent.link import status_of
+from holdfast_client.agent.process import serves_at
+from holdfast_client.cli.output import ExitCode
 from holdfast_protocol.states import AttemptOutcome, CheckpointState
 
 RANK = "tests.support.handing_rank"
@@ -129,6 +136,49 @@ def test_when_both_are_told_to_end_the_agent_finishes_what_it_has(run, service, 
             wait_until(lambda: not agent.process.runs)
         assert "committed for a rank that is gone" in agent.log
     assert restored(run, MIB) == (2, digest_at(1, MIB))
+
+
+def launch_with_agent(socket, *command):
+    """`holdfast launch --agent` around this, which is one rank alone."""
+    environment = os.environ | rank_environment(0, 1, free_ports()) | {"HOLDFAST_AGENT": str(socket)}
+    return subprocess.run(
+        [HOLDFAST, "launch", "--agent", "--grace", "90", "--", *command],
+        env=environment,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+@pytest.fixture
+def socket(tmp_path_factory):
+    return tmp_path_factory.mktemp("a") / "agent.sock"
+
+
+@pytest.mark.usefixtures("service")
+def test_the_agent_of_a_launch_finishes_what_its_killed_rank_has_left_and_ends_after_it(run, socket):
+    told = launch_with_agent(socket, sys.executable, "-m", RANK, run, "1", "killed", str(MIB))
+    assert told.returncode == ExitCode.UNKNOWN
+    assert "committed for a rank that is gone" in told.stderr
+    assert not serves_at(socket)
+    assert restored(run, MIB) == (1, digest_at(0, MIB))
+
+
+@pytest.mark.usefixtures("service")
+def test_a_launch_takes_the_agent_that_serves_already_and_leaves_it_there(run, agent):
+    told = launch_with_agent(agent.socket, sys.executable, "-m", RANK, run, "1", "killed", str(MIB))
+    assert told.returncode == ExitCode.UNKNOWN
+    wait_until(lambda: status_of(agent.socket).counts.finished == 1)
+    assert restored(run, MIB) == (1, digest_at(0, MIB))
+
+
+def test_a_launch_that_cannot_have_an_agent_starts_no_job(tmp_path):
+    tmp_path.chmod(0o770)
+    told = launch_with_agent(tmp_path / "agent.sock", "touch", str(tmp_path / "started"))
+    assert told.returncode == ExitCode.USAGE
+    assert not (tmp_path / "started").exists()
 
 
 def outcome_of(service, run):

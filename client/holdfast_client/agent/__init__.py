@@ -8,6 +8,7 @@ channel.py        the Unix socket: frames with descriptors, and whose process is
 shared_memory.py  sealed memory that both map, and how much of it there may be
 held_save.py      one rank's part of a save in the agent: one try for a living rank, all tries for a dead one
 server.py         the agent: connections, its byte budget, its end
+process.py        where it listens, and one that a launch has started for its job
 metrics.py        what the agent says of itself, for Prometheus
 link.py           a rank's side: hands over, follows, and notices within a moment that the agent is gone
 """

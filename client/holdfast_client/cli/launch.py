@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast_client.agent.process import LaunchedAgent, serves_at, socket_path
 from holdfast_client.cli.arguments import connect
 from holdfast_client.cli.output import ExitCode
 from holdfast_client.cli.say import show_note
@@ -356,6 +357,14 @@ def launch_job(
             "within it, and torchrun waits for them so long.",
         ),
     ] = 30,
+    agent: Annotated[
+        bool,
+        typer.Option(
+            "--agent",
+            help="An agent of this node finishes the saves of ranks that are killed: the one that serves at "
+            "HOLDFAST_AGENT, or one of this launch, which ends after the job within the grace.",
+        ),
+    ] = False,
 ) -> None:
     """Run a training job, and end with an exit code that a batch system can act on.
 
@@ -365,16 +374,18 @@ def launch_job(
     """
     # What cannot be removed, because a rank still writes there or ran as another user, must not replace the exit code.
     with tempfile.TemporaryDirectory(prefix="holdfast-launch-", ignore_cleanup_errors=True) as folder:
-        job = _Job(command, Path(folder), grace)
+        job = _Job(command, Path(folder), grace, with_agent=agent)
         status = job.wait()
+        job.end_agent()
         ending = ending_of(status, job.outcome(), asked_to_end=job.asked_to_end)
     show_note(f"holdfast launch: {ending.what} Exit code {ending.code}.")
     raise typer.Exit(ending.code)
 
 
 class _Job:
-    def __init__(self, command: Sequence[str], folder: Path, grace_seconds: int) -> None:
+    def __init__(self, command: Sequence[str], folder: Path, grace_seconds: int, *, with_agent: bool) -> None:
         self.asked_to_end = False
+        self._grace_until: float | None = None
         self._kill_at: float | None = None
         self._grace_seconds = grace_seconds
         self._folder = folder
@@ -382,6 +393,11 @@ class _Job:
         self._told_at: float | None = None
         self._launch = uuid.uuid4().hex
         environment = environment_of_child(os.environ, self._launch, str(folder), grace_seconds)
+        self._agent: LaunchedAgent | None = None
+        if with_agent:
+            path = socket_path()
+            environment["HOLDFAST_AGENT"] = str(path)
+            self._agent = None if serves_at(path) else LaunchedAgent(path, grace_seconds)
         self._child = Child(command, environment)
 
     def wait(self) -> int:
@@ -390,6 +406,15 @@ class _Job:
             # Something else has killed the agent, as the kernel does when memory is short: nobody would end its ranks.
             self._child.kill()
         return status
+
+    def end_agent(self) -> None:
+        """After the job: what its dead ranks have left has the grace, of which a notice may have begun already."""
+        if self._agent is None:
+            return
+        until = self._grace_until or time.monotonic() + self._grace_seconds
+        code = self._agent.end(max(0.0, until - time.monotonic()) + _AFTER_GRACE_SECONDS)
+        if code != ExitCode.OK:
+            show_note("holdfast launch: The agent could not finish in time what killed ranks have left, or has failed.")
 
     def outcome(self) -> Outcome | None:
         """How the job ended; None if it opened no attempt."""
@@ -411,7 +436,8 @@ class _Job:
         translated = signal_for_child(number, torchrun=self._torchrun, already_asked=self.asked_to_end)
         if is_preemption(number, torchrun=self._torchrun) and not self.asked_to_end:
             self.asked_to_end = True
-            self._kill_at = time.monotonic() + self._grace_seconds + _AFTER_GRACE_SECONDS
+            self._grace_until = time.monotonic() + self._grace_seconds
+            self._kill_at = self._grace_until + _AFTER_GRACE_SECONDS
         if translated is not None:
             self._child.send(translated)
 

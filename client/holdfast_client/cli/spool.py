@@ -15,6 +15,7 @@ import typer
 from pydantic import BaseModel
 
 from holdfast_client.agent.link import status_of
+from holdfast_client.agent.process import socket_path
 from holdfast_client.agent.server import Agent
 from holdfast_client.agent.shared_memory import default_limit_bytes
 from holdfast_client.cli.arguments import (
@@ -39,8 +40,6 @@ from holdfast_client.settings import ClientSettings
 
 spool = noun("spool")
 agent = noun("agent")
-
-DEFAULT_SOCKET = Path("~/.holdfast/agent/agent.sock")
 
 
 class Shown(BaseModel):
@@ -225,14 +224,10 @@ SocketOption = Annotated[
     Path | None,
     typer.Option(
         metavar="PATH",
-        help="The socket; without it HOLDFAST_AGENT, else ~/.holdfast/agent/agent.sock. Its folder is made with mode "
+        help="The socket; without it HOLDFAST_AGENT, else /tmp/holdfast-UID/agent.sock. Its folder is made with mode "
         "0700, and must be this user's alone.",
     ),
 ]
-
-
-def socket_path(named: Path | None) -> Path:
-    return (named or ClientSettings().agent or DEFAULT_SOCKET).expanduser().absolute()
 
 
 @agent.command("serve")
