@@ -6,6 +6,7 @@ HOLDFAST_KILL_ROUNDS says how many random moments (make has few; a night can hav
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -29,6 +30,8 @@ from holdfast_protocol.states import AttemptOutcome, CheckpointState
 RANK = "tests.support.handing_rank"
 MIB = 1024**2
 ROUNDS = int(os.environ.get("HOLDFAST_KILL_ROUNDS", "2"))
+CASES = [*itertools.product((2, 4), ("one rank", "all ranks", "agent", "all"))]
+"""World size, and who is killed."""
 
 
 @pytest.fixture
@@ -235,3 +238,55 @@ def test_killed_at_any_moment_nothing_is_lost_or_wrong(run, service, tmp_path, m
         assert digest == (digest_at(start - 1, size) if start else digest_of(state_of(-1, size)))
         views = service.client.checkpoints.all(*run.split("/"))
         assert {view.state for view in views} <= {CheckpointState.COMMITTED, CheckpointState.ABORTED}
+
+
+def saves_that_returned(rank, until=None):
+    """How many save() calls this rank told of, up to step `until`, or to its end."""
+    count = 0
+    for line in rank.stdout:
+        count += line.startswith("saved")
+        if line.strip() == f"saved {until}":
+            break
+    return count
+
+
+@pytest.mark.parametrize("seed", range(2 * ROUNDS))
+def test_killed_within_50_ms_of_a_save_that_returned_nothing_that_an_agent_had_is_lost_and_nothing_is_wrong(
+    run, service, tmp_path, monkeypatch, seed
+):
+    world_size, victim = CASES[seed % len(CASES)]
+    chance = random.Random(f"50 ms {seed}")
+    size, saves = 4 * MIB, 3
+    with agent_serve(tmp_path / "agent.log") as agent:
+        monkeypatch.setenv("HOLDFAST_AGENT", str(agent.socket))
+        with launched(RANK, run, saves, "stays", size, world_size=world_size) as ranks:
+            step, first = chance.randrange(saves), chance.choice(ranks)
+            counts = {first: saves_that_returned(first, step)}
+            time.sleep(chance.random() * 0.05)  # decides nothing but where the kill comes
+            if victim == "one rank":
+                first.kill()
+                counts |= {rank: saves_that_returned(rank, step) for rank in ranks if rank is not first}
+            if victim in ("agent", "all"):
+                agent.process.kill9()
+            if victim == "agent":
+                for rank in ranks:
+                    say(rank)
+                counts = {rank: counts.get(rank, 0) + saves_that_returned(rank) for rank in ranks}
+            else:
+                for rank in chance.sample(ranks, world_size):
+                    rank.kill()
+            wait_for_end(ranks)
+            if victim in ("all ranks", "all"):
+                counts = {rank: counts.get(rank, 0) + saves_that_returned(rank) for rank in ranks}
+        # Nobody is left of all, and promises what it had.
+        before = [view.step for view in service.client.checkpoints.all(*run.split("/")) if view.committed_at]
+        had = 1 + max(before, default=-1) if victim == "all" else min(counts.values())
+        start, digest = restored(run, size)
+    told = f"seed {seed}: {victim} of {world_size}, returned for {[*counts.values()]}, had {had}, restored {start}"
+    print(told)
+    assert start >= had, told
+    assert digest == (digest_at(start - 1, size) if start else digest_of(state_of(-1, size))), told
+    assert {view.state for view in service.client.checkpoints.all(*run.split("/"))} <= {
+        CheckpointState.COMMITTED,
+        CheckpointState.ABORTED,
+    }
