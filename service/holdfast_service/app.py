@@ -22,6 +22,7 @@ import holdfast_service.auth.endpoints
 import holdfast_service.background.endpoints
 import holdfast_service.catalog_check.endpoints
 import holdfast_service.collect.endpoints
+import holdfast_service.comparisons.endpoints
 import holdfast_service.curves.endpoints
 import holdfast_service.events.endpoints
 import holdfast_service.holds.endpoints
@@ -89,6 +90,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.runs.endpoints.all_runs_router,
     holdfast_service.runs.endpoints.runs_router,
     holdfast_service.runs.endpoints.checkpoints_router,
+    holdfast_service.comparisons.endpoints.router,
     holdfast_service.insights.endpoints.router,
     holdfast_service.curves.endpoints.router,
     holdfast_service.retention.endpoints.projects_router,

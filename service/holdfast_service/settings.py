@@ -375,7 +375,7 @@ class ServiceSettings(BaseSettings):
     prove_bytes_per_second: int = Field(
         default=100 * 1024 * 1024,
         ge=1,
-        description="How fast a process reads copies back, proving, scrubbing and repairing together.",
+        description="How fast a process reads copies back, proving, scrubbing, repairing and comparing together.",
     )
     scrub_days: float = Field(
         default=30.0,
@@ -387,6 +387,11 @@ class ServiceSettings(BaseSettings):
         default=50 * 1024 * 1024,
         ge=1,
         description="How fast scheduled scrubbing reads, at most, within HOLDFAST_PROVE_BYTES_PER_SECOND.",
+    )
+    comparison_memory_bytes: int = Field(
+        default=256 * 1024**2,
+        ge=1024**2,
+        description="How much memory a comparison of values takes for the tensors, at most. Two may run for a project.",
     )
     copy_bytes_per_second: int = Field(
         default=100 * 1024 * 1024,

@@ -209,6 +209,25 @@ def test_nothing_of_the_tensors_is_read(run, client, served):
     assert tensors(f"{run}@1", f"{run}@2")["other_bytes"] == ["model/kept"]
 
 
+def test_values_are_measured_by_a_worker_and_what_digests_leave_undecided_is_decided(run):
+    before = weights()
+    save(run, 1, before, {}, 1.0)
+    save(run, 2, weights(changed=before["changed"].detach() * 3, small=before["small"].detach() * 1.5), {}, 1.0)
+    pair = (f"{run}@1", f"{run}@2")
+    dry = command(*pair, "--values", "--dry-run")
+    assert "3 tensors would be read: " in dry.stdout
+    shown = command(*pair, "--values", "--limit", "1")
+    lines = [line.split() for line in shown.stdout.splitlines()]
+    assert ["model/changed", "2"] in [line[:2] for line in lines]
+    assert "and 1 more: --limit shows more of them" in shown.stdout
+    found = json.loads(command(*pair, "--values", "--json").stdout)["values"]
+    measured = {each["name"]: each["relative_change"] for each in found["tensors"]}
+    assert measured == pytest.approx({"model/changed": 2, "model/small": 0.5})
+    assert (found["differing"], found["equal"]) == (2, 3), "little shares a chunk with small, and has not changed"
+    assert found["bytes_to_read"] == found["read_bytes"] > 0
+    assert "--dry-run is for --values" in command(*pair, "--dry-run", exit_code=2).stderr
+
+
 def test_what_cannot_be_compared_is_said_in_a_sentence(run, client):
     save(run, 1, weights(), {}, 1.0)
     for one, other, missing in (

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from holdfast.layout.plan import ChunkSizes, LocalPlan, PieceSpec, build_local_plan, global_layout, whole
-from holdfast_client.comparison import StoredTensors, TensorDiff, compare_tensors
+from holdfast_protocol.comparison.tensors import StoredTensors, TensorDiff, compare_tensors
 from holdfast_protocol.digests import chunk_digest
 from holdfast_protocol.index_documents import Layout, Piece, Segment, ShardLayout, TensorEntry
 

@@ -11,6 +11,7 @@ import typer
 from holdfast_client.cli.arguments import (
     WHICH,
     DeletedOption,
+    DryRunOption,
     JsonOption,
     LimitedOption,
     LimitOption,
@@ -27,6 +28,7 @@ from holdfast_client.cli.arguments import (
 )
 from holdfast_client.cli.holds import hold_in_words
 from holdfast_client.cli.main import noun
+from holdfast_client.cli.operations import run_to_end
 from holdfast_client.cli.output import NOTHING, as_bytes, as_metric, as_time, show_facts, show_json, show_table
 from holdfast_client.cli.runs import config_side, taken_by
 from holdfast_client.cli.say import show_line
@@ -40,11 +42,12 @@ from holdfast_protocol.checkpoints import (
     ShardSummary,
     ShardView,
 )
+from holdfast_protocol.comparison.values import MOST_TENSORS, Measured, ValuesCompared
 from holdfast_protocol.states import CheckpointState, Health
 from holdfast_protocol.text import counted, printable
 
 if TYPE_CHECKING:
-    from holdfast_client.comparison import TensorDiff
+    from holdfast_protocol.comparison.tensors import TensorDiff
 
 checkpoints = noun("checkpoints")
 
@@ -286,18 +289,33 @@ def diff(
     before: Annotated[str, typer.Argument(metavar="A", help=f"PROJECT/RUN[@WHICH]. {WHICH} Without it: latest.")],
     after: Annotated[str, typer.Argument(metavar="B", help="Likewise, of the same run or of any other.")],
     *,
+    values: Annotated[
+        bool,
+        typer.Option("--values", help="Have a worker read the tensors that differ: norms, largest difference, cosine."),
+    ] = False,
+    dry_run: DryRunOption = False,
     limit: LimitedOption = 10,
     json: JsonOption = False,
 ) -> None:
     """Compare two checkpoints, tensor by tensor.
 
-    Tensors are compared by the digests of their chunks, and none is read. --limit is for each kind of difference;
-    --json has them all.
+    Tensors are compared by the digests of their chunks, and none is read without --values; with --dry-run that tells how
+    many bytes it would read. --limit is for each kind of difference; --json has them all, but of --values the 1000
+    tensors that changed most.
     """
     from holdfast_client.comparison import compare
 
+    if dry_run and not values:
+        raise typer.BadParameter("--dry-run is for --values: without it no tensor is read.")
     with connect() as client:
         found = compare(client, select(client, before).id, select(client, after).id)
+        if values:
+            most = MOST_TENSORS if json else max(1, min(limit, MOST_TENSORS))
+            pair = (found.before.id, found.after.id)
+            started = client.checkpoints.compare_values(*pair, most_tensors=most, dry_run=dry_run)
+            ended = run_to_end(client, started, wait=True, json=False)
+            if ended is not None:
+                found = found.model_copy(update={"values": ValuesCompared.model_validate(ended.result)})
     if json:
         show_json(found)
         return
@@ -313,6 +331,8 @@ def diff(
         show_line("")
         show_line("The values that are no tensors are the same.")
     _show_names("other values that are no tensors", found.other_values, limit)
+    if found.values is not None:
+        _show_values(found.values, dry_run=dry_run)
 
 
 def _sides(found: CheckpointDiff) -> Iterator[Sequence[str]]:
@@ -365,6 +385,48 @@ def _show_names(kind: str, names: Sequence[str], limit: int) -> None:
         show_line(f"  {printable(name, one_line=True)}")
     if len(names) > limit:
         show_line(f"  and {len(names) - limit} more: --limit shows more of them, --json all")
+
+
+def _show_values(found: ValuesCompared, *, dry_run: bool) -> None:
+    """The tensors that changed most, and each component as a whole."""
+    show_line("")
+    if dry_run:
+        show_line(f"{counted(found.differing, 'tensor')} would be read: {as_bytes(found.bytes_to_read)} of chunks.")
+    else:
+        show_line(f"{as_bytes(found.read_bytes)} of chunks were read.")
+        show_table(
+            ["changed most", ">relative", ">|B - A|", ">|A|", ">|B|", ">largest", ">cosine", "not finite"],
+            [
+                *((each.name, *_measured(each)) for each in found.tensors),
+                *((f"all that differ in {each.name}", *_measured(each)) for each in found.components),
+            ],
+            nothing="All the tensors that could differ are equal.",
+        )
+        if left := found.differing - len(found.tensors):
+            show_line(f"and {left} more: --limit shows more of them")
+    for reason, why in _NOT_COMPARED.items():
+        names = [each.name for each in found.not_compared if each.reason == reason]
+        _show_names(f"not compared: {why}", names, len(names))
+    if found.not_compared_left_out:
+        show_line(f"and {found.not_compared_left_out} more are not compared")
+
+
+_NOT_COMPARED = {
+    "dtype": "no real numbers of a known kind",
+    "damaged": "a chunk of them cannot be read now, and is read again",
+    "layout": "cut so differently that it takes too much memory or too many reads",
+}
+
+
+def _measured(each: Measured) -> Iterator[str]:
+    numbers = (each.relative_change, each.norm_difference, each.norm_before, each.norm_after)
+    yield from (_number(value) for value in (*numbers, each.largest_difference, each.cosine))
+    before, after = each.nan_before + each.infinite_before, each.nan_after + each.infinite_after
+    yield f"{before}, then {after}" if before or after else NOTHING
+
+
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.6g}"
 
 
 class Said(StrEnum):

@@ -11,7 +11,7 @@ from datetime import datetime
 from pydantic import JsonValue
 
 from holdfast_client.errors import AttemptConflict, NotFound, StaleAttempt
-from holdfast_client.resources.base import Resource, all_items, if_match
+from holdfast_client.resources.base import Resource, all_items, if_match, once
 from holdfast_client.transport import path
 from holdfast_protocol.attempts import (
     AttemptOpened,
@@ -40,11 +40,13 @@ from holdfast_protocol.checkpoints import (
     SealShards,
     ShardChunks,
 )
+from holdfast_protocol.comparison.values import CompareValues
 from holdfast_protocol.pruning import (
     PinCheckpoint,
     UndeleteCheckpoint,
 )
 from holdfast_protocol.restores import ChunkReads, ChunkVerdict, ReadChunks, ReportChunk, RestoreDecision
+from holdfast_protocol.service import OperationView
 from holdfast_protocol.states import CheckpointState, Health
 
 log = logging.getLogger("holdfast.client")
@@ -281,9 +283,18 @@ class Checkpoints(Resource):
 
     def diff(self, before_id: str, after_id: str) -> CheckpointDiff:
         """What the catalog knows of two whole checkpoints, side by side. `comparison.compare` tells of their tensors
-        too."""
+        too, and `compare_values` how far apart they are."""
         route = path("checkpoints", after_id, "diff")
         return self.transport.call("GET", route, CheckpointDiff, params={"against": before_id})
+
+    def compare_values(
+        self, before_id: str, after_id: str, *, most_tensors: int = 100, dry_run: bool = False
+    ) -> OperationView:
+        """Has a worker read the tensors that differ, and measure how far apart they are. `operations.wait` gives the
+        result, a ValuesCompared."""
+        request = CompareValues(against=before_id, most_tensors=most_tensors, dry_run=dry_run)
+        route = path("checkpoints", after_id, "comparisons")
+        return self.transport.call("POST", route, OperationView, body=request, headers=once())
 
     def edit(self, checkpoint_id: str, request: EditCheckpoint, etag: str) -> CheckpointView:
         """Edits labels, health or metrics: what the request was given. Raises EditConflict if the checkpoint is not the

@@ -16,6 +16,7 @@ import structlog
 
 import holdfast_service.catalog_check.check
 import holdfast_service.collect.on_demand
+import holdfast_service.comparisons.compare_values
 import holdfast_service.replicate.drill
 import holdfast_service.scrub.on_demand
 from holdfast_service.attached_stores import controller as attached_stores
@@ -53,6 +54,7 @@ OPERATION_KINDS: dict[str, Handler] = {
     "catalog.check": holdfast_service.catalog_check.check.run_check,
     "collect": holdfast_service.collect.on_demand.run_collection,
     "sweep": holdfast_service.collect.on_demand.run_sweep,
+    "compare": holdfast_service.comparisons.compare_values.run_comparison,
     "drill": holdfast_service.replicate.drill.run_drill,
     "scrub": holdfast_service.scrub.on_demand.run_scrub,
 }

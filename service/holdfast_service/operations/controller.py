@@ -60,6 +60,7 @@ def give_back(
         if found is None:
             return False
         found.state = OperationState.QUEUED
+        found.kept = run.kept
         lease.end_locked(found, database_now(session) + timedelta(seconds=wait_seconds) if wait_seconds else None)
         found.error = error
         if not counted:
@@ -79,6 +80,7 @@ def end(
     before = found.state
     found.state = state
     found.result = result
+    found.kept = None
     found.error = error
     found.ended_at = database_now(session)
     lease.end_locked(found)
@@ -171,6 +173,7 @@ def _claim(session: Session, context: ServiceContext, found: Operation, worker_i
         actor=Actor("person", found.created_by, found.created_by_token),
         lease_token=token,
         tries=found.tries,
+        kept=found.kept,
     )
 
 

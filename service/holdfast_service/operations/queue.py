@@ -57,7 +57,8 @@ class ProcessEnds(HandlerStopped):
 @dataclass
 class OperationRun:
     """One try of an operation, as its handler sees it. `arguments` are those it was started with; `actor` is the person
-    who started it, for the events that the handler writes. `said` is how far it is.
+    who started it, for the events that the handler writes. `said` is how far it is. `kept`: what an earlier try
+    has kept, to go on from there.
 
     A handler calls `progress` between two steps. That renews the lease, which keeps other workers from it, and raises
     if the handler must stop: a person cancelled it, another worker has it, or this process is asked to end. A handler
@@ -74,11 +75,21 @@ class OperationRun:
     actor: Actor
     lease_token: str
     tries: int
+    kept: dict[str, Any] | None = None
     said: dict[str, Any] = field(default_factory=dict)
     _written_at: float = float("-inf")
 
-    def progress(self, *, done: int | None = None, total: int | None = None, note: str | None = None) -> None:
-        """What is left out stays as it was said before. Raises HandlerStopped. Call it outside of transactions."""
+    def progress(
+        self,
+        *,
+        done: int | None = None,
+        total: int | None = None,
+        note: str | None = None,
+        kept: dict[str, Any] | None = None,
+    ) -> None:
+        """What is left out stays as it was said before. `kept`: JSON values, which the next try gets if this one does
+        not end. Raises HandlerStopped. Call it outside of transactions."""
+        self.kept = kept or self.kept
         said = {"done": done, "total": total, "note": note}
         self.said |= {name: value for name, value in said.items() if value is not None}
         if self.context.stopping.is_set():
@@ -87,7 +98,9 @@ class OperationRun:
             return
         with self.context.database.transaction() as session:
             mine, seconds = Operation.id == self.id, self.context.settings.lease_seconds
-            renewed = lease.renew(session, Operation, self.lease_token, mine, seconds=seconds, progress=self.said)
+            renewed = lease.renew(
+                session, Operation, self.lease_token, mine, seconds=seconds, progress=self.said, kept=self.kept
+            )
             cancelled = session.scalar(select(Operation.cancel_requested_at).where(mine))
         self._written_at = time.monotonic()
         if not renewed:

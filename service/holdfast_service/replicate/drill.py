@@ -11,23 +11,18 @@ point. A chunk that is not what it should be fails the drill by name, and become
 
 from __future__ import annotations
 
-import hashlib
 import time
-import uuid
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from holdfast_protocol.codecs import Codec, DecodeError, decode
 from holdfast_protocol.copies import DrillResult, StartDrill
-from holdfast_protocol.digests import DocumentError, checkpoint_digest, shard_digest
-from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
+from holdfast_protocol.index_documents import SavedAs
 from holdfast_protocol.policies.policy import PolicyKind
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.restores import RestorePoint, Skipped
@@ -37,41 +32,28 @@ from holdfast_protocol.states import CheckpointState, CopyState
 from holdfast_service.attached_stores.attached import AttachedStore
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
-from holdfast_service.copies.predicates import PROVEN, is_readable, object_key
+from holdfast_service.copies.predicates import PROVEN, is_readable
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.lease import ended
-from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Project, ReadLease, Run, Shard
+from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkListEntry, Copy, Project, Run, Shard
 from holdfast_service.db.tables.operations import Operation
 from holdfast_service.errors import ProblemError
 from holdfast_service.lineage.restore_choice import AvailableStores, choose_restore_point, point_of
 from holdfast_service.operations.queue import OperationRun, start_operation
 from holdfast_service.policies.policies import effective_policy
 from holdfast_service.replicate.lag import Objectives, objectives_of
+from holdfast_service.restore.service_reader import (
+    BadChunkError,
+    SealedShard,
+    StoredChunk,
+    end_leases,
+    proven_layout,
+    read_verified,
+    renew_leases,
+    sealed_shards,
+    suspect,
+    take_lease,
+)
 from holdfast_service.runs.views import no_checkpoint, run_named
-from holdfast_service.stores.base import ObjectKey, ObjectMismatch, ObjectMissing, Store
-
-
-@dataclass(frozen=True)
-class StoredChunk:
-    """A chunk's copy in the store, by its row."""
-
-    copy_id: int
-    digest: str
-    bytes: int
-    key: ObjectKey
-    codec: Codec
-    stored_bytes: int
-
-
-@dataclass(frozen=True)
-class SealedShard:
-    """One rank's shard: the digests of its chunks, by ordinal."""
-
-    rank: int
-    digest: str
-    chunks: list[str]
-    index: str
-    layout: str | None
 
 
 @dataclass(frozen=True)
@@ -111,7 +93,7 @@ def plan_drill(
     ).scalar_one()
     # So that a checkpoint's drills are found, whatever selector led to it.
     session.execute(update(Operation).where(Operation.id == run.id).values(checkpoint_id=checkpoint.id))
-    shards = _shards(session, checkpoint.id)
+    shards, _ = sealed_shards(session, checkpoint.id)
     # Not by the moment of the commit: the clock may have been ahead at an earlier one, and what is detached is no newer
     # state.
     newest = session.execute(
@@ -131,7 +113,7 @@ def plan_drill(
         newest_step=newest.step,
         newest_committed_at=newest.committed_at,
         objectives=_objectives(session, found, request),
-        lease_id=_take_lease(session, context, run, checkpoint.id),
+        lease_id=take_lease(session, context, run.id, checkpoint.id),
     )
 
 
@@ -139,24 +121,6 @@ def _objectives(session: Session, run: Run, request: StartDrill) -> Objectives:
     """How old the checkpoint is that a person has named says nothing of the copies: that is no RPO."""
     found = objectives_of(effective_policy(session, PolicyKind.OBJECTIVES, run.project_id, run.id))
     return found if isinstance(point_of(request.selector), Latest) else replace(found, rpo_seconds=None)
-
-
-def _shards(session: Session, checkpoint_id: str) -> list[SealedShard]:
-    rows = session.execute(
-        select(Shard, Chunk.digest)
-        .join(ChunkListEntry, ChunkListEntry.chunk_list_id == Shard.chunk_list_id)
-        .join(Chunk, Chunk.id == ChunkListEntry.chunk_id)
-        .where(Shard.checkpoint_id == checkpoint_id)
-        .order_by(Shard.rank, ChunkListEntry.ordinal)
-    )
-    chunks: dict[int, tuple[Shard, list[str]]] = {}
-    for shard, digest in rows:
-        chunks.setdefault(shard.rank, (shard, []))[1].append(digest)
-    sealed = []
-    for rank, (shard, digests) in sorted(chunks.items()):
-        layout = None if shard.layout_ordinal is None else digests[shard.layout_ordinal]
-        sealed.append(SealedShard(rank, shard.digest or "", digests, digests[shard.index_ordinal or 0], layout))
-    return sealed
 
 
 def _copies(
@@ -174,17 +138,7 @@ def _copies(
         )
         .order_by(Copy.proof.in_(PROVEN), Copy.id.desc())
     )
-    found = {
-        chunk.digest: StoredChunk(
-            copy.id,
-            chunk.digest,
-            chunk.bytes,
-            object_key(copy.project_id, chunk.digest, copy),
-            Codec(copy.codec),
-            copy.stored_bytes,
-        )
-        for copy, chunk in rows
-    }
+    found = {chunk.digest: StoredChunk.of(chunk, copy) for copy, chunk in rows}
     if missing := sorted(digests - found.keys()):
         raise ProblemError(
             ProblemCode.CHUNK_GONE,
@@ -194,65 +148,33 @@ def _copies(
     return found
 
 
-def _take_lease(session: Session, context: ServiceContext, run: OperationRun, checkpoint_id: str) -> str:
-    """As any reader's (rule read-lease): nothing of it is purged meanwhile."""
-    now = database_now(session)
-    lease = ReadLease(
-        id=uuid.uuid4().hex,
-        checkpoint_id=checkpoint_id,
-        token_id=f"operation {run.id}",
-        created_at=now,
-        expires_at=now + timedelta(seconds=context.settings.read_lease_seconds),
-    )
-    session.add(lease)
-    session.flush()
-    return lease.id
-
-
-def renew_lease(context: ServiceContext, lease_id: str) -> None:
-    with context.database.transaction() as session:
-        expires_at = database_now(session) + timedelta(seconds=context.settings.read_lease_seconds)
-        session.execute(update(ReadLease).where(ReadLease.id == lease_id).values(expires_at=expires_at))
-
-
-def end_lease(context: ServiceContext, lease_id: str) -> None:
-    with context.database.transaction() as session:
-        session.execute(delete(ReadLease).where(ReadLease.id == lease_id))
-
-
 _THREADS = 4
 _RENEW_EVERY_SECONDS = 60
-
-
-class BadChunkError(Exception):
-    def __init__(self, stored: StoredChunk, why: str) -> None:
-        super().__init__(why)
-        self.stored = stored
 
 
 def read_all(context: ServiceContext, attached: AttachedStore, plan: DrillPlan, run: OperationRun) -> dict[str, bytes]:
     """Reads every chunk of the checkpoint from its store, decoded as a reader would, and hashes it; gives the index
     documents back."""
     documents = {shard.index for shard in plan.shards} | {shard.layout for shard in plan.shards if shard.layout}
-    kept: dict[str, bytes] = {}
+    kept: dict[str, bytearray] = {}
     done, renewed_at = 0, time.monotonic()
     total = sum(stored.bytes for stored in plan.copies.values())
     threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="holdfast-drill")
     try:
         reading = {
-            threads.submit(_read, attached.store, stored, stored.digest in documents): stored
+            threads.submit(read_verified, attached.store, stored, _sink(kept, stored, documents)): stored
             for stored in plan.copies.values()
         }
         for future in as_completed(reading):
             stored = reading[future]
-            kept[stored.digest] = future.result()
+            future.result()
             done += stored.bytes
             if time.monotonic() - renewed_at > _RENEW_EVERY_SECONDS:
-                renew_lease(context, plan.lease_id)
+                renew_leases(context, plan.lease_id)
                 renewed_at = time.monotonic()
             run.progress(done=done, total=total, note=f"reads step {plan.point.step}")
     except BadChunkError as error:
-        _suspect(context, error.stored)
+        suspect(context, error.stored)
         raise ProblemError(
             ProblemCode.CHUNK_GONE,
             f"The {attached.role.value} store alone does not give back step {plan.point.step} of {plan.project}/"
@@ -261,43 +183,15 @@ def read_all(context: ServiceContext, attached: AttachedStore, plan: DrillPlan, 
         ) from error
     finally:
         threads.shutdown(wait=True, cancel_futures=True)
-    return {digest: data for digest, data in kept.items() if digest in documents}
+    return {digest: bytes(data) for digest, data in kept.items()}
 
 
-def _read(store: Store, stored: StoredChunk, keep: bool) -> bytes:
-    digest, size, data = hashlib.sha256(), 0, bytearray()
-
-    def pieces() -> Iterator[bytes]:
-        nonlocal size
-        for piece in store.open_read(stored.key):
-            size += len(piece)
-            yield piece
-
-    incoming = pieces()
-    raw = stored.codec is Codec.RAW
-    try:
-        for block in incoming if raw else decode(stored.codec, stored.bytes, incoming):
-            digest.update(block)
-            if keep:
-                data += block
-        deque(incoming, maxlen=0)
-    except ObjectMissing:
-        raise BadChunkError(stored, "is not there") from None
-    except (ObjectMismatch, DecodeError) as error:
-        raise BadChunkError(stored, f"is not what was stored ({error})") from None
-    if size != stored.stored_bytes or digest.hexdigest() != stored.digest:
-        raise BadChunkError(stored, "has other bytes")
-    return bytes(data)
-
-
-def _suspect(context: ServiceContext, stored: StoredChunk) -> None:
-    """Ends another process's lease: to give that back, the process would write what the copy was before."""
-    with context.database.transaction() as session:
-        session.execute(
-            update(Copy)
-            .where(Copy.id == stored.copy_id, Copy.state.in_((CopyState.VERIFIED, CopyState.COLD)))
-            .values(state=CopyState.SUSPECT, **ended())
-        )
+def _sink(
+    kept: dict[str, bytearray], stored: StoredChunk, documents: set[str]
+) -> Callable[[bytes | memoryview], object]:
+    if stored.digest not in documents:
+        return lambda _: None
+    return kept.setdefault(stored.digest, bytearray()).extend
 
 
 def run_drill(context: ServiceContext, run: OperationRun) -> dict[str, Any]:
@@ -314,9 +208,11 @@ def run_drill(context: ServiceContext, run: OperationRun) -> dict[str, Any]:
     plan = context.database.run(lambda session: plan_drill(session, context, attached, run, request))
     try:
         documents = read_all(context, attached, plan, run)
-        layout = _check_documents(plan, documents)
+        saved_as = SavedAs(f"{plan.project}/{plan.saved_in}", plan.point.step, plan.point.world_size)
+        sizes = {digest: stored.bytes for digest, stored in plan.copies.items()}
+        layout = proven_layout(plan.shards, sizes, documents, plan.point.digest, saved_as)
     finally:
-        end_lease(context, plan.lease_id)
+        end_leases(context, plan.lease_id)
     seconds = time.monotonic() - began
     size = sum(stored.bytes for stored in plan.copies.values())
     return DrillResult(
@@ -340,32 +236,6 @@ def run_drill(context: ServiceContext, run: OperationRun) -> dict[str, Any]:
         rpo_objective_seconds=plan.objectives.rpo_seconds,
         skipped=plan.skipped,
     ).model_dump(mode="json")
-
-
-def _check_documents(plan: DrillPlan, documents: dict[str, bytes]) -> Layout:
-    """The hash tree and the index. Raises ProblemError."""
-    try:
-        for shard in plan.shards:
-            if shard_digest(shard.chunks) != shard.digest:
-                raise DocumentError(f"the chunk list of rank {shard.rank} does not make the shard's digest")
-        if checkpoint_digest([shard.digest for shard in plan.shards]) != plan.point.digest:
-            raise DocumentError("the shards do not make the checkpoint's digest")
-        layout = Layout.decode(documents[next(shard.layout for shard in plan.shards if shard.layout)])
-        saved_as = SavedAs(f"{plan.project}/{plan.saved_in}", plan.point.step, plan.point.world_size)
-        for shard in plan.shards:
-            index = ShardIndex.decode(documents[shard.index])
-            if (index.saved_as, index.rank, index.layout_digest) != (saved_as, shard.rank, layout.digest):
-                raise DocumentError(f"what rank {shard.rank} sealed is rank {index.rank} of {index.saved_as}")
-            sizes = [plan.copies[digest].bytes for digest in shard.chunks]
-            if sizes[: len(layout.shards[shard.rank].chunks)] != list(layout.shards[shard.rank].chunks):
-                raise DocumentError(f"the chunks of rank {shard.rank} have other sizes than the layout says")
-    except (DocumentError, StopIteration, KeyError, IndexError) as error:
-        raise ProblemError(
-            ProblemCode.CHUNK_GONE,
-            f"Every chunk of step {plan.point.step} has its digest, and still it cannot be put together: {error}. "
-            "Keep the checkpoint and report this.",
-        ) from error
-    return layout
 
 
 KIND = "drill"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -18,7 +18,7 @@ from holdfast_protocol.checkpoints import ChunkRef, Manifest, ShardChunks, Shard
 from holdfast_protocol.codecs import Codec, codecs_of_minor
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.restores import ChunkReads, ReadChunks, ReadTicket
-from holdfast_protocol.states import CopyState, ShardState
+from holdfast_protocol.states import CopyState, ShardState, StoreRole
 from holdfast_service.attached_stores.attached import AttachedStore, ask_stores
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
@@ -168,8 +168,8 @@ def choose_copies(
     context: ServiceContext,
     checkpoint: Checkpoint,
     chunks: Sequence[Chunk],
-    request: ReadChunks,
     *,
+    avoid: Collection[StoreRole],
     now: datetime,
     protocol_minor: int,
 ) -> dict[int, ChosenCopy]:
@@ -199,7 +199,7 @@ def choose_copies(
             continue
         place, attached = stores[copy.store_id]
         rank = (
-            attached.role not in request.avoid_stores,
+            attached.role not in avoid,
             not attached.watch.unavailable,
             copy.state != CopyState.SUSPECT,
             copy.proof in PROVEN,
@@ -390,7 +390,13 @@ class _Reading:
         now = database_now(session)
         chunks = chunks_of_checkpoint(session, project.id, checkpoint, request.digests)
         chosen = choose_copies(
-            session, context, checkpoint, list(chunks.values()), request, now=now, protocol_minor=protocol_minor
+            session,
+            context,
+            checkpoint,
+            list(chunks.values()),
+            avoid=request.avoid_stores,
+            now=now,
+            protocol_minor=protocol_minor,
         )
         shard = None if request.shard is None else _shard_chunks(session, checkpoint, request.shard)
         return cls(project.id, now, chunks, chosen, shard)

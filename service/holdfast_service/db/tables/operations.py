@@ -129,6 +129,7 @@ class Operation(Leased, Table):
     fingerprint: Mapped[str] = mapped_column(Digest)
     state: Mapped[str] = mapped_column(Text)
     progress: Mapped[dict[str, Any]] = mapped_column(Document)
+    kept: Mapped[dict[str, Any] | None] = mapped_column(Document)  # with what its handler goes on, in the next try
     result: Mapped[dict[str, Any] | None] = mapped_column(Document)
     error: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[datetime] = mapped_column(Moment)
