@@ -20,7 +20,7 @@ from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.comparison.tensors import StoredTensors, TensorDiff, compare_tensors
 from holdfast_protocol.comparison.values import ValuesCompared
 from holdfast_protocol.digests import canonical_bytes, chunk_digest
-from holdfast_protocol.index_documents import SavedAs, ShardIndex
+from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
 
 
 class Comparison(CheckpointDiff):
@@ -38,8 +38,9 @@ def compare(client: Client, before_id: str, after_id: str) -> Comparison:
     """Raises CheckpointNotFound for one that the caller may not see, and as `client.checkpoints.diff` does; ChunkLost,
     StoreUnavailable and IntegrityError if the documents of one cannot be read or do not belong together."""
     found = client.checkpoints.diff(before_id, after_id)
+    layouts: dict[str, Layout] = {}
     with TransferWorkers() as workers:
-        before, after = (read_tensors(client, view, workers) for view in (found.before, found.after))
+        before, after = (read_tensors(client, view, workers, layouts) for view in (found.before, found.after))
     return Comparison(
         **dict(found),
         tensors=compare_tensors(before, after),
@@ -47,13 +48,17 @@ def compare(client: Client, before_id: str, after_id: str) -> Comparison:
     )
 
 
-def read_tensors(client: Client, view: CheckpointView, workers: TransferWorkers) -> StoredTensors:
-    """Reads and proves the documents of a committed checkpoint."""
+def read_tensors(
+    client: Client, view: CheckpointView, workers: TransferWorkers, layouts: dict[str, Layout] | None = None
+) -> StoredTensors:
+    """Reads and proves the documents of a committed checkpoint. `layouts`, by the digests of their documents: what is
+    there is not decoded again, and what is decoded is added. The saves of one plan have one layout."""
     saved_as = SavedAs(f"{view.project}/{view.run}", view.step, view.world_size)
     with CheckpointDocuments(client, view.id, saved_as, view.digest, workers=workers) as source:
         manifest = source.manifest()
         document, index = source.first_documents(manifest)
-        layout = source.layout(manifest, document)
+        layouts = {} if layouts is None else layouts
+        layout = layouts[manifest.layout_digest] = source.layout(manifest, document, layouts)
         indexes = {0: index, **source.indexes(manifest, range(1, view.world_size))}
         chunks = {rank: source.chunk_list(manifest, layout, rank) for rank in indexes}
     for rank, each in indexes.items():

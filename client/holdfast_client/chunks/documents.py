@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from holdfast_client.chunks.fetcher import ShardFetcher
@@ -111,11 +111,11 @@ class CheckpointDocuments:
         documents = self.documents([manifest.layout_digest, of_first], shard=0)
         return documents[manifest.layout_digest], self._index(manifest, 0, documents[of_first])
 
-    def layout(self, manifest: Manifest, document: bytes) -> Layout:
+    def layout(self, manifest: Manifest, document: bytes, known: Mapping[str, Layout] = MappingProxyType({})) -> Layout:
         """Raises IntegrityError unless it is a layout of this checkpoint: of its ranks, and of no more bytes.
-        NewerFormat if a newer holdfast has written it."""
+        NewerFormat if a newer holdfast has written it. `known`: what was decoded before, by the documents' digests."""
         with _refusing(f"The layout of {self.checkpoint_id}"):
-            layout = Layout.decode(document)
+            layout = known.get(manifest.layout_digest) or Layout.decode(document)
         view = manifest.checkpoint
         if layout.world_size != view.world_size or layout.tensor_bytes > view.logical_bytes:
             raise IntegrityError(

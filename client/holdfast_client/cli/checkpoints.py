@@ -299,8 +299,8 @@ def diff(
 ) -> None:
     """Compare two checkpoints, tensor by tensor.
 
-    Tensors are compared by the digests of their chunks, and none is read without --values; with --dry-run that tells how
-    many bytes it would read. --limit is for each kind of difference; --json has them all, but of --values the 1000
+    Tensors are compared by the digests of their chunks, and none is read without --values; with --dry-run that tells
+    how many bytes it would read. --limit is for each kind of difference; --json has them all, but of --values the 1000
     tensors that changed most.
     """
     from holdfast_client.comparison import compare

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Subquery, and_, func, select
+from sqlalchemy import Select, func, intersect, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.attempts import (
@@ -57,15 +57,15 @@ def _found(session: Session, caller: Principal, checkpoint_id: str) -> tuple[Che
 
 
 def _shared(session: Session, one: str, other: str) -> tuple[int, int]:
-    """How many distinct chunks both need, and their bytes. By digest: each project has rows of its own."""
-    ours, theirs = _chunks_of(one), _chunks_of(other)
-    alike = and_(ours.c.digest == theirs.c.digest, ours.c.bytes == theirs.c.bytes)
-    query = select(func.count(), func.coalesce(func.sum(ours.c.bytes), 0)).select_from(ours.join(theirs, alike))
+    """How many distinct chunks both need, and their bytes. By digest: each project has rows of its own. As sets:
+    SQLite would join them by comparing each chunk of the one with each of the other."""
+    both = intersect(_chunks_of(one), _chunks_of(other)).subquery()
+    query = select(func.count(), func.coalesce(func.sum(both.c.bytes), 0)).select_from(both)
     count, size = session.execute(query).one()
     return count, int(size)
 
 
-def _chunks_of(checkpoint_id: str) -> Subquery:
+def _chunks_of(checkpoint_id: str) -> Select[str, int]:
     lists = select(Shard.chunk_list_id).where(Shard.checkpoint_id == checkpoint_id)
     needed = select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists))
-    return select(Chunk.digest, Chunk.bytes).where(Chunk.id.in_(needed)).subquery()
+    return select(Chunk.digest, Chunk.bytes).where(Chunk.id.in_(needed))
