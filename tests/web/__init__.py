@@ -29,6 +29,7 @@ Checkpoint   components, sizes, metrics, lineage                       test_chec
              metrics and labels edited; If-Match: another was faster   test_checkpoint: a_metric, an_edit
              commands for pull and restore                             test_checkpoint: the_commands
              compared: configuration, metrics, tensors by digest       test_checkpoint: two_checkpoints
+             tensors measured: how far apart they are                  test_checkpoint: the_tensors_of_two
              found by a selector                                       test_checkpoint: a_metric, a_selector
 Retention    effect of an edit: what goes, why, bytes, cost before     test_retention: an_edited_policy
              and after, and with which prices

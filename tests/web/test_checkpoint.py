@@ -231,6 +231,21 @@ def test_two_checkpoints_are_compared_by_configuration_metrics_and_tensors(scree
     expect(page).to_have_url(re.compile("with=ck_"))
 
 
+def test_the_tensors_of_two_checkpoints_are_measured(
+    screen: Callable[..., Page], service: RunningService, catalog: SeededCatalog
+) -> None:
+    page = screen(f"checkpoints/{{whole}}/compare?with={catalog.whole_before}")
+    values = part(page, "Tensors by value")
+    expect(values).to_contain_text("Nobody has had them measured")
+    values.get_by_role("button", name="Measure").click()
+    confirm(page, "Start")
+    expect(values).to_contain_text("waits for a worker")
+    reconcile(service.context, kinds=OPERATION_KINDS)
+    expect(row(page, "Tensors by value", "sample/bytes")).to_contain_text("0.7")
+    expect(values).to_contain_text("128.0 KiB read, 1 tensor measured, 0 equal.")
+    settled(page)
+
+
 def test_what_is_in_the_trash_is_taken_back_where_it_is_looked_at(
     screen: Callable[..., Page], service: RunningService, catalog: SeededCatalog
 ) -> None:

@@ -59,6 +59,7 @@ const ANSWERS = {
   [`GET ${RUN}/restore-point`]: () => ({ restore_point: { checkpoint_id: ID, step: 1200 }, skipped: [], note: "" }),
   [`GET /v1/checkpoints/${ID}/holds`]: () => page(),
   "GET /v1/events": () => page(),
+  "GET /v1/operations": () => page(),
 };
 
 it("tells what the checkpoint is, whether the run would resume from it, and its lineage", async () => {

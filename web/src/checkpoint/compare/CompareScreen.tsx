@@ -18,6 +18,7 @@ import { formatMetric, numberOf } from "../metric";
 import { findCheckpoint, nameOf, readTarget } from "../selector";
 import { namesOf } from "./compare";
 import { SameBytes } from "./SameBytes";
+import { Values } from "./Values";
 
 type CheckpointView = Schemas["CheckpointView"];
 
@@ -146,6 +147,7 @@ function Compared({ one, other }: { one: CheckpointView; other: CheckpointView }
       <Components one={one} other={other} />
       <Configs one={one} other={other} />
       <SameBytes one={one} other={other} />
+      <Values one={one} other={other} />
     </>
   );
 }

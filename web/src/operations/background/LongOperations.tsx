@@ -23,7 +23,7 @@ type OperationView = Schemas["OperationView"];
 
 const LIST = "/v1/operations";
 const ONE = "/v1/operations/{operation_id}";
-const KINDS = ["catalog.check", "collect", "drill", "scrub", "sweep"];
+const KINDS = ["catalog.check", "collect", "compare", "drill", "scrub", "sweep"];
 
 export function LongOperations() {
   return (
@@ -51,7 +51,9 @@ function OperationList() {
 
   return (
     <>
-      <p className="quiet">Drills, scrubs, sweeps, collections and checks that a person began, the newest first.</p>
+      <p className="quiet">
+        Drills, scrubs, sweeps, collections, comparisons and checks that a person began, the newest first.
+      </p>
       <div className={styles.bar}>
         <Everywhere
           project={project}
