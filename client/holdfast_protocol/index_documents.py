@@ -11,7 +11,7 @@ Layout:     {"format": "holdfast-layout-1", "world_size": N,
             where `tensor` is the position of the tensor's name among the sorted names.
             Each tensor is whole, each of its elements once; segments lie in their chunks and do not overlap. So a
             reader's cost is bounded by the bytes of the layout's chunks.
-ShardIndex: {"format": "holdfast-shard-2", "run": "project/run", "step": s, "world_size": N, "rank": r,
+ShardIndex: {"format": "holdfast-shard-3", "run": "project/run", "step": s, "world_size": N, "rank": r,
              "layout_digest": …, "trees": {component: typed tree}, "replicated_trees": {component: typed tree},
              "rng": typed tree or null}
 
@@ -20,7 +20,8 @@ gives a checkpoint another step or another run (rule index-names-its-save). The 
 serves all the steps of a plan.
 
 A reader refuses a format with a higher number than its own, and takes whatever else it does not know for damage. So a
-new field, dtype or tag of a typed tree needs the next number.
+new field, dtype or tag of a typed tree needs the next number. Number 3 brought tensor subclasses, and an index without
+them is still written with number 2.
 """
 
 from __future__ import annotations
@@ -95,7 +96,11 @@ _SHOWN = 300
 """Letters of a message: names in a hostile document may be long."""
 
 LAYOUT_FORMAT = "holdfast-layout-1"
-SHARD_FORMAT = "holdfast-shard-2"
+SHARD_FORMAT = "holdfast-shard-3"
+_OLDER_SHARD_FORMAT = "holdfast-shard-2"
+"""Of documents without tensor subclasses, which older readers still take."""
+_WRAPPED = b'{"wrapped":'
+"""The tag of a tensor subclass. Within a value its quotes would be escaped."""
 
 MAX_DIMENSIONS = 64
 """As torch's own limit."""
@@ -262,17 +267,17 @@ class ShardIndex:
     @cached_property
     def canonical(self) -> bytes:
         """Canonical JSON, not compressed."""
-        return canonical_bytes(
-            {
-                "format": SHARD_FORMAT,
-                **self.saved_as._asdict(),
-                "rank": self.rank,
-                "layout_digest": self.layout_digest,
-                "trees": dict(self.trees),
-                "replicated_trees": dict(self.replicated_trees),
-                "rng": self.rng,
-            }
-        )
+        document = {
+            "format": _OLDER_SHARD_FORMAT,
+            **self.saved_as._asdict(),
+            "rank": self.rank,
+            "layout_digest": self.layout_digest,
+            "trees": dict(self.trees),
+            "replicated_trees": dict(self.replicated_trees),
+            "rng": self.rng,
+        }
+        encoded = canonical_bytes(document)
+        return canonical_bytes(document | {"format": SHARD_FORMAT}) if _WRAPPED in encoded else encoded
 
     def encode(self) -> bytes:
         """The bytes of the index's chunk. Raises DocumentError above MAX_DOCUMENT_BYTES."""
@@ -282,7 +287,7 @@ class ShardIndex:
     def decode(cls, data: bytes | bytearray | memoryview, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Self:
         """The inverse of encode. The trees stay encoded, and their decoder checks them. Raises as a layout's does."""
         fields = {*SavedAs._fields, "rank", "layout_digest", "trees", "replicated_trees", "rng"}
-        document = _open(data, SHARD_FORMAT, fields, max_bytes)
+        document = _open(data, SHARD_FORMAT, fields, max_bytes, older=_OLDER_SHARD_FORMAT)
         try:
             saved_as = SavedAs(document["run"], _count(document["step"]), _count(document["world_size"]))
             rank = _count(document["rank"])
@@ -297,14 +302,16 @@ class ShardIndex:
         return cls(saved_as, rank, digest, trees=trees, replicated_trees=replicated, rng=document["rng"])
 
 
-def _open(data: bytes | bytearray | memoryview, expected: str, fields: set[str], max_bytes: int) -> dict[str, Any]:
+def _open(
+    data: bytes | bytearray | memoryview, expected: str, fields: set[str], max_bytes: int, *, older: str | None = None
+) -> dict[str, Any]:
     document = parse(decompress(data, max_bytes=max_bytes))
     if not isinstance(document, dict):
         raise DocumentError("an index document is a JSON object, and this is none")
     found = document.get("format")
     if _is_newer(found, expected):
         raise NewerDocumentError(f"its format is {found}, and this holdfast reads {expected}")
-    if found != expected:
+    if found not in (expected, older) or found is None:
         raise DocumentError(f"this is not a {expected} document but {str(found)[:80]!r}")
     if document.keys() != fields | {"format"}:
         raise DocumentError(f"a {expected} document has exactly the fields {sorted(fields)}")

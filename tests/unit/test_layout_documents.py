@@ -61,6 +61,14 @@ def test_shard_index_round_trips():
     assert parse(decompress(index.encode()))["format"] == "holdfast-shard-2"
 
 
+def test_only_an_index_with_a_tensor_subclass_has_the_number_that_older_readers_refuse():
+    said = ShardIndex(SAVED_AS, 0, "", {"notes": ["value", '{"wrapped":[]}']})
+    wraps = ShardIndex(SAVED_AS, 0, "", {"notes": ["value", {"wrapped": []}]})
+    assert parse(decompress(said.encode()))["format"] == "holdfast-shard-2"
+    assert parse(decompress(wraps.encode()))["format"] == "holdfast-shard-3"
+    assert ShardIndex.decode(wraps.encode()) == wraps
+
+
 def test_nan_never_becomes_a_json_token():
     with pytest.raises(DocumentError):
         ShardIndex(SAVED_AS, 0, "", {"extra": float("nan")}).encode()

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.dcp.metadata import COMPONENT, is_dcp, whole_tree
-from holdfast.errors import TreeFormatError
 from holdfast.restore.checkpoint_reader import CheckpointSource
-from holdfast.state.capture import open_optimizer
+from holdfast.state.capture import open_module, open_optimizer
 from holdfast.state.components import Kind
-from holdfast.state.tree import decode_tree, tensor_refs
+from holdfast.state.tree import tensor_refs
 from holdfast_client.chunks.documents import ChunkLists
 from holdfast_client.errors import IntegrityError
 from holdfast_protocol.checkpoints import CheckpointView
@@ -113,6 +112,6 @@ def _referred(name: str, kind: Kind | None, tree: Any) -> Iterable[str]:
         _, groups, slots = open_optimizer(name, tree)
         encoded = (slot for of_parameter in slots.values() for _, slot in of_parameter)
         return (ref.name for part in (*groups, *encoded) for ref in tensor_refs(part))
-    if kind is Kind.MODULE and tree is not None and type(decode_tree(tree)) is not dict:
-        raise TreeFormatError(f"The index entry of model {name!r} is malformed")
+    if kind is Kind.MODULE:
+        open_module(name, tree)
     return () if kind is None else (ref.name for ref in tensor_refs(tree))

@@ -14,8 +14,10 @@ import torch
 
 from holdfast.dcp.metadata import nested
 from holdfast.export.contents import Unit
+from holdfast.state.capture import open_module
 from holdfast.state.components import Kind
 from holdfast.state.tree import decode_tree, tensor_refs
+from holdfast.state.wrappers import WrappedTensor
 
 Tensors = Mapping[str, torch.Tensor]
 """By the layout's names."""
@@ -41,8 +43,9 @@ def state_dict_of(unit: Unit, tensors: Tensors, *, parameters_by_name: bool) -> 
             values = {fqn: plain for fqn, value in values.items() if is_plain(plain := _plain(value))}
         return nested({**flat(unit, tensors), **values}, decode_tree(unit.tree["planner_data"]))
     if unit.kind is Kind.MODULE:
-        extras = _plain(decode_tree(unit.tree, resolve_tensor=lambda ref: tensors[ref.name])) or {}
-        within = {ref.name for ref in tensor_refs(unit.tree)}
+        tree, _ = open_module(unit.name, unit.tree)
+        extras = _plain(decode_tree(tree, resolve_tensor=lambda ref: tensors[ref.name])) or {}
+        within = {ref.name for ref in tensor_refs(tree)}
         own = {unit.key_of(name): tensors[name] for name in unit.tensors if name not in within}
         return {**own, **{_extra_key(fqn): value for fqn, value in extras.items()}}
     if unit.kind is Kind.OPTIMIZER:
@@ -77,11 +80,14 @@ def _optimizer(tree: Any, tensors: Tensors, by_name: bool) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """numpy's scalars and arrays as Python's and torch's, because stock loaders refuse them without pickle."""
+    """numpy's scalars and arrays as Python's and torch's, because stock loaders refuse them without pickle; tensor
+    subclasses as the tensors inside."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return torch.from_numpy(value.copy())
+    if isinstance(value, WrappedTensor):  # its class may not be here
+        return _plain(value.inner)
     if type(value) in (list, tuple):
         return type(value)(_plain(item) for item in value)
     if type(value) in (dict, OrderedDict):

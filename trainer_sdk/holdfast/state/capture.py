@@ -38,6 +38,7 @@ from holdfast.state.components import (
 )
 from holdfast.state.tensors import Held, TensorPiece, TieBook, describe, mesh_copies
 from holdfast.state.tree import TensorRef, decode_tree, encode_tree
+from holdfast.state.wrappers import WrappedTensor, take_apart
 
 NameTensor = Callable[[str, torch.Tensor, Held], TensorRef]
 """(path, tensor, how it is held) -> its reference."""
@@ -93,6 +94,22 @@ def open_optimizer(key: str, encoded: Any) -> tuple[list[list[str]], list[Any], 
     raise TreeFormatError(f"the index entry of optimizer {key[:200]!r} is malformed")
 
 
+def open_module(key: str, encoded: Any) -> tuple[Any, dict[str, Any]]:
+    """The encoded extra states or None, and the tensor subclasses among its tensors, by FQN.
+
+    Raises TreeFormatError unless it is what encode_component makes of a module."""
+    match encoded:
+        case [extras, list(wrapped)] if _are_pairs(wrapped) and all(type(fqn) is str for fqn, _ in wrapped):
+            of_fqn = dict(wrapped)
+        case _:
+            extras, of_fqn = encoded, {}
+    if (extras is None or type(decode_tree(extras)) is dict) and all(
+        isinstance(decode_tree(tree), WrappedTensor) for tree in of_fqn.values()
+    ):
+        return extras, of_fqn
+    raise TreeFormatError(f"the index entry of model {key[:200]!r} is malformed")
+
+
 def _are_pairs(value: Any) -> bool:
     return type(value) is list and all(type(pair) is list and len(pair) == 2 for pair in value)
 
@@ -100,10 +117,16 @@ def _are_pairs(value: Any) -> bool:
 def _encode_slots(
     path: str, parameter: torch.Tensor, state: Mapping[Any, Any], name_tensor: NameTensor, *, guarded: bool
 ) -> list[list[Any]]:
-    def name_slot(slot_path: str, tensor: torch.Tensor) -> TensorRef:
-        return name_tensor(slot_path, tensor, _held_beside(slot_path, parameter, tensor)._replace(guarded=guarded))
+    def encode(slot_path: str, value: Any) -> Any:
+        # What a tensor subclass writes to the tensors inside it, no version may tell.
+        seen = guarded and not (isinstance(value, torch.Tensor) and take_apart(slot_path, value) is not None)
 
-    return [[slot, encode_tree(value, path=f"{path}/{slot}", name_tensor=name_slot)] for slot, value in state.items()]
+        def name_slot(tensor_path: str, tensor: torch.Tensor) -> TensorRef:
+            return name_tensor(tensor_path, tensor, _held_beside(tensor_path, parameter, tensor)._replace(guarded=seen))
+
+        return encode_tree(value, path=slot_path, name_tensor=name_slot)
+
+    return [[slot, encode(f"{path}/{slot}", value)] for slot, value in state.items()]
 
 
 def _held_beside(path: str, parameter: torch.Tensor, tensor: torch.Tensor) -> Held:
@@ -214,10 +237,16 @@ def encode_component(component: Component, known: Mapping[int, str], collector: 
         return encode_optimizer(key, target, known, collector.add)
     plain = partial(collector.add, held=Held(replicated=True))
     if component.kind is Kind.MODULE:
+        wrapped = []
         for named in module_tensors(key, target):
-            held = named.held(replicated=component.replicated)._replace(guarded=id(named.tensor) in collector.stepped)
-            collector.add(f"{key}/{named.fqn}", named.tensor, held)
+            path, held = f"{key}/{named.fqn}", named.held(replicated=component.replicated)
+            if take_apart(path, named.tensor) is None:
+                collector.add(path, named.tensor, held._replace(guarded=id(named.tensor) in collector.stepped))
+            else:
+                add = partial(collector.add, held=held)
+                wrapped.append([named.fqn, encode_tree(named.tensor, path=path, name_tensor=add)])
         extras = extra_states(component)
-        return encode_tree(extras, path=f"{key}/extra_state", name_tensor=plain) if extras else None
+        tree = encode_tree(extras, path=f"{key}/extra_state", name_tensor=plain) if extras else None
+        return [tree, wrapped] if wrapped else tree
     value = target.state_dict() if component.kind is Kind.STATEFUL else target
     return encode_tree(value, path=f"{key}/", name_tensor=plain)

@@ -8,7 +8,7 @@ by apply, before it writes.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -19,7 +19,7 @@ import torch
 
 from holdfast.errors import StateMismatchError, TreeFormatError
 from holdfast.layout.reshard import WantedPiece
-from holdfast.state.capture import TensorCollector, encode_component
+from holdfast.state.capture import TensorCollector, encode_component, open_module
 from holdfast.state.components import (
     Component,
     Declarations,
@@ -35,7 +35,8 @@ from holdfast.state.components import (
 from holdfast.state.destinations import Arrivals, Filler, Wants, fits
 from holdfast.state.load_optimizer import LateSlots, Step, plan_optimizer
 from holdfast.state.tensors import refuse_unsupported, torch_dtype
-from holdfast.state.tree import TensorRef, decode_tree, tensor_refs
+from holdfast.state.tree import TensorRef, check_alike, check_known, decode_tree, rebuilt, tensor_refs
+from holdfast.state.wrappers import leaves
 from holdfast_protocol.index_documents import Layout
 
 
@@ -316,23 +317,24 @@ def _plan_module(
     steps: list[Step] = []
     first_name: dict[int, str] = {}
     lacking: dict[int, str] = {}  # by tensor: none of its names so far is in the checkpoint
-    covered = {ref.name for ref in tensor_refs(chosen.encoded[0])}
-    for named in module_tensors(component.key, component.target):
-        name = component.tensor_name(f"{component.key}/{named.fqn}", named.tensor)
-        refuse_unsupported(name, named.tensor)
+    extras, wrapped = open_module(component.key, chosen.encoded[0])
+    covered = {ref.name for ref in tensor_refs(extras)}
+    for path, tensor in list(_leaves_of_module(component, wrapped, options)):  # kept, because of their id()
+        name = component.tensor_name(path, tensor)
+        refuse_unsupported(name, tensor)
         covered.add(name)
-        tied_to = first_name.setdefault(id(named.tensor), name)
-        if options.excludes(f"{component.key}/{named.fqn}"):
+        tied_to = first_name.setdefault(id(tensor), name)
+        if options.excludes(path):
             report.excluded.append(name)
-        elif tied_to != name and id(named.tensor) not in lacking:
+        elif tied_to != name and id(tensor) not in lacking:
             _check_tie(name, tied_to, wants)
         elif name not in wants.layout.tensors:
-            lacking.setdefault(id(named.tensor), name)
+            lacking.setdefault(id(tensor), name)
         else:
-            lacking.pop(id(named.tensor), None)
-            first_name[id(named.tensor)] = name
-            _check_dtype(name, named.tensor, wants, options)
-            steps.append(_run(wants.into(name, named.tensor)))
+            lacking.pop(id(tensor), None)
+            first_name[id(tensor)] = name
+            _check_dtype(name, tensor, wants, options)
+            steps.append(_run(wants.into(name, tensor)))
     report.missing.extend(lacking.values())
     prefix = component.tensor_name(f"{component.key}/", torch.empty(0))
     report.unexpected.extend(
@@ -343,9 +345,21 @@ def _plan_module(
         and name not in covered
         and not options.excludes(name)
     )
-    if chosen.encoded[0] is not None:
-        steps.append(_plan_tree(chosen.encoded[0], {}, wants, partial(set_extra_states, component.target)))
+    if extras is not None:
+        steps.append(_plan_tree(extras, {}, wants, partial(set_extra_states, component.target)))
     return steps
+
+
+def _leaves_of_module(
+    component: Component, wrapped: Mapping[str, Any], options: LoadOptions
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The module's tensors by path, of a tensor subclass those inside. Raises StateMismatchError if it was saved as
+    another kind of it, or was built otherwise: its tensors would mean something else."""
+    for named in module_tensors(component.key, component.target):
+        path = f"{component.key}/{named.fqn}"
+        if named.fqn in wrapped and not options.excludes(path):
+            check_alike(path, named.tensor, decode_tree(wrapped[named.fqn]))
+        yield from leaves(path, named.tensor)
 
 
 def _check_tie(name: str, tied_to: str, wants: Wants) -> None:
@@ -414,6 +428,7 @@ def _plan_tree(
 ) -> Step:
     """`times`: so often the value is given, each a tree of its own with the same tensors."""
     fillers: dict[str, Filler] = {}
+    check_known(encoded)
     for ref in tensor_refs(encoded):
         entry = wants.entry(ref.name)
         beside = live.get(ref.name, live.get(path_of(ref.name, entry.component)))
@@ -431,7 +446,7 @@ def _plan_tree(
             return done[ref.name]
 
         for _ in range(times):
-            give(decode_tree(encoded, resolve_tensor=resolve))
+            give(decode_tree(encoded, resolve_tensor=resolve, rebuild=rebuilt))
 
     return load
 

@@ -17,7 +17,9 @@ from holdfast.errors import StateMismatchError
 from holdfast.state.capture import TensorCollector, encode_component, open_optimizer
 from holdfast.state.components import Component, parameter_names, state_may_come_late
 from holdfast.state.destinations import Arrivals, Filler, Wants, fits
-from holdfast.state.tree import TensorRef, decode_tree, tensor_refs
+from holdfast.state.tensors import torch_dtype
+from holdfast.state.tree import TensorRef, check_known, decode_tree, rebuilt, refs_within, tensor_refs
+from holdfast.state.wrappers import WrappedTensor, refuse_other_shards, row_beside
 from holdfast_protocol.index_documents import TensorEntry
 
 Step = Callable[[Arrivals], None]
@@ -138,25 +140,31 @@ class _Slots:
     def plan(self, saved: list[Any] | None) -> Callable[[Arrivals], dict[Any, Any] | None]:
         """Makes this parameter's state exactly `saved`; None leaves no state."""
         slots = [(decode_tree(slot), tree) for slot, tree in saved or ()]
-        fillers = {ref.name: self._filler(slot, ref) for slot, tree in slots for ref in tensor_refs(tree)}
+        fillers: dict[str, Filler] = {}
+        for slot, tree in slots:
+            check_known(tree)
+            fillers |= {ref.name: self._filler(slot, ref, within) for ref, within in refs_within(tree)}
 
         def make(arrivals: Arrivals) -> dict[Any, Any] | None:
             if saved is None:
                 return None
             return {
-                slot: decode_tree(tree, resolve_tensor=lambda ref: fillers[ref.name](arrivals)) for slot, tree in slots
+                slot: decode_tree(tree, resolve_tensor=lambda ref: fillers[ref.name](arrivals), rebuild=rebuilt)
+                for slot, tree in slots
             }
 
         return make
 
-    def _filler(self, slot: Any, ref: TensorRef) -> Filler:
+    def _filler(self, slot: Any, ref: TensorRef, within: WrappedTensor | None) -> Filler:
         entry, live, parameter = self._wants.entry(ref.name), self._live.get(ref.name), self._parameter
         device = self._device(slot, ref, entry)
         placed_alike = slot == "step" or isinstance(live, DTensor) == isinstance(parameter, DTensor)
         in_place = live is not None and fits(entry, live) and placed_alike and live.device == device
         if live is not None and in_place and self._wants.may_fill(ref.name, live):
             return self._wants.into(ref.name, live)
-        if slot != "step" and entry.shape == tuple(parameter.shape):
+        if within is not None:
+            new = self._inside(ref.name, entry, within, device)
+        elif slot != "step" and entry.shape == tuple(parameter.shape):
             new = self._wants.like(ref.name, parameter)
         elif slot != "step" and entry.shape and isinstance(parameter, DTensor):
             new = self._wants.beside(ref.name, parameter)  # a save takes no plain tensor there
@@ -164,6 +172,14 @@ class _Slots:
             new = self._wants.new(ref.name, device)
         # An optimizer may keep the parameter itself as a slot, and update it there.
         return self._wants.shared_or(new, ref.name, live) if live is not None and in_place else new
+
+    def _inside(self, name: str, entry: TensorEntry, within: WrappedTensor, device: torch.device) -> Filler:
+        """A new tensor for the inside of a tensor subclass."""
+        if within.whole is None:
+            return self._wants.new(name, device)
+        if not isinstance(self._parameter, DTensor):
+            refuse_other_shards(name)
+        return self._wants.like(name, row_beside(name, entry.shape, torch_dtype(entry.dtype), self._parameter))
 
     def _device(self, slot: Any, ref: TensorRef, entry: TensorEntry) -> torch.device:
         host, beside = torch.device("cpu"), self._parameter.device

@@ -4,7 +4,8 @@ Flow: capture encodes each component's state_dict; the index keeps it; apply dec
 load_state_dict. Nothing is pickled or imported by name, so a hostile index can build values only.
 
 Form: null, booleans, text, integers below 2**53 and finite floats are themselves; a list is a JSON array; any other
-value is an object with one key, its tag: {"tuple": […]}, {"dict": [[key, value], …]}, {"tensor": {…}} and so on.
+value is an object with one key, its tag: {"tuple": […]}, {"dict": [[key, value], …]}, {"tensor": […]} and so on.
+{"wrapped": […]} is a tensor subclass, told by its class and the tensors inside (wrappers.py).
 Shared sub-objects come back as equal copies (tied tensors stay tied, by their name); cycles are refused.
 """
 
@@ -24,7 +25,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from holdfast.errors import TreeFormatError, UnsupportedStateError
+from holdfast.errors import StateMismatchError, TreeFormatError, UnsupportedStateError
+from holdfast.state.wrappers import (
+    Whole,
+    WrappedTensor,
+    fields_of,
+    inner_path,
+    known_wrapper,
+    of_fields,
+    put_together,
+    refuse_other_shards,
+    take_apart,
+)
 from holdfast_protocol.digests import canonical_bytes
 from holdfast_protocol.index_documents import MAX_DIMENSIONS
 
@@ -289,6 +301,8 @@ TensorNamer = Callable[[str, torch.Tensor], TensorRef]
 """(path in the tree, tensor) -> the reference that stands for it. Called once per occurrence."""
 
 TensorResolver = Callable[[TensorRef], Any]
+Rebuild = Callable[[WrappedTensor], Any]
+"""(a wrapper around resolved tensors, with its metadata encoded) -> what stands for it."""
 
 
 def encode_tree(value: Any, *, path: str = "", name_tensor: TensorNamer | None = None) -> Any:
@@ -300,9 +314,44 @@ def encode_tree(value: Any, *, path: str = "", name_tensor: TensorNamer | None =
     return _Encoder(name_tensor).encode(value, path, 0)
 
 
-def decode_tree(encoded: Any, *, resolve_tensor: TensorResolver | None = None) -> Any:
-    """The inverse. Without `resolve_tensor` tensors come back as TensorRef. Raises TreeFormatError."""
-    return _Decoder(resolve_tensor).decode(encoded, 0)
+def decode_tree(encoded: Any, *, resolve_tensor: TensorResolver | None = None, rebuild: Rebuild | None = None) -> Any:
+    """The inverse. Without `resolve_tensor` tensors come back as TensorRef, without `rebuild` wrappers as WrappedTensor
+    with their metadata encoded. Raises TreeFormatError."""
+    return _Decoder(resolve_tensor, rebuild).decode(encoded, 0)
+
+
+def rebuilt(taken: WrappedTensor) -> torch.Tensor:
+    """The wrapper. Raises StateMismatchError for a class that this process does not know."""
+    return put_together(taken._replace(metadata=_metadata_of(taken)))
+
+
+def check_known(encoded: Any) -> None:
+    """Raises StateMismatchError for a tensor subclass in it that `rebuilt` would not make, TreeFormatError."""
+
+    def check(taken: WrappedTensor) -> None:
+        known_wrapper(taken.kind)
+        _metadata_of(taken)
+
+    decode_tree(encoded, rebuild=check)
+
+
+def check_alike(path: str, live: torch.Tensor, saved: WrappedTensor) -> None:
+    """Raises StateMismatchError if `live` is a tensor subclass whose tensors mean something else than the saved."""
+    encoded = encode_tree(live, path=path, name_tensor=lambda name, _: TensorRef(name))
+    now = decode_tree(encoded)
+    if not isinstance(now, WrappedTensor) or now.frame == saved.frame:
+        return
+    if now.whole is not None and saved.whole is not None and now.size != saved.size:
+        refuse_other_shards(path)
+    raise StateMismatchError(
+        path,
+        f"it was saved as a {saved.kind[:200]} and is now a {now.kind}, or one with other sizes or settings",
+        "build it alike: quantize it in the same way before the restore",
+    )
+
+
+def _metadata_of(taken: WrappedTensor) -> Any:
+    return _Decoder(None, None, in_metadata=True).decode(taken.metadata, 0)
 
 
 def tensor_refs(encoded: Any) -> list[TensorRef]:
@@ -312,9 +361,21 @@ def tensor_refs(encoded: Any) -> list[TensorRef]:
     return found
 
 
+def refs_within(encoded: Any) -> list[tuple[TensorRef, WrappedTensor | None]]:
+    """As tensor_refs, each with the tensor subclass that it is inside of."""
+    within: dict[str, WrappedTensor] = {}
+
+    def remember(taken: WrappedTensor) -> None:
+        within.update({ref.name: taken for ref in taken.inner.values() if isinstance(ref, TensorRef)})
+
+    decode_tree(encoded, rebuild=remember)
+    return [(ref, within.get(ref.name)) for ref in tensor_refs(encoded)]
+
+
 class _Encoder:
-    def __init__(self, name_tensor: TensorNamer | None) -> None:
+    def __init__(self, name_tensor: TensorNamer | None, *, in_metadata: bool = False) -> None:
         self._name_tensor = name_tensor
+        self._in_metadata = in_metadata
 
     def encode(self, value: Any, path: str, depth: int) -> Any:
         if depth > MAX_DEPTH:
@@ -335,21 +396,33 @@ class _Encoder:
         if kind is TensorRef:
             return _encode_ref(value)
         if isinstance(value, torch.Tensor):
-            return self._encode_tensor(value, path)
+            return self._encode_tensor(value, path, depth)
         tag = TAGS_BY_TYPE.get(kind)
         if tag is None:
+            if self._in_metadata and (found := fields_of(value, path)) is not None:
+                name, content = found
+                return {"known": [name, self.encode(content, path, depth + 1)]}
             raise _refusal(value, path)
         return {tag.name: tag.encode(value, path, lambda child, step: self.encode(child, _join(path, step), depth + 1))}
 
-    def _encode_tensor(self, value: torch.Tensor, path: str) -> Any:
+    def _encode_tensor(self, value: torch.Tensor, path: str, depth: int) -> Any:
         if self._name_tensor is None:
             raise UnsupportedStateError(path, "a tensor has no place here", "keep it as a value, not as a key")
-        return _encode_ref(self._name_tensor(path, value))
+        taken = take_apart(path, value)
+        if taken is None:
+            return _encode_ref(self._name_tensor(path, value))
+        metadata = _Encoder(None, in_metadata=True).encode(taken.metadata, path, depth + 1)
+        inner = [[name, self.encode(each, inner_path(path, name), depth + 1)] for name, each in taken.inner.items()]
+        return {"wrapped": [*taken._replace(metadata=metadata)[:-1], inner]}
 
 
 class _Decoder:
-    def __init__(self, resolve_tensor: TensorResolver | None) -> None:
+    def __init__(
+        self, resolve_tensor: TensorResolver | None, rebuild: Rebuild | None, *, in_metadata: bool = False
+    ) -> None:
         self._resolve = resolve_tensor
+        self._rebuild = rebuild
+        self._in_metadata = in_metadata
 
     def decode(self, encoded: Any, depth: int) -> Any:
         if depth > MAX_DEPTH:
@@ -364,15 +437,45 @@ class _Decoder:
         if name == "tensor":
             ref = _decode_ref(payload)
             return ref if self._resolve is None else self._resolve(ref)
+        if name == "wrapped":
+            taken = _decode_wrapped(payload, lambda child: self.decode(child, depth + 1))
+            return taken if self._rebuild is None else self._rebuild(taken)
+        if name == "known" and self._in_metadata:
+            return self._decode_known(payload, depth)
         tag: Tag | None = TAGS.get(name)
         if tag is None:
             raise TreeFormatError(f"a typed tree has the unknown tag {name[:80]!r}")
         try:
             return tag.decode(payload, lambda child: self.decode(child, depth + 1))
-        except TreeFormatError:
+        except (TreeFormatError, StateMismatchError):
             raise
         except Exception as error:  # a constructor may raise any error, but the index is at fault
             raise TreeFormatError(f"a typed tree has a malformed {name!r}: {error}") from error
+
+    def _decode_known(self, payload: Any, depth: int) -> Any:
+        try:
+            name, content = payload
+            return of_fields(name, self.decode(content, depth + 1))
+        except StateMismatchError:  # a ValueError too
+            raise
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise TreeFormatError(f"a typed tree has a malformed object in a tensor's metadata: {error}") from error
+
+
+def _decode_wrapped(payload: Any, child: DecodeChild) -> WrappedTensor:
+    try:
+        kind, size, stride, whole, metadata, requires_grad, parameter, inner = payload
+        if [type(each) for each in (kind, requires_grad, parameter)] != [str, bool, bool]:
+            raise TypeError("a name and two flags were expected")
+        sizes = tuple(map(int, size)), tuple(map(int, stride))
+        around = None if whole is None else Whole(*map(tuple, whole))
+        pairs = {str(name): each for name, each in inner}
+        if not pairs or any(each.keys() not in ({"tensor"}, {"wrapped"}) for each in pairs.values()):
+            raise TypeError("it has tensors inside, and nothing else")
+    except (TypeError, ValueError, AttributeError) as error:
+        raise TreeFormatError(f"a typed tree has a malformed tensor subclass: {error}") from error
+    tensors = {name: child(each) for name, each in pairs.items()}
+    return WrappedTensor(kind, *sizes, around, metadata, requires_grad, parameter, tensors)
 
 
 def _join(path: str, step: str) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.export.contents import Contents, Unit
+from holdfast.state.capture import open_module
 from holdfast.state.components import Kind
 from holdfast.state.tree import decode_tree, tensor_refs
 from holdfast_client.errors import ConfigurationError
@@ -102,7 +103,15 @@ def _named(contents: Contents, component: str, prefix: str | None) -> Iterator[t
             yield from _of_dcp(unit, prefix)
             continue
         # What a module gave as extra state is no weight, and from_pretrained() has no place for it.
-        extra = {ref.name for ref in tensor_refs(unit.tree)} if unit.kind is Kind.MODULE and unit.tree else set()
+        extra: set[str] = set()
+        if unit.kind is Kind.MODULE:
+            tree, wrapped = open_module(unit.name, unit.tree)
+            extra = {ref.name for ref in tensor_refs(tree)}
+            if wrapped:
+                raise ConfigurationError(
+                    f"{min(wrapped)!r:.200} is a tensor subclass, of quantized weights for example, and --format hf "
+                    "writes plain weights. --format torch writes the tensors inside."
+                )
         yield from ((unit.key_of(tensor), tensor) for tensor in unit.tensors if tensor not in extra)
 
 
