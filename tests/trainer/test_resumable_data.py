@@ -15,6 +15,7 @@ import torch
 from roundtrip import load, save
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from holdfast.data import ResumableLoader, ResumableSampler, SeededDataset
 from holdfast.errors import StateMismatchError
@@ -272,3 +273,51 @@ def test_torchdatas_loader_goes_on_where_it_was(workers: int) -> None:
     resumed = loader()
     through_holdfast(source, resumed)
     assert first + [batch.tolist() for batch in resumed] == straight
+
+
+def torchdata_loader(rank: int, world: int, *, batch: int, workers: int = 0, length: int = 48, every: int = 1) -> Any:
+    sampler = StatefulDistributedSampler(range(length), world, rank, seed=5)
+    return StatefulDataLoader(
+        range(length), batch_size=batch, sampler=sampler, num_workers=workers, snapshot_every_n_steps=every
+    )
+
+
+def torchdata_ranks(world: int, saved: list[Any] | None, count: int | None, **options: Any) -> Any:
+    """What each of so many ranks gets in `count` batches, and what they save then."""
+    got, states = [], []
+    for rank in range(world):
+        loader = torchdata_loader(rank, world, **options)
+        if saved is not None:
+            load({"dataloader": loader}, saved, rank=rank, world_size=world)
+        batches = iter(loader)
+        taken = [*batches] if count is None else [next(batches) for _ in range(count)]
+        got += [sample for batch in taken for sample in batch.tolist()]
+        states.append(save({"dataloader": loader}, rank=rank, world_size=world))
+    return got, states
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize(("workers", "every"), [(0, 1), (2, 1), (2, 2)])
+def test_torchdatas_loader_goes_on_with_other_numbers_of_ranks_without_losing_or_repeating_a_sample(
+    workers: int, every: int
+) -> None:
+    first, saved = torchdata_ranks(4, None, 3, batch=2, workers=workers, every=every)
+    second, saved = torchdata_ranks(2, saved, 3, batch=2, workers=workers, every=every)
+    third, saved = torchdata_ranks(1, saved, 1, batch=4)
+    again, saved = torchdata_ranks(1, saved, 1, batch=4)
+    rest, saved = torchdata_ranks(2, saved, None, batch=2)
+    assert sorted(first + second + third + again + rest) == list(range(48))
+    epoch, _ = torchdata_ranks(3, saved, None, batch=2)
+    assert sorted(epoch) == list(range(48)), "after the end of an epoch the next one is whole"
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_torchdatas_loader_is_refused_where_ranks_cannot_share_the_rest_or_the_data_is_other() -> None:
+    _, saved = torchdata_ranks(2, None, 1, batch=1)
+    with pytest.raises(ValueError, match="2 samples were trained on, and 4 ranks cannot share the rest evenly"):
+        torchdata_ranks(4, saved, 1, batch=1)
+    with pytest.raises(ValueError, match="had 48 samples and has 60"):
+        torchdata_ranks(1, saved, 1, batch=1, length=60)
+    _, further = torchdata_ranks(2, saved, 1, batch=1)
+    with pytest.raises(ValueError, match="not at one place"):
+        torchdata_ranks(1, [saved[0], further[1]], 1, batch=1)

@@ -5,7 +5,7 @@
     state = {"model": model, "optimizer": optimizer, "dataloader": loader}
 
 `SeededDataset(dataset)` makes augmentation repeatable as well. torchdata's StatefulDataLoader needs none of this: it
-goes into the state as it is.
+goes into the state as it is. With a StatefulDistributedSampler it goes on with another number of ranks.
 """
 
 from holdfast.data.loader import ResumableLoader

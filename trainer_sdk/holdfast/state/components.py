@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
+from holdfast.data.torchdata_loader import shared_place
 from holdfast.errors import StateError, StateMismatchError, TreeFormatError, UnsupportedStateError
 from holdfast.state.tensors import Held
 from holdfast.state.tree import decode_tree, encode_tree
@@ -185,7 +186,7 @@ def _component(key: str, value: Any, rank: int, declared: Declarations) -> Compo
         kind = Kind.OPTIMIZER
         _refuse_own_form(key, value)
     elif callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
-        kind = Kind.STATEFUL
+        kind, value = Kind.STATEFUL, shared_place(value) or value
     else:
         kind = Kind.VALUE
         if rank == 0 and isinstance(value, Mapping) and value.keys() == {"state", "param_groups"}:
