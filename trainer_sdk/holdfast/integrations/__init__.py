@@ -5,4 +5,5 @@ accelerate  training_state(accelerator): the content of accelerator.save_state()
 hf_files    ModelFiles: config and tokenizer of a model of transformers, in its checkpoints
 lightning   HoldfastCheckpointIO for one process, HoldfastStrategyMixin for several, HoldfastCallback for both
 torchtitan  HoldfastCheckpointManager: its Config in the place of torchtitan's own
+deepspeed   engine_state(engine): the content of engine.save_checkpoint() with ZeRO 1 to 3, for a Checkpointer
 """

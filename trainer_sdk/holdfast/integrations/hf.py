@@ -306,7 +306,7 @@ class HoldfastTrainerMixin:
         if self._trainer.is_deepspeed_enabled:
             raise ConfigurationError(
                 "DeepSpeed keeps its state in an engine of its own. Use FSDP2 (fsdp_version: 2), or a loop of your own "
-                "as in examples/deepspeed_zero3.py."
+                "as in examples/deepspeed_zero.py."
             )
         if args.push_to_hub and args.hub_strategy is not HubStrategy.END:
             raise ConfigurationError(
