@@ -6,4 +6,6 @@ hf_files    ModelFiles: config and tokenizer of a model of transformers, in its 
 lightning   HoldfastCheckpointIO for one process, HoldfastStrategyMixin for several, HoldfastCallback for both
 torchtitan  HoldfastCheckpointManager: its Config in the place of torchtitan's own
 deepspeed   engine_state(engine): the content of engine.save_checkpoint() with ZeRO 1 to 3, for a Checkpointer
+mlflow      MlflowRestorePoints: an MLflow run that has the restore points by reference
+wandb       WandbRestorePoints: the same for Weights & Biases
 """

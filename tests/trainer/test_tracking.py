@@ -1,0 +1,100 @@
+"""MLflow and W&B: a job that is killed goes on in the same tracked run, which has its restore points by reference."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.ranks import launched
+from tests.trainer.conftest import Service
+
+import holdfast
+from holdfast.integrations.restore_points import RestorePointLog
+from holdfast_protocol.checkpoints import CheckpointView
+
+JOB = "tests.support.tracked_job"
+
+
+def needs(library: str) -> Any:
+    return pytest.mark.skipif(importlib.util.find_spec(library) is None, reason=f"{library} is not installed")
+
+
+def killed_and_resumed(run: str, tool: str, folder: Path) -> None:
+    with launched(JOB, run, tool, folder, 2) as [rank]:
+        assert rank.wait(timeout=120) == -signal.SIGKILL
+    with launched(JOB, run, tool, folder, -1) as [rank]:
+        assert rank.wait(timeout=120) == 0
+
+
+@needs("mlflow")
+def test_an_mlflow_run_goes_on_with_the_job_and_has_its_restore_points(
+    run: str, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # its databases take longer to make than the rest of the test
+    killed_and_resumed(run, "mlflow", tmp_path)
+    client = MlflowClient(tmp_path.as_uri())
+    [experiment] = [each for each in client.search_experiments() if each.name == "holdfast"]
+    [tracked] = client.search_runs([experiment.experiment_id])
+    run_id = tracked.info.run_id
+    points = {point.step for point in client.get_metric_history(run_id, "restore_point")}
+    saved = {view.step: view for view in service.client.checkpoints.all(*run.split("/"))}
+    assert {3, 4, 5} <= points <= saved.keys() == set(range(6))  # of earlier ones MLflow heard if it was in time
+    assert tracked.data.tags["holdfast.run"] == run
+    assert tracked.data.tags["holdfast.latest"] == f"{run}@5"
+    assert tracked.data.tags["holdfast.latest_id"] == saved[5].id
+    artifact = Path(client.download_artifacts(run_id, "restore_points/step-5.json", str(tmp_path)))
+    told = json.loads(artifact.read_text())
+    assert (told["url"], told["digest"]) == (f"holdfast://{run}@{saved[5].id}", saved[5].digest)
+    with holdfast.safe_open(f"{told['url']}/model.safetensors") as file:
+        assert file.get_tensor("weight").shape == (4, 4)
+
+
+@needs("wandb")
+def test_wandb_gets_each_restore_point_as_a_reference_of_the_same_run(
+    run: str, service: Service, tmp_path: Path
+) -> None:
+    from holdfast.integrations.wandb import wandb_id
+
+    killed_and_resumed(run, "wandb", tmp_path)
+    launches = sorted((tmp_path / "wandb").glob(f"offline-run-*-{wandb_id(run)}"))
+    assert launches, "both launches are of one W&B run"
+    written = b"".join(path.read_bytes() for path in (tmp_path / "wandb").rglob("*.wandb"))
+    [last] = [view for view in service.client.checkpoints.all(*run.split("/")) if view.step == 5]
+    assert f"holdfast://{run}@{last.id}".encode() in written
+    assert last.digest is not None
+    assert last.digest.encode() in written
+
+
+class Told(RestorePointLog):
+    tool = "the tool"
+
+    def __init__(self, run: str) -> None:
+        self.steps: list[int] = []
+        super().__init__(run)
+
+    def tell(self, view: CheckpointView) -> None:
+        if view.step == 0:
+            raise OSError("the tool is away")
+        self.steps.append(view.step)
+
+
+def test_a_tool_that_is_away_costs_a_warning_and_a_diverged_save_is_no_restore_point(
+    run: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    points = Told(run)
+    with caplog.at_level(logging.WARNING, "holdfast"), holdfast.Checkpointer(run) as ckpt:
+        ckpt.restore({})
+        for step, loss in enumerate([1.0, 2.0, float("nan"), 3.0]):
+            assert points.log(ckpt.save(step, {}, metrics={"loss": loss})) is not None
+            ckpt.wait()
+        assert points.log(None) is None
+    points.close()
+    assert points.steps == [1, 3]
+    assert "the tool was not told of step 0" in caplog.text
