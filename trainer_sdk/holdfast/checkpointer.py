@@ -272,9 +272,9 @@ class Checkpointer:
     def reader(self, at: str | None = None) -> HoldfastReader:
         """A storage reader for your own `torch.distributed.checkpoint.load`. Default: of the newest restore point.
 
-        Call it on every rank. `reader.step` is the step to go on from. Raises NoRestorePoint if there is none. After a
-        dcp.load that raised, the state may hold parts of the checkpoint: nothing is saved until a dcp.load or restore()
-        has ended well.
+        Call it on every rank. `reader.step` is the checkpoint's: go on with the next. Raises NoRestorePoint if there is
+        none. After a dcp.load that raised, the state may hold parts of the checkpoint: nothing is saved until a
+        dcp.load or restore() has ended well.
         """
         return self._loading.reader(at)
 
