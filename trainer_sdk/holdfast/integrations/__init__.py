@@ -6,6 +6,7 @@ hf_files    ModelFiles: config and tokenizer of a model of transformers, in its 
 lightning   HoldfastCheckpointIO for one process, HoldfastStrategyMixin for several, HoldfastCallback for both
 torchtitan  HoldfastCheckpointManager: its Config in the place of torchtitan's own
 deepspeed   engine_state(engine): the content of engine.save_checkpoint() with ZeRO 1 to 3, for a Checkpointer
+megatron    save() and load() of a sharded state dict of Megatron-core, in the place of dist_checkpointing's
 mlflow      MlflowRestorePoints: an MLflow run that has the restore points by reference
 wandb       WandbRestorePoints: the same for Weights & Biases
 """
