@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,11 +21,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.serialization import safe_globals
 
-from holdfast.errors import StateMismatchError, TreeFormatError, UnsupportedStateError
+import holdfast
+from holdfast.errors import ConfigurationError, StateMismatchError, TreeFormatError, UnsupportedStateError
+from holdfast.export.pull import Format, pull
 from holdfast.state.capture import capture
 from holdfast.state.tree import check_known, decode_tree, encode_tree
 from holdfast.state.wrappers import leaves
 from holdfast_protocol.index_documents import ShardIndex
+from holdfast_protocol.runs import Latest, parse_run
 
 
 def needs(library: str) -> Any:
@@ -232,6 +236,30 @@ def test_each_shard_of_a_dtensor_gets_its_own_back_and_another_number_of_shards_
     [refused] = run_ranks(shards_are_loaded, 1, 1, saved)
     assert "model/weight" in refused
     assert "restore on as many ranks as saved it" in refused
+
+
+def test_a_pull_writes_the_tensors_inside_also_where_the_class_is_not_known_and_hf_refuses(
+    run: str, service: Service, tmp_path: Path
+) -> None:
+    with safe_globals(KNOWN):
+        module = module_of(1)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        optimizer.state[module.weight] = {"mean": scaled(7)}
+        with holdfast.Checkpointer(run) as ckpt:
+            ckpt.restore({})
+            ckpt.save(0, {"model": module, "optimizer": optimizer}).committed.result(timeout=60)
+        first, table, mean = insides(scaled(1)), insides(scaled(51)), insides(scaled(7))
+    chosen = parse_run(run), Latest()
+    pull(service.client, *chosen, tmp_path / "out", Format.TORCH)
+    model = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
+    assert {name: value.tolist() for name, value in model.items()} == {
+        **{f"{name}{path}": inner for name in ("weight", "tied") for path, inner in first.items()},
+        **{f"table{path}": inner for path, inner in table.items()},
+    }
+    slots = torch.load(tmp_path / "out" / "optimizer.pt", weights_only=True)["state"][0]
+    assert {f":{name}": value.tolist() for name, value in slots["mean"].items()} == mean
+    with pytest.raises(ConfigurationError, match="is a tensor subclass"):
+        pull(service.client, *chosen, tmp_path / "hf", Format.HF)
 
 
 def ended(run: str, *arguments: object) -> list[str]:

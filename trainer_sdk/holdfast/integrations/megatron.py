@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from megatron.core.dist_checkpointing.dict_utils import merge, nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factory_merges
 from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess, save_preprocess
 from megatron.core.dist_checkpointing.strategies import torch as torch_dist
 from megatron.core.dist_checkpointing.utils import extract_sharded_base
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from holdfast.checkpointer import Checkpointer
 from holdfast.state.tensors import row_major_bytes
@@ -43,7 +44,7 @@ def save(checkpointer: Checkpointer, step: int, sharded_state_dict: dict[str, An
             each.data = _packed(each.data)
     flat, _, _ = torch_dist._replace_state_dict_keys_with_sharded_keys(whole, keep_only_main_replica=True)
     planner = torch_dist.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
-    dcp.save(torch_dist.mcore_to_pyt_state_dict(flat, False), storage_writer=checkpointer.writer(step), planner=planner)
+    dcp_save(torch_dist.mcore_to_pyt_state_dict(flat, False), storage_writer=checkpointer.writer(step), planner=planner)
 
 
 def load(
@@ -65,7 +66,7 @@ def load(
         shapes_validation_sharded_tensors=[each for each in tensors if not each.allow_shape_mismatch],
         allow_shape_mismatch_sharded_tensors={each.key: each for each in tensors if each.allow_shape_mismatch},
     )
-    dcp.load(wanted, storage_reader=reader, planner=planner)
+    dcp_load(wanted, storage_reader=reader, planner=planner)
     loaded = torch_dist._replace_sharded_keys_with_state_dict_keys(
         {name: torch_dist._unwrap_pyt_sharded_tensor(each) for name, each in wanted.items()}, places, names
     )

@@ -57,16 +57,15 @@ class WrappedTensor(NamedTuple):
 def take_apart(path: str, tensor: torch.Tensor) -> WrappedTensor | None:
     """None for any other tensor. Raises UnsupportedStateError for a wrapper that could not be made again."""
     outer = tensor if isinstance(tensor, DTensor) else None
-    local = tensor
+    local: Any = tensor
     if outer is not None:
         with torch.no_grad():
             local = outer.to_local()
     if not is_traceable_wrapper_subclass(local) or local.is_nested:
         return None
-    kind = type(local)
-    name = _allowed_name(kind)
+    name = _allowed_name(type(local))
     if name is None:
-        raise UnsupportedStateError(path, *_not_allowed(kind))
+        raise UnsupportedStateError(path, *_not_allowed(type(local)))
     attributes, metadata = local.__tensor_flatten__()
     whole = None if outer is None else _whole(path, outer)
     inner = {each: getattr(local, each) for each in attributes}
@@ -171,13 +170,13 @@ def _whole(path: str, outer: DTensor) -> Whole:
 def fields_of(value: Any, path: str) -> tuple[str, Any] | None:
     """For an enum's member, a dataclass or a named tuple in metadata: the name of its class, and its content as text or
     a dict. None for any other value. Raises UnsupportedStateError if its class is not on torch's allow list."""
-    kind = type(value)
+    kind: Any = type(value)
     if isinstance(value, Enum):
         content: Any = value.name
     elif is_dataclass(value):
         content = {each.name: getattr(value, each.name) for each in fields(value)}
     elif isinstance(value, tuple) and hasattr(kind, "_fields"):
-        content = value._asdict()
+        content = dict(zip(kind._fields, value, strict=True))
     else:
         return None
     name = _allowed_name(kind)
@@ -189,13 +188,14 @@ def fields_of(value: Any, path: str) -> tuple[str, Any] | None:
 def of_fields(name: str, content: Any) -> Any:
     """The inverse. No code of the class runs, except a named tuple's `__new__`. Raises StateMismatchError for a class
     that this process does not know, and ValueError, TypeError or KeyError for content that is not its."""
-    kind: Any = known_class(name)
+    of_list = known_class(name)
+    kind: Any = of_list
     if issubclass(kind, Enum):
         return kind[content]
     if is_dataclass(kind):
         if {each.name for each in fields(kind)} != content.keys():
             raise ValueError(f"a {name[:200]} has other fields")
-        made = object.__new__(kind)
+        made = object.__new__(of_list)
         for field, value in content.items():
             object.__setattr__(made, field, value)
         return made
