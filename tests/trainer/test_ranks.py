@@ -109,14 +109,14 @@ def look_around(rank):
     module.socket.gethostname = lambda: "trainer"
     module._boot_id = lambda: f"machine {rank // 2}"
     ranks = Ranks(timeout_seconds=60)
-    return ranks.host_ranks, ranks.host_leader, ranks.some_share_a_host, ranks.hosts
+    return ranks.host_ranks, ranks.host_leader, ranks.host_leaders, ranks.hosts
 
 
 def test_machines_of_one_name_are_told_apart():
     """Else one rank alone would ask its cloud for notices, and the other machines' would go unseen."""
     results = run_ranks(look_around, 3)
     assert [result[:2] for result in results] == [((0, 1), 0), ((0, 1), 0), ((2,), 2)]
-    assert {result[2:] for result in results} == {(True, frozenset({"trainer"}))}
+    assert {result[2:] for result in results} == {((0, 0, 2), frozenset({"trainer"}))}
 
 
 def save_odd_objects(rank, run):

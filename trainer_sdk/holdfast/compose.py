@@ -169,7 +169,7 @@ def compose(
         session,
         workers,
         declared=declared,
-        sharing=HostSharing(ranks, settings, local=tier.folder if tier else None),
+        sharing=HostSharing(ranks, settings, client, local=tier.folder if tier else None),
         progress=progress,
         rest=rest,
     )

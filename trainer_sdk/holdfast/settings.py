@@ -114,6 +114,18 @@ class TrainerSettings(BaseSettings):
         "but at most a quarter of the free disk.",
     )
 
+    swarm: bool = Field(
+        default=False,
+        description="At a restore the hosts of the job pass on to each other what several of them want, so that it "
+        "leaves the store once. Their ranks listen on a port meanwhile, and the bytes are not encrypted on the way. "
+        "Ranks with HOLDFAST_MAX_BYTES_PER_SECOND take no part.",
+    )
+    swarm_address: str | None = Field(
+        default=None,
+        description="The address on which this host's ranks answer the job's other hosts. Default: the address of "
+        "this host on the way to MASTER_ADDR.",
+    )
+
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)

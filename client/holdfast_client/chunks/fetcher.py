@@ -9,7 +9,8 @@ Memory is taken for a chunk only if its ticket's size is the one in the checkpoi
 for a few at a time, because late ones of one large batch would expire before their turn. If a store does not
 answer, or refuses, and another has the chunk, the next tickets are for that one. Chunks on the host (host_chunks.py)
 need no ticket.
-A file of a mounted store is read in place: the host's processes share it and the kernel's cache of it anyway.
+A file of a mounted store is read in place: the host's processes share it and the kernel's cache of it anyway. But if
+other hosts want the chunk too, one host reads it and passes it on (peers.py).
 """
 
 from __future__ import annotations
@@ -229,8 +230,11 @@ class ChunkTransfers:
         stop = self._stop_for(ticket)
         if ticket.kind == "file":
             self._client.mount.check_read(ticket.path)
+        peers = None if host is None else host.peers
 
         def get(into: memoryview) -> None:
+            if peers is not None and peers.take(ticket.digest, into, stop):
+                return
             with life.used():
                 try:
                     get_chunk(
@@ -250,7 +254,8 @@ class ChunkTransfers:
             with self._lock:
                 self._bytes_from[ticket.store] += into.nbytes
 
-        if host is not None and ticket.kind == "http":
+        passed_on = peers is not None and peers.have(ticket.digest)
+        if host is not None and (ticket.kind == "http" or passed_on):
             host.fetch_once(ticket.digest, buffer, get, stop)
         else:
             get(buffer)

@@ -3,7 +3,8 @@
     digest -> in the folder -> bytes, proven, without a ticket
            -> not there: [lock] -> there by now, or [GET] -> proven -> into the folder -> [unlock]
 
-A folder that fails, is full or is gone costs a second GET and nothing else.
+A folder that fails, is full or is gone costs a second GET and nothing else. GET is from another host, if one passes the
+chunk on (peers.py), else from the store.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 
+from holdfast_client.chunks.peers import Peers
 from holdfast_client.local.chunk_folder import ChunkFolder
 
 LONGEST_WAIT_SECONDS = 120.0
@@ -20,9 +22,11 @@ LONGEST_WAIT_SECONDS = 120.0
 
 class HostChunks:
     """For the fetches of one process. `shared`: the digests that other processes of this host want too; one of them
-    fetches each chunk, and leaves it in `folder`. Other chunks in the folder are used as well. Thread-safe."""
+    fetches each chunk, and leaves it in `folder`. Other chunks in the folder are used as well. `peers`: who on other
+    hosts passes chunks on, and what this process passes on; all of that is among `shared`. Thread-safe."""
 
-    def __init__(self, folder: ChunkFolder, shared: Collection[str]) -> None:
+    def __init__(self, folder: ChunkFolder, shared: Collection[str], peers: Peers | None = None) -> None:
+        self.peers = peers
         self._folder = folder
         self._shared = frozenset(shared)
         self._lock = threading.Lock()
@@ -46,6 +50,7 @@ class HostChunks:
         if taken:
             with self._lock:
                 self.taken_bytes += buffer.nbytes
+            self._settle(digest)
         return taken
 
     def fetch_once(
@@ -61,9 +66,20 @@ class HostChunks:
                 stack.enter_context(self._folder.fetching(digest, wait_seconds=LONGEST_WAIT_SECONDS, stop=stop))
             except OSError:
                 fetch(buffer)
+                self._settle(digest)
                 return
             if self.take(digest, buffer, stop):
                 return
             fetch(buffer)
             with suppress(OSError):
                 self._folder.add(digest, buffer, durable=False)
+            self._settle(digest)
+
+    def give_up(self) -> None:
+        """This process reads no further: other hosts must not wait for what it has not fetched."""
+        if self.peers is not None:
+            self.peers.server.give_up()
+
+    def _settle(self, digest: str) -> None:
+        if self.peers is not None:
+            self.peers.server.settle(digest)

@@ -60,7 +60,7 @@ class ChunkFolder:
 
     def size(self, digest: str) -> int | None:
         """Bytes of the chunk's file; None if it is not there. Only reading proves their content. Raises OSError."""
-        with self._opened(digest) as descriptor:
+        with self.opened(digest) as descriptor:
             return None if descriptor is None else os.fstat(descriptor).st_size
 
     def read_into(self, digest: str, buffer: memoryview, *, stop: threading.Event | None = None) -> bool:
@@ -69,7 +69,7 @@ class ChunkFolder:
 
         Raises TransferStopped, and OSError if the disk or this process is in trouble: the chunk may well be there.
         """
-        with self._opened(digest) as descriptor:
+        with self.opened(digest) as descriptor:
             if descriptor is None:
                 return False
             try:
@@ -126,7 +126,9 @@ class ChunkFolder:
         self._root.close()
 
     @contextmanager
-    def _opened(self, digest: str) -> Iterator[int | None]:
+    def opened(self, digest: str) -> Iterator[int | None]:
+        """A descriptor of the chunk's file, for the block; None if it is not there. Its bytes are not proven. Raises
+        OSError."""
         try:
             with self._root.subfolder(_checked(digest)[:2]) as shard:
                 descriptor = open_file(digest, os.O_RDONLY, shard)
@@ -141,7 +143,7 @@ class ChunkFolder:
             os.close(descriptor)
 
     def _is_there(self, digest: str, size: int, *, durable: bool) -> bool:
-        with self._opened(digest) as descriptor:
+        with self.opened(digest) as descriptor:
             if descriptor is None or os.fstat(descriptor).st_size != size:
                 return False
             if durable:

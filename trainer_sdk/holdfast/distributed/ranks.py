@@ -140,14 +140,14 @@ class Ranks:
         hosts = [host for host, _, _ in told]
         self.hosts = frozenset(name for name, _ in hosts)
         """The hosts of all ranks, by name."""
+        self.host_leaders = tuple(hosts.index(host) for host in hosts)
+        """For each rank the lowest rank on its host, which stands for the host."""
         self.host_ranks = tuple(rank for rank, host in enumerate(hosts) if host == hosts[self.rank])
         """The ranks on this rank's host, this one included."""
-        self.host_leader = self.host_ranks[0]
+        self.host_leader = self.host_leaders[self.rank]
         """The lowest rank on this rank's host."""
         self.host_secret = told[self.host_leader][2]
         """Hex that only the ranks of this job know; the same on all ranks of this host."""
-        self.some_share_a_host = len(set(hosts)) < len(hosts)
-        """The same on all ranks."""
         # The launcher's store may hold keys of the job before its restart, and of other Checkpointers.
         self._store_prefix = f"holdfast/{told[0][1]}"
 

@@ -22,49 +22,131 @@ from holdfast.layout.plan import LayoutError
 from holdfast_protocol.index_documents import ITEM_BYTES, Layout, Piece
 
 
+class Wants(NamedTuple):
+    """What one rank reads: one bit for each digest of a list that is the same on every rank. A few kB, however large
+    the job."""
+
+    all: bytes
+    first: bytes
+    """Those that it reads before restore() returns; the others only after all ranks have these."""
+    serves: bool
+    """It can pass on to other hosts what it has fetched."""
+
+
 class HostShare(NamedTuple):
     """One rank's part."""
 
     shared: frozenset[str]
-    """Digests that another rank of the host wants too."""
+    """Digests that it leaves in the host's folder, because another rank of the host wants them, or another host."""
     order: tuple[str, ...]
     """Every digest that this rank wants, in the order of its fetches: the shared ones first."""
+    owned: frozenset[str]
+    """Digests that it passes on to other hosts."""
+    owners: dict[str, int]
+    """Digest -> the rank of another host that passes it on."""
 
 
 def wanted_bits(universe: Sequence[str], wanted: Collection[str]) -> bytes:
-    """One bit for each digest of `universe`, which is the same list on every rank: a few kB, however large the job."""
     return np.packbits(
         np.fromiter((digest in wanted for digest in universe), dtype=bool, count=len(universe))
     ).tobytes()
 
 
+_Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+_Numbers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+_PLACES_AT_ONCE = 4096
+
+
 def share_out(
-    universe: Sequence[str], bits: Mapping[int, bytes], rank: int, wanted: Iterable[str], *, window: int
+    universe: Sequence[str],
+    wants: Sequence[Wants],
+    hosts: Sequence[int],
+    rank: int,
+    wanted: Iterable[str],
+    *,
+    transfers: int,
 ) -> HostShare:
-    """Which chunks this rank shares with others of its host, and its order of reading, so that one rank fetches each.
-    Pure.
+    """Which chunks this rank shares with others, and its order of reading, so that one rank of a host fetches each, and
+    one host of those that pass chunks on gets it from the store. Pure.
 
         wanted by this rank -> bits, one per chunk of the checkpoint -> [gathered] -> shared, and this rank's order
 
-    The shared chunks are taken in windows. Within a window each rank first fetches its own part, while the others fetch
-    theirs; then it reads their parts. So all ranks fetch at once, none waits for long, and the host's disk holds about
-    one window at a time.
+    The shared chunks are taken in windows. Within a window each rank first fetches its own part from the store, while
+    the others fetch theirs; then it gets what other hosts own, from each in turn and from the next host first; then it
+    reads what the other ranks of its host have fetched. So all ranks fetch at once, none waits for long, and the host's
+    disk holds about one window at a time.
 
-    `bits`: of each rank of the host, this one included. `window`: in chunks. Every rank of the host computes the same
-    assignment. If a rank does not fetch its part, another rank fetches it instead."""
-    ranks = sorted(bits)
-    wants = np.stack([np.unpackbits(np.frombuffer(bits[r], np.uint8), count=len(universe)) for r in ranks]).astype(bool)
-    readers = wants.sum(axis=0)
-    places = np.flatnonzero(readers > 1)
-    wants, readers = wants[:, places], readers[places]
+    `wants` and `hosts`, a number of each rank's host, are by rank. Every rank computes the same assignment. If a rank
+    does not fetch its part, another rank fetches it instead."""
+
+    def bits(packed: bytes) -> _Bools:
+        return np.unpackbits(np.frombuffer(packed, np.uint8), count=len(universe)).astype(bool)
+
+    here = [each for each, host in enumerate(hosts) if host == hosts[rank]]
+    servers = sorted((each for each, of in enumerate(wants) if of.serves), key=lambda each: (hosts[each], each))
+    on_host = np.stack([bits(wants[each].all) for each in here])
+    is_passed_on = np.zeros(len(universe), dtype=bool)
+    if wants[rank].serves:
+        wanting_hosts = np.zeros(len(universe), dtype=np.int64)
+        for host in {hosts[each] for each in servers}:
+            wanting_hosts += np.any([bits(wants[each].all) for each in servers if hosts[each] == host], axis=0)
+        is_passed_on = wanting_hosts > 1
+    passed_turn = np.cumsum(is_passed_on) - 1
+    places = np.flatnonzero(on_host.any(axis=0) & (is_passed_on | (on_host.sum(axis=0) > 1)))
+    on_host, is_passed_on = on_host[:, places], is_passed_on[places]
     turn = np.arange(len(places))
-    own = ranks.index(rank)
+
+    owner = np.full(len(places), -1)
+    passed = np.flatnonzero(is_passed_on)
+    for start in range(0, len(passed), _PLACES_AT_ONCE):
+        block = passed[start : start + _PLACES_AT_ONCE]
+        rows = [[bits(of)[places[block]] for of in (wants[each].all, wants[each].first)] for each in servers]
+        owner[block] = _owners(np.array(rows).swapaxes(0, 1), servers, hosts, passed_turn[places[block]])
+    owning_host = np.where(is_passed_on, np.asarray(hosts)[owner], hosts[rank])
+    is_here = owning_host == hosts[rank]
+
+    readers = on_host.sum(axis=0)
+    own = here.index(rank)
     # The n-th of a chunk's readers fetches it; n rotates over the chunks.
-    is_fetcher = wants[own] & (np.cumsum(wants, axis=0)[own] - 1 == turn % np.maximum(readers, 1))
-    order = np.lexsort((turn, ~is_fetcher, turn // window))
-    shared = [universe[places[at]] for at in order[wants[own][order]]]
+    number_of_hosts = max(1, len({hosts[each] for each in servers}))
+    rotation = np.where(is_passed_on, passed_turn[places] // number_of_hosts, turn)
+    is_fetcher = on_host[own] & (np.cumsum(on_host, axis=0)[own] - 1 == rotation % np.maximum(readers, 1))
+    is_fetcher = np.where(is_passed_on & is_here, owner == rank, is_fetcher)
+
+    window = transfers * (len(servers) if len(passed) else len(here))
+    stage = np.where(is_fetcher, np.where(is_here, 0, 1), 2)
+    distance = (owning_host - hosts[rank]) % (max(hosts) + 1)
+    lap = np.where(stage == 1, passed_turn[places] // number_of_hosts, 0)
+    order = np.lexsort((turn, np.where(stage == 1, distance, 0), lap, stage, turn // window))
+    shared = [universe[places[at]] for at in order[on_host[own][order]]]
     found = frozenset(shared)
-    return HostShare(found, (*shared, *(digest for digest in wanted if digest not in found)))
+    left = on_host[own] & ((readers > 1) | (owner == rank))
+    return HostShare(
+        frozenset(universe[places[at]] for at in np.flatnonzero(left)),
+        (*shared, *(digest for digest in wanted if digest not in found)),
+        frozenset(universe[places[at]] for at in np.flatnonzero(owner == rank)),
+        {universe[places[at]]: int(owner[at]) for at in np.flatnonzero(on_host[own] & ~is_here)},
+    )
+
+
+def _owners(wants: _Bools, servers: Sequence[int], hosts: Sequence[int], turn: _Numbers) -> _Numbers:
+    """The rank that passes each chunk on: `wants` is (all, first) x servers x chunks. The n-th of the hosts that want
+    it, n rotating over the chunks, and in it the n-th rank likewise. Of those that want it first, if any do: the others
+    have it too late for them."""
+    every, first = wants
+    can = np.where(first.any(axis=0), first, every)
+    of_server = np.asarray([hosts[each] for each in servers])
+    numbers = sorted(set(of_server.tolist()))
+    by_host = np.stack([can[of_server == number].any(axis=0) for number in numbers])
+    host = np.asarray(numbers)[_nth(by_host, turn)]
+    return np.asarray(servers)[_nth(can & (of_server[:, None] == host), turn // by_host.sum(axis=0))]
+
+
+def _nth(rows: _Bools, turn: _Numbers) -> _Numbers:
+    """For each column the row of its n-th True, with n the turn modulo their number."""
+    is_it = np.cumsum(rows, axis=0, dtype=np.int32) - 1 == turn % rows.sum(axis=0)
+    found: _Numbers = np.argmax(rows & is_it, axis=0)
+    return found
 
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]

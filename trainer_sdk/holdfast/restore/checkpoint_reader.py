@@ -1,10 +1,11 @@
-"""The chunks of one committed checkpoint as one rank reads them, and those that the ranks of a host share. What says
-which chunks, and proves it, is holdfast_client/chunks/documents.py.
+"""The chunks of one committed checkpoint as one rank reads them, and those that the ranks of a host, and the hosts of a
+job, share. What says which chunks, and proves it, is holdfast_client/chunks/documents.py.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -15,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.distributed.ranks import Ranks
-from holdfast.layout.reshard import Read, ReadPlan, Room, scatter, share_out, straight, wanted_bits
+from holdfast.layout.reshard import Read, ReadPlan, Room, Wants, scatter, share_out, straight, wanted_bits
 from holdfast.settings import TrainerSettings
 from holdfast_client.chunks.documents import CheckpointDocuments, ChunkLists
 from holdfast_client.chunks.host_chunks import HostChunks
+from holdfast_client.chunks.peers import PeerAddress, Peers, PeerServer, address_towards
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import (
@@ -56,56 +58,96 @@ class SharedReads:
 @dataclass(frozen=True)
 class _Offer:
     """One rank's message to the others. Only the leader of a host sets `folder`: where, and how many bytes may lie
-    there."""
+    there. `address`: where the rank passes chunks on to other hosts."""
 
-    wanted: bytes
+    wants: Wants
     folder: tuple[Path, int] | None
+    address: PeerAddress | None
 
 
 class HostSharing:
-    """The ranks of one host fetch each chunk that several of them want once. Between the plan of a load and its
-    reading.
+    """The ranks of one host fetch each chunk that several of them want once, and with HOLDFAST_SWARM so do the hosts of
+    the job. Between the plan of a load and its reading.
 
-        each rank: the digests it wants, the host's leader: a folder -> [gathered] -> layout/reshard.py -> HostChunks
+        each rank: the digests it wants, and where it passes them on; the host's leader: a folder
+            -> [gathered] -> layout/reshard.py -> HostChunks, Peers
 
-    A job without two ranks on a host needs no collective, folder or file for it.
+    A job of one rank needs no collective, folder or file for it.
 
     `local`: the chunk folder that this host has anyway, its local tier; used in place of a folder for the restore."""
 
-    def __init__(self, ranks: Ranks, settings: TrainerSettings, *, local: ChunkFolder | None = None) -> None:
+    def __init__(
+        self, ranks: Ranks, settings: TrainerSettings, client: Client, *, local: ChunkFolder | None = None
+    ) -> None:
         self._ranks = ranks
         self._settings = settings
+        has_hosts = len(set(ranks.host_leaders)) > 1 and (local is not None or settings.cache_bytes != 0)
+        self._swarms = settings.swarm and has_hosts and client.settings.max_bytes_per_second is None
         self.local = local
 
     @contextmanager
-    def of(self, reads: ReadPlan, chunks: Mapping[int, Sequence[str]]) -> Iterator[SharedReads | None]:
-        """For the block in which this rank reads; the folder is deleted afterwards. None if no other rank shares the
-        host. Collective at its beginning; all ranks must have ended their reading before the leader leaves the
-        block."""
-        wanted = tuple(dict.fromkeys(chunks[rank][ordinal] for rank, ordinal in reads.by_chunk))
+    def of(
+        self, reads: ReadPlan, chunks: Mapping[int, Sequence[str]], late: Collection[str] = ()
+    ) -> Iterator[SharedReads | None]:
+        """For the block in which this rank reads; the folder is deleted afterwards. None if it shares with no other
+        rank. `late`: the tensors that it reads last, as `part_reads` takes them. Collective at its beginning; all ranks
+        must have ended their reading before the leader leaves the block."""
+        wanted = _digests(reads, chunks)
         with ExitStack() as stack:
-            if not self._ranks.some_share_a_host:
+            if self._ranks.world_size == 1:
                 yield None if self.local is None else SharedReads(HostChunks(self.local, ()), wanted)
                 return
             universe = tuple(dict.fromkeys(digest for rank in sorted(chunks) for digest in chunks[rank]))
-            offer = _Offer(wanted_bits(universe, frozenset(wanted)), self._offer_folder(stack))
-            offers = self._ranks.gather(offer)
-            folder = self._folder(stack, offers[self._ranks.host_leader].folder)
+            server = self._server()
+            first, _ = part_reads(reads, chunks, late)
+            wants = Wants(
+                all=wanted_bits(universe, frozenset(wanted)),
+                first=wanted_bits(universe, frozenset(_digests(first, chunks))),
+                serves=server is not None,
+            )
+            try:
+                offer = _Offer(wants, self._offer_folder(stack), None if server is None else server.address)
+                offers = self._ranks.gather(offer)
+                folder = self._folder(stack, offers[self._ranks.host_leader].folder)
+            finally:
+                if server is not None:
+                    stack.callback(server.close)  # before the folder that it reads from
             if folder is None:
+                if server is not None:
+                    server.begin(None, ())
                 yield None
                 return
             share = share_out(
                 universe,
-                {rank: offers[rank].wanted for rank in self._ranks.host_ranks},
+                [each.wants for each in offers],
+                self._ranks.host_leaders,
                 self._ranks.rank,
                 wanted,
-                window=self._settings.transfers * len(self._ranks.host_ranks),
+                transfers=self._settings.transfers,
             )
-            yield SharedReads(HostChunks(folder, share.shared), share.order)
+            peers = None
+            if server is not None:
+                server.begin(folder, share.owned)
+                addresses = {digest: offers[rank].address for digest, rank in share.owners.items()}
+                peers = Peers({digest: each for digest, each in addresses.items() if each is not None}, server)
+            yield SharedReads(HostChunks(folder, share.shared, peers), share.order)
+
+    def _server(self) -> PeerServer | None:
+        """None if this rank passes nothing on to other hosts, and takes nothing from them."""
+        if not self._swarms:
+            return None
+        address = self._settings.swarm_address or address_towards(os.environ.get("MASTER_ADDR"))
+        try:
+            if address is None:
+                raise OSError("this machine has no address that others reach; HOLDFAST_SWARM_ADDRESS can name one")
+            return PeerServer(address)
+        except (OSError, RuntimeError) as error:
+            log.warning("rank %d shares no chunks with other hosts: %s", self._ranks.rank, error)
+            return None
 
     def _offer_folder(self, stack: ExitStack) -> tuple[Path, int] | None:
-        """The host's leader makes one, unless there is a local tier, or the leader is alone on the host."""
-        alone = len(self._ranks.host_ranks) == 1
+        """The host's leader makes one, unless there is a local tier, or nobody to share with."""
+        alone = len(self._ranks.host_ranks) == 1 and not self._swarms
         limit = self._settings.cache_bytes
         if self.local is not None or alone or limit == 0 or self._ranks.rank != self._ranks.host_leader:
             return None
@@ -135,6 +177,10 @@ class HostSharing:
             return None
         stack.callback(folder.close)
         return folder
+
+
+def _digests(reads: ReadPlan, chunks: ChunkLists) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(chunks[rank][ordinal] for rank, ordinal in reads.by_chunk))
 
 
 def part_reads(reads: ReadPlan, chunks: ChunkLists, late: Collection[str]) -> tuple[ReadPlan, ReadPlan]:
@@ -221,7 +267,11 @@ class CheckpointSource(CheckpointDocuments):
             self._fetcher.fetch(by_digest, receive, in_place, sizes=sizes)
         else:
             order = [digest for digest in shared.order if digest in by_digest]
-            self._fetcher.fetch(order, receive, in_place, shared.host, sizes=sizes)
+            try:
+                self._fetcher.fetch(order, receive, in_place, shared.host, sizes=sizes)
+            except BaseException:
+                shared.host.give_up()
+                raise
         return sum(fetched)
 
     def stop(self) -> None:

@@ -85,7 +85,7 @@ def read_into(
 
                 ranks.together(plan_load_here)
                 [(plan, reads, arrivals)] = planned
-                with HostSharing(ranks, settings).of(reads, documents.chunks) as shared:
+                with HostSharing(ranks, settings, client).of(reads, documents.chunks) as shared:
                     ranks.together(
                         lambda: source.read(reads, documents.layout, documents.chunks, arrivals.rooms(), shared=shared)
                     )

@@ -89,10 +89,12 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Read:
-    """One rank's bytes: `from_host_bytes` of the `bytes` lay on its host already; `from_stores`: fetched by store."""
+    """One rank's bytes: `from_host_bytes` of the `bytes` lay on its host already, `from_peers_bytes` came from other
+    hosts; `from_stores`: fetched by store."""
 
     bytes: int
     from_host_bytes: int
+    from_peers_bytes: int
     from_stores: dict[StoreRole, int]
 
 
@@ -284,7 +286,7 @@ class Restorer:
             held.callback(planned.arrivals.let_go)
             # No rank leaves until all have read, because the folder that they share is deleted with the block.
             with ExitStack() as sharing:
-                shared = sharing.enter_context(self._sharing.of(planned.reads, documents.chunks))
+                shared = sharing.enter_context(self._sharing.of(planned.reads, documents.chunks, planned.late))
                 reading = _Reading(source, documents, planned, shared)
                 first, rest = part_reads(planned.reads, documents.chunks, planned.late)
 
@@ -326,7 +328,7 @@ class Restorer:
                 point.step,
                 self._derived_anew(documents, other_devices=other_devices),
                 readable_bytes(sum(each.bytes for each in read)),
-                _from_hosts(sum(each.from_host_bytes for each in read)),
+                _from_hosts(sum(each.from_host_bytes for each in read), sum(each.from_peers_bytes for each in read)),
                 _from_others(each.from_stores for each in read),
                 time.monotonic() - began,
                 "; the state of optimizers is still read, and their first step waits for it" if planned.streams else "",
@@ -374,7 +376,13 @@ class Restorer:
             count = source.read(
                 reads, documents.layout, documents.chunks, reading.rooms, shared=shared, on_bytes=arrived
             )
-        return _Read(count, 0 if shared is None else shared.host.taken_bytes, source.bytes_from)
+        peers = None if shared is None else shared.host.peers
+        return _Read(
+            count,
+            0 if shared is None else shared.host.taken_bytes,
+            0 if peers is None else peers.taken_bytes,
+            source.bytes_from,
+        )
 
     def _say_progress(self, progress: Progress | None) -> None:
         if progress is not None and self._ranks.is_first:
@@ -456,8 +464,11 @@ class Restorer:
         )
 
 
-def _from_hosts(count: int) -> str:
-    return f" ({readable_bytes(count)} of it found on the hosts)" if count else ""
+def _from_hosts(found: int, passed_on: int) -> str:
+    parts = [f"{readable_bytes(found)} of it found on the hosts"] if found else []
+    if passed_on:
+        parts.append(f"{readable_bytes(passed_on)} passed on from host to host")
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _from_others(read: Iterable[dict[StoreRole, int]]) -> str:

@@ -1,0 +1,274 @@
+"""A rank passes chunks on to ranks of other hosts: proven bytes, for those who know its token. What goes wrong costs a
+fetch from the store, and no more."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from holdfast_client.chunks import peers as module
+from holdfast_client.chunks.peers import PeerAddress, Peers, PeerServer, address_towards
+from holdfast_client.errors import TransferStopped
+from holdfast_client.local.chunk_folder import ChunkFolder
+
+BODY = bytes(range(256)) * 2000
+OTHER = BODY[::-1]
+DIGEST, OTHER_DIGEST = (hashlib.sha256(body).hexdigest() for body in (BODY, OTHER))
+spawn = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """A crowded machine answers late."""
+    for name in ("CONNECT_SECONDS", "SILENCE_SECONDS", "LONGEST_WAIT_SECONDS"):
+        monkeypatch.setattr(module, name, 60.0)
+    monkeypatch.setattr(module._Request, "timeout", 60.0)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = ChunkFolder(tmp_path / "chunks", limit_bytes=10**8)
+    yield made
+    made.close()
+
+
+@contextlib.contextmanager
+def serving(host: str = "127.0.0.2") -> Iterator[PeerServer]:
+    server = PeerServer(host)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def owner(folder):
+    """A server that owns both chunks, and has the first."""
+    with serving() as server:
+        folder.add(DIGEST, BODY, durable=False)
+        server.begin(folder, (DIGEST, OTHER_DIGEST))
+        server.settle(DIGEST)
+        yield server
+
+
+@pytest.fixture
+def own_server():
+    with serving("127.0.0.9") as server:
+        server.begin(None, ())
+        yield server
+
+
+def take(peers, digest=DIGEST, body=BODY):
+    """The bytes; None if the store must give them."""
+    buffer = memoryview(bytearray(len(body)))
+    return bytes(buffer) if peers.take(digest, buffer, threading.Event()) else None
+
+
+def ask(address, path, *, token=None, method="GET"):
+    with contextlib.closing(http.client.HTTPConnection(address.host, address.port, timeout=60)) as connection:
+        headers = {"Authorization": f"Bearer {address.token if token is None else token}"}
+        connection.request(method, path, headers=headers)
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+
+
+def test_a_chunk_comes_from_its_owner_and_is_counted(owner, own_server):
+    peers = Peers({DIGEST: owner.address}, own_server)
+    assert take(peers) == BODY
+    assert peers.taken_bytes == len(BODY)
+    assert take(peers, OTHER_DIGEST, OTHER) is None, "nobody passes it on to this rank"
+
+
+def test_who_asks_early_waits_until_the_chunk_is_there(folder, own_server):
+    with serving() as server:
+        asked = threading.Event()
+        find = server.find
+        server.find = lambda digest: (asked.set(), find(digest))[1]
+        got = []
+        waiter = threading.Thread(target=lambda: got.append(take(Peers({DIGEST: server.address}, own_server))))
+        waiter.start()
+        assert asked.wait(60)
+        server.begin(folder, (DIGEST,))
+        folder.add(DIGEST, BODY, durable=False)
+        server.settle(DIGEST)
+        waiter.join(60)
+        assert got == [BODY]
+
+
+def test_a_chunk_that_its_owner_has_not_in_time_is_the_stores_and_the_owner_is_dropped(owner, own_server, monkeypatch):
+    monkeypatch.setattr(module, "LONGEST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_ANSWER_WITHIN_SECONDS", 0.01)
+    peers = Peers(dict.fromkeys((DIGEST, OTHER_DIGEST), owner.address), own_server)
+    assert take(peers, OTHER_DIGEST, OTHER) is None
+    assert take(peers) is None
+
+
+def test_what_found_no_room_or_was_evicted_is_the_stores_and_the_owner_is_asked_for_others(
+    folder, owner, own_server, caplog
+):
+    owner.settle(OTHER_DIGEST)
+    peers = Peers(dict.fromkeys((DIGEST, OTHER_DIGEST), owner.address), own_server)
+    assert take(peers, OTHER_DIGEST, OTHER) is None
+    assert take(peers) == BODY
+    assert "no more chunks" not in caplog.text
+
+
+def test_an_owner_that_reads_no_further_keeps_nobody_waiting(owner, own_server):
+    owner.give_up()
+    peers = Peers(dict.fromkeys((DIGEST, OTHER_DIGEST), owner.address), own_server)
+    assert take(peers, OTHER_DIGEST, OTHER) is None
+    assert take(peers) == BODY
+
+
+@pytest.mark.parametrize("lie", [OTHER, BODY[:-1], BODY + b"!"])
+def test_a_peer_that_lies_is_believed_nothing_and_asked_no_more(folder, own_server, caplog, lie):
+    with serving() as liar:
+        folder.add(DIGEST, lie, durable=False)
+        folder.add(OTHER_DIGEST, OTHER, durable=False)
+        liar.begin(folder, (DIGEST, OTHER_DIGEST))
+        liar.settle(DIGEST)
+        liar.settle(OTHER_DIGEST)
+        peers = Peers(dict.fromkeys((DIGEST, OTHER_DIGEST), liar.address), own_server)
+        assert take(peers) is None
+        assert take(peers, OTHER_DIGEST, OTHER) is None
+        assert peers.taken_bytes == 0
+        assert f"the rank at 127.0.0.2:{liar.address.port} is asked for no more chunks" in caplog.text
+
+
+def test_a_stranger_without_the_token_gets_nothing(owner, own_server):
+    for token in ("", "x", owner.address.token[:-1], owner.address.token + "0", "\u00e9"):
+        assert ask(owner.address, f"/chunks/{DIGEST}", token=token) == (403, b"")
+    assert take(Peers({DIGEST: replace(owner.address, token="0" * 64)}, own_server)) is None
+
+
+def test_nothing_but_the_digests_that_it_owns_can_be_asked_for(folder, owner):
+    unowned = hashlib.sha256(b"beside").hexdigest()
+    folder.add(unowned, b"beside", durable=False)
+    folder.hold("secret").add([DIGEST])
+    for path in (
+        f"/chunks/{unowned}",
+        f"/chunks/../{DIGEST[:2]}/{DIGEST}",
+        f"/chunks/{DIGEST}/",
+        f"/chunks/{DIGEST}?x",
+        f"/{DIGEST}",
+        "/chunks/ledger",
+        "/chunks/holds/secret",
+        "/",
+        "/etc/passwd",
+    ):
+        assert ask(owner.address, path) == (404, b""), path
+    assert ask(owner.address, f"/chunks/{DIGEST}", method="PUT")[0] == 501
+    assert ask(owner.address, f"/chunks/{DIGEST}") == (200, BODY)
+
+
+def serve_from(path, pipe):
+    folder = ChunkFolder(path, limit_bytes=10**8)
+    server = PeerServer("127.0.0.3")
+    server.find = lambda digest: (pipe.send("asked"), PeerServer.find(server, digest))[1]
+    server.begin(folder, (DIGEST, OTHER_DIGEST))  # and none of them ever comes
+    pipe.send(server.address)
+    threading.Event().wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_peer_that_is_killed_or_stands_still_is_dropped_and_the_store_asked(
+    tmp_path, own_server, caplog, monkeypatch, number
+):
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=serve_from, args=(tmp_path / "theirs", theirs), daemon=True)
+    process.start()
+    try:
+        address = ours.recv()
+        if number is signal.SIGSTOP:
+            monkeypatch.setattr(module, "SILENCE_SECONDS", 3.0)  # more than it needs to say that it is still waiting
+        peers = Peers(dict.fromkeys((DIGEST, OTHER_DIGEST), address), own_server)
+        got = []
+        waiter = threading.Thread(target=lambda: got.append(take(peers)))
+        waiter.start()
+        assert ours.recv() == "asked"
+        os.kill(process.pid, number)
+        waiter.join(60)
+        assert got == [None]
+        assert take(peers, OTHER_DIGEST, OTHER) is None
+        assert caplog.text.count("is asked for no more chunks") == 1
+    finally:
+        process.kill()
+        process.join()
+
+
+def answer_slowly(listener, ended):
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(1000)
+        connection.sendall(f"HTTP/1.0 200 OK\r\nContent-Length: {len(BODY)}\r\n\r\n".encode())
+        with contextlib.suppress(OSError):
+            for at in range(len(BODY)):
+                connection.sendall(BODY[at : at + 1])
+                if ended.wait(0.05):
+                    return
+
+
+def test_a_peer_that_sends_byte_by_byte_is_dropped(own_server, monkeypatch):
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.3)
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.4", 0)) as listener:
+        thread = threading.Thread(target=answer_slowly, args=(listener, ended))
+        thread.start()
+        try:
+            address = PeerAddress("127.0.0.4", listener.getsockname()[1], "t")
+            assert take(Peers({DIGEST: address}, own_server)) is None
+        finally:
+            ended.set()
+            thread.join(60)
+
+
+def unreachable(host):
+    """Refuses each connection."""
+    with socket.create_server((host, 0)) as listener:
+        return PeerAddress(host, listener.getsockname()[1], "t")
+
+
+def test_where_no_host_can_be_reached_it_costs_two_tries_and_not_one_for_each(owner, own_server):
+    owners = {"a" * 64: unreachable("127.0.0.5"), "b" * 64: unreachable("127.0.0.6"), DIGEST: owner.address}
+    peers = Peers(owners, own_server)
+    assert take(peers, "a" * 64) is None
+    assert take(peers, "b" * 64) is None
+    assert take(peers) is None, "it would have answered, but two hosts did not, and none did"
+
+
+def test_hosts_that_cannot_be_reached_are_dropped_alone_if_another_can(owner, own_server):
+    owners = {"a" * 64: unreachable("127.0.0.5"), "b" * 64: unreachable("127.0.0.6"), DIGEST: owner.address}
+    peers = Peers(owners, own_server)
+    assert [take(peers), take(peers, "a" * 64), take(peers, "b" * 64), take(peers)] == [BODY, None, None, BODY]
+
+
+def test_a_restore_that_is_stopped_waits_for_no_peer(owner, own_server):
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(TransferStopped):
+        Peers({DIGEST: owner.address}, own_server).take(DIGEST, memoryview(bytearray(len(BODY))), stop)
+
+
+def test_closing_cuts_off_who_still_asks(folder):
+    with serving() as server:
+        idle = socket.create_connection((server.address.host, server.address.port))
+    with idle:
+        idle.settimeout(60)
+        with contextlib.suppress(ConnectionResetError):
+            assert idle.recv(1) == b""
+
+
+def test_an_address_is_that_of_the_way_to_the_master_and_never_loopback():
+    found = {address_towards(master) for master in (None, "127.0.0.1", "localhost")}
+    assert len(found) == 1
+    assert all(address is None or not address.startswith("127.") for address in found)
