@@ -26,7 +26,7 @@ from benchmarks.schedule import Schedule
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _PEERS = _REPOSITORY / ".venv-bench"
-_RESULTS = _REPOSITORY / "benchmarks" / "results"
+RESULTS = _REPOSITORY / "benchmarks" / "results"
 _UNITS = {"MiB": 1024**2, "GiB": 1024**3}
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     began = time.monotonic()
     schedule = Schedule(arguments.size, arguments.repeats, peers, with_s3=not arguments.only_posix, say=_say)
     measures = schedule.take_measures()
-    rows = [*Rows(measures).all(), _machine(arguments.size, arguments.repeats)]
+    rows = [*Rows(measures).all(), machine(arguments.size, arguments.repeats)]
     results: Path = arguments.results
     is_partial = peers is None or arguments.only_posix
     written = results / ("partial.json" if is_partial else "latest.json")
@@ -48,7 +48,7 @@ def main() -> None:
     if not is_partial:
         pictures = [
             results / "latest.png",
-            *([_REPOSITORY / "docs" / "performance.png"] if results == _RESULTS else []),
+            *([_REPOSITORY / "docs" / "performance.png"] if results == RESULTS else []),
         ]
         plot = [str(peers), "-m", "benchmarks.plot", str(written), *map(str, pictures)]
         subprocess.run(plot, cwd=_REPOSITORY, check=True)
@@ -64,7 +64,7 @@ def _on_gpu(arguments: argparse.Namespace) -> None:
     # The peers are torch's own, so they need no other environment.
     schedule = Schedule(arguments.size, arguments.repeats, Path(sys.executable), with_s3=False, say=_say, device="cuda")
     gpu = f"; {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
-    rows = [*Rows(schedule.take_gpu_measures()).gpu(), _machine(arguments.size, arguments.repeats, gpu)]
+    rows = [*Rows(schedule.take_gpu_measures()).gpu(), machine(arguments.size, arguments.repeats, gpu)]
     write_json(rows, arguments.results / "gpu.json")
     print(table(rows))
     _say(f"{arguments.results / 'gpu.json'}, after {time.monotonic() - began:.0f} s")
@@ -72,18 +72,18 @@ def _on_gpu(arguments: argparse.Namespace) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=_bytes, default=_bytes("1GiB"), help="bytes of state, for example 64MiB")
+    parser.add_argument("--size", type=size_bytes, default=size_bytes("1GiB"), help="bytes of state, for example 64MiB")
     parser.add_argument("--repeats", type=int, default=5, help="the figures are the medians of so many")
     parser.add_argument("--without-peers", action="store_true", help="Holdfast and the raw ceilings only")
     parser.add_argument("--only-posix", action="store_true", help="without SeaweedFS")
-    parser.add_argument("--results", type=Path, default=_RESULTS, help="the folder for what is written")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder for what is written")
     parser.add_argument(
         "--device", choices=["cpu", "cuda"], default="cpu", help="where the state is; cuda writes gpu.json alone"
     )
     return parser.parse_args()
 
 
-def _bytes(text: str) -> int:
+def size_bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+) ?(MiB|GiB)", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write it like 64MiB or 1GiB")
@@ -95,7 +95,7 @@ def _peers_python() -> Path:
     return _PEERS / "bin" / "python"
 
 
-def _machine(size_bytes: int, repeats: int, gpu: str = "") -> Row:
+def machine(size_bytes: int, repeats: int, gpu: str = "") -> Row:
     """The last row: where, when and with what, and how busy the machine was besides."""
     load = os.getloadavg()[2]
     cores = len(os.sched_getaffinity(0))

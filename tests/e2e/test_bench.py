@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import urllib3
-from benchmarks import processes, run, servers
+from benchmarks import processes, run, servers, swarm
 from benchmarks.bars import BARS
 from benchmarks.cases.raw_s3 import _BareS3
 from benchmarks.processes import Failed
@@ -59,6 +59,20 @@ def test_the_benchmark_of_a_gpu_has_all_its_rows(monkeypatch: pytest.MonkeyPatch
     rows = [row for row in Rows(schedule.take_gpu_measures()).gpu() if row.name.startswith("gpu_")]
     assert len(rows) == 8
     assert not {row.name: row.how for row in rows if row.value is None}, said
+
+
+@pytest.mark.timeout(1000)
+def test_the_benchmark_of_several_hosts_has_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "holdfast_serve", _served)
+    monkeypatch.setattr(processes, "start", _forked)
+    small = ["--size=1MiB", "--rate-mb=1000", "--hosts", "1", "2", "--repeats=1"]
+    monkeypatch.setattr(sys, "argv", ["swarm", *small, f"--results={tmp_path}"])
+    swarm.main()
+    *rows, machine = json.loads((tmp_path / "swarm.json").read_text())
+    ways = ("passing chunks on", "each for itself")
+    assert [row["name"] for row in rows] == [f"restore on {hosts} hosts, {way}" for way in ways for hosts in (1, 2)]
+    assert all(row["value"] > 0 for row in rows)
+    assert machine["name"].startswith("machine")
 
 
 def test_without_a_gpu_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

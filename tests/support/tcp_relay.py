@@ -1,5 +1,5 @@
 """A relay of TCP connections on loopback that can freeze: it accepts, and passes nothing on, as a dead host does. It
-counts what comes back."""
+counts what comes back, and can bound its rate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+
+from holdfast_client.chunks.connections import RateLimit
 
 
 class TcpRelay:
@@ -18,6 +20,8 @@ class TcpRelay:
         self._sockets: list[socket.socket] = []
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.answered_bytes = 0
+        self.answers = RateLimit()
+        """Of all connections together."""
         self._counting = threading.Lock()
         self.port: int = self._listening.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -51,6 +55,7 @@ class TcpRelay:
             while data := source.recv(65536):
                 self._passing.wait()
                 if is_answer:
+                    self.answers.acquire(len(data), None)
                     with self._counting:
                         self.answered_bytes += len(data)
                 target.sendall(data)
