@@ -70,6 +70,15 @@ class RestoreDecision(Reply):
         default=None, description="The environment of the attempt that saved the restore point (since 1.7)."
     )
 
+    def notes(self, which: str) -> list[str]:
+        """What a person must hear who reads `which`: that it is an older checkpoint than the newest, and that a store
+        does not answer. What is still uploaded is no reason for the first."""
+        skipped = skipped_in_words(each for each in self.skipped if each.reason is not SkippedReason.UPLOADING)
+        told = [f"{which}: {self.note}"] if self.note else []
+        if skipped and self.restore_point is not None:
+            told.insert(0, f"{which} is step {self.restore_point.step}. Passed over: {skipped}.")
+        return told
+
 
 class ReadChunks(Request):
     model_config = example({"digests": ["9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c"]})

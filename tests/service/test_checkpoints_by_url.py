@@ -23,9 +23,9 @@ import pytest
 from sqlalchemy import select
 
 import holdfast_client.chunks.fetcher
-import holdfast_client.filesystem.fsspec_filesystem
 from holdfast_client.client import Client
-from holdfast_client.errors import ChunkGone, ChunkLost, ServiceUnavailable
+from holdfast_client.errors import ChunkGone, ChunkLost, ConfigurationError, ServiceUnavailable
+from holdfast_client.filesystem import checkpoint_files, fsspec_filesystem
 from holdfast_client.filesystem.fsspec_filesystem import HoldfastFile, HoldfastFileSystem
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.checkpoints import EditCheckpoint
@@ -39,6 +39,7 @@ from tests.support.rank import answer
 from tests.support.retention import HOUR, purge, states
 from tests.support.rot import flip, key_of, stored
 from tests.support.service import RunningService
+from tests.support.tiers import DAY, Cold
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
@@ -56,6 +57,7 @@ def client(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> Iterator
         monkeypatch.setenv("HOLDFAST_TOKEN", service.token(Scope.READ))
         monkeypatch.setenv("HOLDFAST_RETRY_SECONDS", "10")
         fsspec.register_implementation("holdfast", HoldfastFileSystem, clobber=True)
+        fsspec_filesystem._READERS.begin_anew()  # a process keeps them, and what other tests have read
         yield connected
 
 
@@ -165,7 +167,7 @@ def test_whoever_reads_an_older_checkpoint_than_the_newest_hears_of_it(
     for _ in range(2):
         save_little_checkpoint(client, "demo")
     fs = HoldfastFileSystem()
-    holdfast_client.filesystem.fsspec_filesystem._warn_once.cache_clear()
+    fsspec_filesystem._warn_once.cache_clear()
     fs.open(FILE).close()
     assert "Passed over" not in caplog.text
     newest = client.checkpoints.select("demo", "doctor", "latest")
@@ -267,6 +269,75 @@ def test_a_read_from_memory_and_the_collector_wait_for_no_service(
     go_on.set()
     file.close()
     until(lambda: not leases(service))
+
+
+def test_close_waits_a_moment_for_a_service_that_does_not_answer_and_no_longer(
+    service: RunningService, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_little_checkpoint(client, "demo")
+    monkeypatch.setattr(checkpoint_files, "CLOSE_SECONDS", 0.01)
+    fs = HoldfastFileSystem()
+    file, go_on = fs.open(FILE), threading.Event()
+    restores = fs._reader.parts.client.restores
+    release = restores.release
+
+    def answered_late(lease_id: str) -> None:
+        assert go_on.wait(60), "close has waited for the service"
+        release(lease_id)
+
+    monkeypatch.setattr(restores, "release", answered_late)
+    file.close()
+    assert len(leases(service)) == 1
+    go_on.set()
+    until(lambda: not leases(service))
+
+
+def test_what_is_cold_is_a_folder_whose_files_must_be_thawed_and_hides_no_other(
+    cold: Cold, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = cold.service
+    service.make_project("demo")
+    with Client(ClientSettings(url=service.url, token=service.token())) as connected:
+        connected.projects.edit("demo", EditProject())
+        for _ in range(3):
+            save_little_checkpoint(connected, "demo")
+    cold.policy(run=RUN)
+    cold.advance(8 * DAY)
+    cold.round()
+    assert cold.tier(1, RUN) == "cold"
+    fs = HoldfastFileSystem(service_url=service.url, token=service.token(Scope.READ))
+    assert fs.ls(RUN, detail=False) == [f"{RUN}@3#3", f"{RUN}@2#2", f"{RUN}@1#1"]
+    assert [path for path in fs.find(RUN) if path.endswith(".safetensors")] == [
+        f"{RUN}@{n}#{n}/sample.safetensors" for n in (2, 3)
+    ]
+    assert f"{RUN}@1#1 has no files now" in caplog.text
+    assert (fs.isdir(f"{RUN}@1"), fs.info(f"{RUN}@1")["step"]) == (True, 1)
+    for asked in (lambda: fs.open(f"{RUN}@1/sample.safetensors"), lambda: fs.ls(f"{RUN}@1")):
+        with pytest.raises(OSError, match=r"holdfast checkpoints thaw demo/doctor@1#1") as refused:
+            asked()
+        assert refused.value.errno == errno.ENODATA
+
+
+def test_all_filesystems_of_a_process_keep_no_more_than_the_largest_of_them_may(
+    service: RunningService, client: Client
+) -> None:
+    for _ in range(4):
+        save_little_checkpoint(client, "demo")
+    bounds = [SIZE_BYTES, 2 * SIZE_BYTES]
+    filesystems = [HoldfastFileSystem(token=service.token(Scope.READ), cache_bytes=bound) for bound in bounds * 2]
+    for fs in filesystems:
+        for step in (1, 2, 3, 4):
+            fs.cat_file(f"{RUN}@{step}/sample.safetensors")
+    assert {fs._reader.parts.cache.kept_bytes for fs in filesystems} == {2 * SIZE_BYTES}
+    filesystems[0].invalidate_cache()
+    assert {fs._reader.parts.cache.kept_bytes for fs in filesystems} == {0}
+
+
+@pytest.mark.usefixtures("client")
+def test_a_mistyped_option_is_refused_by_its_name() -> None:
+    with pytest.raises(ConfigurationError, match=r"'cache_byte' is no option of holdfast://"):
+        fsspec.filesystem("holdfast", cache_byte=1)
+    fsspec.filesystem("holdfast", use_listings_cache=False, skip_instance_cache=True)
 
 
 @pytest.mark.rule("read-lease")

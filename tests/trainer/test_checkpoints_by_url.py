@@ -32,7 +32,9 @@ from holdfast_client.chunks.documents import CheckpointDocuments
 from holdfast_client.client import Client
 from holdfast_client.errors import StoreUnavailable
 from holdfast_client.filesystem.fsspec_filesystem import HoldfastFileSystem
+from holdfast_protocol.checkpoints import EditCheckpoint
 from holdfast_protocol.runs import EditProject
+from holdfast_protocol.states import Health
 
 MIB = 1024**2
 BIG = 8 * MIB
@@ -288,6 +290,22 @@ def test_two_ranks_load_by_url_what_one_has_saved(run: str) -> None:
     weight = torch.randn(9, 4)
     save(run, {"model": {"weight": weight}})
     assert run_ranks(_load_sharded, 2, run) == [weight.numpy().tobytes()] * 2
+
+
+def test_who_loads_an_older_checkpoint_than_the_newest_hears_of_it(
+    service, run: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Tied()
+    for step in (1, 2):
+        save(run, {"model": model}, step)
+    newest = service.client.checkpoints.select(*run.split("/"), "latest")
+    edited = EditCheckpoint(health=Health.QUARANTINED, health_reason="a loss spike")
+    service.client.checkpoints.edit(newest.id, edited, newest.etag)
+    told = f"{run}@latest is step 1. Passed over: 2 (quarantined: a loss spike)."
+    holdfast.load_weights(f"{run}@latest", Tied())
+    assert caplog.text.count(told) == 1
+    holdfast.dcp_reader(f"holdfast://{run}@latest").close()
+    assert caplog.text.count(told) == 2
 
 
 class OfUrl(Dataset):

@@ -47,23 +47,47 @@ _DCP = "dcp"
 _SHOWN_TENSORS = 5
 
 
-class ReadParts:
-    """What the checkpoints of one client share: connections, threads, and the cache of verified chunks. They end when
-    nothing refers to it any more."""
+CLOSE_SECONDS = 5.0
+"""The most that closing a file waits for the service: a lease that is not ended runs out by itself."""
 
-    def __init__(self, client: Client, cache_bytes: int) -> None:
-        self.client = client
-        self.cache = ChunkCache(cache_bytes)
+
+class ProcessParts:
+    """What all readers of a process share: threads, the room in which chunks arrive, and the cache of verified chunks.
+    So their bounds hold for all of them together."""
+
+    def __init__(self) -> None:
+        self.cache = ChunkCache(0)
         self.workers = TransferWorkers()
         self.buffers = Buffers()
-        """Shared, as the threads are: buffers of its own for each open file would exceed any bound."""
         self._beside = WorkerThreads(1, "holdfast-beside-reads")
-        weakref.finalize(self, _end, client, self.workers, self._beside, os.getpid()).atexit = False
+        self._closing = WorkerThreads(1, "holdfast-closing")
 
     def start(self, job: Callable[[], None]) -> None:
         """Carries out `job` on the one thread for what no reader waits for: reading ahead, and leases. Its errors are
         logged. Takes no lock."""
         self._beside.submit(partial(_logged, job))
+
+    def close_soon(self, job: Callable[[], None]) -> None:
+        """Carries out `job` on another thread, and waits for it no longer than CLOSE_SECONDS."""
+        done = threading.Event()
+
+        def close() -> None:
+            _logged(job)
+            done.set()
+
+        self._closing.submit(close)
+        done.wait(CLOSE_SECONDS)
+
+
+class ReadParts:
+    """What the checkpoints of one client share. The client is closed when nothing refers to it any more."""
+
+    def __init__(self, client: Client, process: ProcessParts, *, caches: bool) -> None:
+        self.client = client
+        self.cache = process.cache if caches else ChunkCache(0)
+        self.workers, self.buffers = process.workers, process.buffers
+        self.start, self.close_soon = process.start, process.close_soon
+        weakref.finalize(self, _end, client, os.getpid()).atexit = False
 
 
 def _logged(job: Callable[[], None]) -> None:
@@ -73,13 +97,9 @@ def _logged(job: Callable[[], None]) -> None:
         log.warning("beside the reads of checkpoints by URL: %s", error)
 
 
-def _end(client: Client, workers: TransferWorkers, beside: WorkerThreads, process_id: int) -> None:
-    if os.getpid() != process_id:  # connections and locks are the parent's
-        return
-    beside.end()
-    with suppress(RuntimeError):  # the collector may run on one of these threads, which does not wait for itself
-        workers.close(timeout_seconds=0)
-    client.close()
+def _end(client: Client, process_id: int) -> None:
+    if os.getpid() == process_id:  # else connections and locks are the parent's
+        client.close()
 
 
 class _Reads(CheckpointDocuments):
@@ -141,6 +161,10 @@ class CheckpointFiles:
         with self._lock:
             self._readers -= 1
         self._end_unused_leases()
+
+    def closed_soon(self) -> None:
+        """As `closed`, and does not wait for a service that does not answer."""
+        self._parts.close_soon(self.closed)
 
     def closed_by_collector(self) -> None:
         """As `closed`, on another thread: the collector may run within any call, of this client or of training, and

@@ -26,14 +26,21 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from pydantic import SecretStr
 
 from holdfast_client.client import Client
-from holdfast_client.errors import CheckpointNotFound, NoRestorePoint, ProjectNotFound, RunNotFound
-from holdfast_client.filesystem.checkpoint_files import CheckpointFiles, ReadParts
+from holdfast_client.errors import (
+    CheckpointCold,
+    CheckpointNotFound,
+    ConfigurationError,
+    NoRestorePoint,
+    ProjectNotFound,
+    RunNotFound,
+)
+from holdfast_client.filesystem.checkpoint_files import CheckpointFiles, ProcessParts, ReadParts
 from holdfast_client.filesystem.places import FACTS, Place, parse_place
 from holdfast_client.filesystem.safetensors_layout import SafetensorsFile
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import CheckpointView
-from holdfast_protocol.restores import RestoreDecision, RestorePoint, SkippedReason, skipped_in_words
+from holdfast_protocol.restores import RestorePoint, skipped_in_words
 from holdfast_protocol.runs import Point, SelectorError
 from holdfast_protocol.states import CheckpointState
 
@@ -41,6 +48,15 @@ log = logging.getLogger("holdfast.client")
 
 CACHE_BYTES = 256 * 1024**2
 """Of verified chunks, in all: four of the largest."""
+_OPTIONS = {
+    "use_listings_cache",
+    "listings_expiry_time",
+    "max_paths",
+    "skip_instance_cache",
+    "asynchronous",
+    "loop",
+}
+"""Those of fsspec itself, which any filesystem takes."""
 
 _KEPT_CHECKPOINTS = 8
 _KEPT_READERS = 4
@@ -49,8 +65,8 @@ _KEPT_READERS = 4
 class _Reader:
     """What the filesystems with the same settings share in one process: connections, cache, documents."""
 
-    def __init__(self, settings: ClientSettings, cache_bytes: int) -> None:
-        self.parts = ReadParts(Client(settings), cache_bytes)
+    def __init__(self, settings: ClientSettings, process: ProcessParts, *, caches: bool) -> None:
+        self.parts = ReadParts(Client(settings), process, caches=caches)
         self._lock = threading.Lock()
         self._checkpoints: OrderedDict[tuple[str, str], CheckpointFiles] = OrderedDict()
 
@@ -72,28 +88,32 @@ class _Reader:
 
 class _Readers:
     """The readers of this process, by settings. The one that was unused for longest is forgotten first: open files
-    keep theirs."""
+    keep theirs. Together they keep as many bytes as the one with the largest `cache_bytes` may."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._readers: OrderedDict[tuple[ClientSettings, int], _Reader] = OrderedDict()
+        self._process: ProcessParts | None = None
         self._inherited: list[object] = []
 
     def of(self, settings: ClientSettings, cache_bytes: int) -> _Reader:
         key = (settings, cache_bytes)
         with self._lock:
-            found = self._readers.pop(key, None) or _Reader(settings, cache_bytes)
+            self._process = self._process or ProcessParts()
+            found = self._readers.pop(key, None) or _Reader(settings, self._process, caches=cache_bytes > 0)
             self._readers[key] = found
             while len(self._readers) > _KEPT_READERS:
                 self._readers.popitem(last=False)
+            self._process.cache.most_bytes = max(most_bytes for _, most_bytes in self._readers)
             return found
 
     def begin_anew(self) -> None:
         """In a forked process: its parent's threads are not there, and connections and leases are the parent's. Nothing
         of them is closed here: a lock in them may be held for ever."""
-        self._inherited.append(self._readers)
+        self._inherited += [self._readers, self._process]
         self._lock = threading.Lock()
         self._readers = OrderedDict()
+        self._process = None
 
 
 _READERS = _Readers()
@@ -121,8 +141,12 @@ class HoldfastFileSystem(AbstractFileSystem):
         **storage_options: Any,
     ) -> None:
         """`service_url` and `token`: in place of HOLDFAST_URL and HOLDFAST_TOKEN; all other settings come from the
-        environment. `cache_bytes`: the most that the process keeps of verified chunks; 0 keeps none. Raises
-        ConfigurationError."""
+        environment. `cache_bytes`: the most that the process keeps of verified chunks, for all its filesystems
+        together; 0 keeps none of this one's. Raises ConfigurationError, also for an option that is none."""
+        if unknown := sorted(storage_options.keys() - _OPTIONS):
+            raise ConfigurationError(
+                f"{unknown[0]!r} is no option of holdfast://. It has service_url, token and cache_bytes."
+            )
         super().__init__(**storage_options)
         given: dict[str, Any] = {"url": service_url, "token": None if token is None else SecretStr(token)}
         self._settings = ClientSettings(**{name: value for name, value in given.items() if value is not None})
@@ -141,7 +165,7 @@ class HoldfastFileSystem(AbstractFileSystem):
         """Projects; a project's runs; a run's whole checkpoints, by step and attempt, the largest step first; a
         checkpoint's files."""
         path = self._strip_protocol(path)
-        with _told(path):
+        with _told(path, lists=True):
             place = parse_place(path)
             if place.file is not None:
                 found = [self._info(path, place)]
@@ -231,7 +255,8 @@ class HoldfastFileSystem(AbstractFileSystem):
             skipped = skipped_in_words(decision.skipped)
             raise NoRestorePoint(f"{run}@{point} has no checkpoint to read" + (f": {skipped}." if skipped else "."))
         if told:
-            _tell_passed_over(f"{run}@{point}", decision)
+            for note in decision.notes(f"{run}@{point}"):
+                _warn_once(note)
         return decision.restore_point
 
     def _info(self, path: str, place: Place) -> dict[str, Any]:
@@ -243,10 +268,13 @@ class HoldfastFileSystem(AbstractFileSystem):
         if place.point is None:
             client.runs.get(place.run.project, place.run.run)
             return _folder(path)
-        chosen = self._chosen(place.run, place.point)
-        if place.file is None:
-            return _of_checkpoint(_folder(path), chosen)
-        return self._file_info(path, place.run, chosen, place.file)
+        if place.file is not None:
+            return self._file_info(path, place.run, self._chosen(place.run, place.point), place.file)
+        try:
+            return _of_checkpoint(_folder(path), self._chosen(place.run, place.point))
+        except CheckpointCold:  # its files cannot be read now, and the folder is there
+            view = client.checkpoints.select(place.run.project, place.run.run, str(place.point))
+            return _of_checkpoint(_folder(path), view)
 
     def _file_info(self, path: str, run: RunName, chosen: RestorePoint, name: str) -> dict[str, Any]:
         checkpoint = self._checkpoint(run, chosen)
@@ -379,22 +407,13 @@ class HoldfastFile(AbstractBufferedFile):
     def _release(self) -> None:
         held, self._held = self._held, None
         if held is not None and self._held_in == os.getpid():
-            held.closed()
+            held.closed_soon()
 
 
 def _reopened(fs: HoldfastFileSystem, path: str, position: int) -> HoldfastFile:
     file = fs._open(path)
     file.seek(position)
     return file
-
-
-def _tell_passed_over(which: str, decision: RestoreDecision) -> None:
-    """Whoever reads an older checkpoint than the newest hears of it. What is still uploaded is no reason for that."""
-    skipped = skipped_in_words(each for each in decision.skipped if each.reason is not SkippedReason.UPLOADING)
-    if skipped and decision.restore_point is not None:
-        _warn_once(f"{which} is step {decision.restore_point.step}. Passed over: {skipped}.")
-    if decision.note:
-        _warn_once(f"{which}: {decision.note}")
 
 
 @functools.lru_cache(maxsize=64)
@@ -414,9 +433,14 @@ def _of_checkpoint(info: dict[str, Any], of: RestorePoint | CheckpointView) -> d
 
 
 @contextmanager
-def _told(path: str) -> Iterator[None]:
-    """What is not there, as Python says it: tools that take any filesystem know no error of ours."""
+def _told(path: str, *, lists: bool = False) -> Iterator[None]:
+    """What is not there or must be thawed first, as Python says it: tools that take any filesystem know no error of
+    ours. `lists`: fsspec leaves a folder with an error out, without a word."""
     try:
         yield
+    except CheckpointCold as error:
+        if lists:
+            _warn_once(f"{path} has no files now: {error}")
+        raise OSError(errno.ENODATA, str(error), path) from error
     except (ProjectNotFound, RunNotFound, CheckpointNotFound, NoRestorePoint, SelectorError) as error:
         raise FileNotFoundError(errno.ENOENT, str(error), path) from error

@@ -106,9 +106,11 @@ def read_into(
 
 
 def resolve(client: Client, run: RunName, selector: str) -> RestorePoint:
-    """Raises NoRestorePoint."""
-    point = client.restores.restore_point(run.project, run.run, selector).restore_point
-    if point is None:
+    """Logs what it passes over. Raises NoRestorePoint."""
+    decision = client.restores.restore_point(run.project, run.run, selector)
+    for note in decision.notes(f"{run}@{selector}"):
+        log.warning("%s", note)
+    if (point := decision.restore_point) is None:
         raise NoRestorePoint(
             f"{run} has nothing to load at {selector!r}. `holdfast checkpoints list {run}` lists what it has"
         )
