@@ -67,7 +67,7 @@ SUBJECTS: dict[str, tuple[Entry, ...]] = {
         Entry(
             "checkpoints",
             "Saved states of a run",
-            "list show diff edit prune undelete pin unpin pull thaw impact",
+            "list show diff edit prune undelete pin unpin pull push thaw impact",
             "checkpoints copies usage trash",
         ),
         Entry("import", "Bring in a checkpoint that another tool saved."),

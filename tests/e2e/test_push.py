@@ -1,0 +1,177 @@
+"""`holdfast checkpoints push`: the files of a pull in a bucket of a real S3 server, which a killed push has begun and
+the next one ends; no half of it is taken for whole."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+import holdfast
+from holdfast.errors import ConfigurationError
+from holdfast.export.hf.folder import HfChoices
+from holdfast.export.pull import Format
+from holdfast.export.push import NotSent, push
+from holdfast_client import Client
+from holdfast_client.cli.main import app
+from holdfast_protocol.base import RunName
+from holdfast_protocol.runs import EditProject, Latest, parse_point
+from tests.e2e.test_pull_hf import config_of, gpt2, save, train
+from tests.support.s3_folder import S3Folder
+from tests.support.seaweedfs import SeaweedFS
+from tests.support.serve import ServedHoldfast, holdfast_serve
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Iterator[ServedHoldfast]:
+    with holdfast_serve(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(served, monkeypatch) -> Iterator[Client]:
+    for name, value in served.environment.items():
+        monkeypatch.setenv(name, value)
+    with Client() as connected:
+        connected.projects.edit("tests", EditProject())
+        yield connected
+
+
+@pytest.fixture
+def run(client) -> RunName:
+    run = RunName("tests", f"r{uuid.uuid4().hex}")
+    client.runs.create(run.project, run.run)
+    return run
+
+
+@pytest.fixture
+def bucket(seaweedfs: SeaweedFS, monkeypatch) -> str:
+    """A folder of its own in it."""
+    for name, value in seaweedfs.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", seaweedfs.endpoint)
+    fsspec.register_implementation("bucket3", S3Folder, clobber=True)
+    monkeypatch.setattr(S3Folder, "sent", [])
+    return f"bucket3://{seaweedfs.bucket}/models-{secrets.token_hex(4)}"
+
+
+def pushed(client: Client, run: RunName, url: str, format_: Format = Format.HF, **choices: Any) -> dict[str, Any]:
+    hf = HfChoices(**{name: choices.pop(name) for name in ("config", "most_file_bytes") if name in choices})
+    return push(
+        client, run, choices.pop("point", Latest()), url, format_, hf=hf if format_ is Format.HF else None, **choices
+    )
+
+
+def names_at(url: str) -> set[str]:
+    fs, root = fsspec.core.url_to_fs(url)
+    return {path.removeprefix(root).lstrip("/") for path in fs.find(root)}
+
+
+def downloaded(url: str, folder: Path) -> Path:
+    fs, root = fsspec.core.url_to_fs(url)
+    folder.mkdir()
+    for path in fs.find(root):
+        (folder / path.rpartition("/")[2]).write_bytes(fs.cat_file(path))
+    return folder
+
+
+def test_a_model_is_in_the_bucket_as_from_pretrained_opens_it_and_a_second_push_sends_nothing(
+    run, client, bucket, tmp_path
+):
+    model = gpt2()
+    train(model)
+    save(run, {"model": model})
+    config = config_of(model, tmp_path / "config")
+    first = pushed(client, run, bucket, config=config, most_file_bytes=10_000)
+    assert first["kept"] == []
+    assert names_at(bucket) == set(first["sent"])
+    assert first["sent"][-3:] == ["config.json", "model.safetensors.index.json", "checkpoint.json"]
+    found = AutoModelForCausalLM.from_pretrained(downloaded(bucket, tmp_path / "out"), local_files_only=True)
+    assert all(torch.equal(found.state_dict()[name], each) for name, each in model.state_dict().items())
+    again = pushed(client, run, bucket, config=config, most_file_bytes=10_000)
+    assert (again["sent"], sorted(again["kept"])) == ([], sorted(first["sent"]))
+
+
+def test_a_push_that_broke_off_is_no_model_yet_and_the_next_one_sends_the_rest(
+    run, client, bucket, tmp_path, monkeypatch
+):
+    model = gpt2()
+    save(run, {"model": model})
+    config = config_of(model, tmp_path / "config")
+    with monkeypatch.context() as broken:
+        broken.setattr(S3Folder, "fail_at", "00002-of-00004.safetensors")
+        with pytest.raises(NotSent, match=r"00002-of-.*the connection broke off.*same command again") as told:
+            pushed(client, run, bucket, config=config, most_file_bytes=10_000)
+    assert "secret" not in str(told.value)
+    assert "abc" not in str(told.value)
+    there = names_at(bucket)
+    assert "model-00001-of-00004.safetensors" in there
+    assert not {"config.json", "checkpoint.json", "model-00002-of-00004.safetensors"} & there
+    done = pushed(client, run, bucket, config=config, most_file_bytes=10_000)
+    assert set(done["kept"]) == there
+    # A byte that rotted there is found by the next one.
+    fs, root = fsspec.core.url_to_fs(bucket)
+    content = fs.cat_file(f"{root}/model-00003-of-00004.safetensors")
+    with fs.open(f"{root}/model-00003-of-00004.safetensors", "wb") as file:
+        file.write(content[:-1] + bytes([content[-1] ^ 1]))
+    mended = pushed(client, run, bucket, config=config, most_file_bytes=10_000)
+    assert mended["sent"][0] == "model-00003-of-00004.safetensors"
+    assert fs.cat_file(f"{root}/model-00003-of-00004.safetensors") == content
+
+
+def test_another_checkpoint_or_foreign_files_there_are_left_unless_that_is_meant(run, client, tmp_path):
+    with holdfast.Checkpointer(str(run), strict=True) as ckpt:
+        ckpt.restore({})
+        for step in (1, 2):
+            ckpt.save(step, {"model": {"w": torch.full((3,), float(step))}, "n": step}).committed.result(timeout=60)
+    url = f"file://{tmp_path}/shelf/gpt"
+    pushed(client, run, url, Format.SAFETENSORS, point=parse_point("1"))
+    (tmp_path / "shelf" / "gpt" / "readme.txt").write_text("mine")
+    with pytest.raises(ConfigurationError, match=r"has step 1 of tests/.* as safetensors.*--force"):
+        pushed(client, run, url, Format.SAFETENSORS)
+    with pytest.raises(ConfigurationError, match=r"has step 1 of tests/.* as safetensors.*--force"):
+        pushed(client, run, url, Format.TORCH, point=parse_point("1"))
+    with pytest.raises(ConfigurationError, match=r"1 file that this push does not write, such as 'readme.txt'"):
+        pushed(client, run, url, Format.SAFETENSORS, point=parse_point("1"))
+    done = pushed(client, run, url, Format.TORCH, force=True)
+    assert names_at(url) == {*done["sent"], *done["kept"], "readme.txt"}
+    assert torch.load(tmp_path / "shelf" / "gpt" / "model@0.pt", weights_only=True)["w"][0] == 2
+    assert json.loads((tmp_path / "shelf" / "gpt" / "checkpoint.json").read_text())["step"] == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("s3://key:topsecret@bucket/gpt", "leave credentials to the environment"),
+        ("s3://bucket/gpt?token=topsecret", "leave credentials to the environment"),
+        ("out/gpt", "is not the URL of a folder"),
+        ("nowhere://bucket/gpt", "cannot be opened"),
+        ("hf://org/model", "hf upload"),
+        ("holdfast://demo/gpt", "Nothing is pushed to holdfast://"),
+    ],
+)
+def test_a_place_that_cannot_take_it_is_told_before_anything_is_fetched(run, client, url, told):
+    with pytest.raises(ConfigurationError, match=told) as refused:
+        pushed(client, run, url)
+    assert "topsecret" not in str(refused.value)
+
+
+def test_the_command_says_what_it_sent(run, client, tmp_path):
+    with holdfast.Checkpointer(str(run), strict=True) as ckpt:
+        ckpt.restore({})
+        ckpt.save(1, {"model": {"w": torch.ones(3)}}).committed.result(timeout=60)
+    url = f"file://{tmp_path}/gpt"
+    done = CliRunner().invoke(app, ["checkpoints", "push", f"{run}@1", url])
+    assert done.exit_code == 0, done.output
+    assert f"{run}@1#1 is at {url}, as torch: 4 files sent, 0 there already." in done.output
+    again = CliRunner().invoke(app, ["checkpoints", "push", f"{run}@1", url])
+    assert "0 files sent, 4 there already." in again.output

@@ -1,0 +1,209 @@
+"""Pushes one checkpoint to a bucket or another place of fsspec, as the files that a pull writes.
+
+    pull into a folder of this machine -> compare with what is there -> send what differs -> last what makes it whole
+
+What is there is read back and compared by SHA-256. So a push that was interrupted is run again and goes on, and one
+that was finished is proven by it. No tool takes a half of it for whole: config.json, an index of several files,
+`.metadata` of DCP and at the very end checkpoint.json come last, and go before anything is replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from holdfast.export.hf.folder import HfChoices
+from holdfast.export.hf.model_files import CONFIG
+from holdfast.export.hf.weight_files import INDEX
+from holdfast.export.pull import Format, OnBytes, OnNote, OnTotal, pull
+from holdfast_client.client import Client
+from holdfast_client.errors import ConfigurationError, HoldfastError
+from holdfast_protocol.base import RunName
+from holdfast_protocol.runs import Point
+from holdfast_protocol.text import counted, without_secrets
+
+_FACTS = "checkpoint.json"
+_LAST = (CONFIG, INDEX, ".metadata")
+"""Without these no tool opens the folder."""
+_BLOCK_BYTES = 8 * 1024**2
+_OTHER_WAYS = {
+    "holdfast": "A second store keeps copies of checkpoints",
+    "hf": "Pull it with --format hf, and `hf upload` the folder: the Hub takes a model in one commit",
+}
+
+
+class NotSent(HoldfastError):  # noqa: N818  (as the tree of holdfast_client.errors)
+    code = "not_sent"
+    remedy = "Mend that and run the same command again: it goes on with what is missing."
+
+
+def push(
+    client: Client,
+    run: RunName,
+    point: Point,
+    url: str,
+    format_: Format,
+    *,
+    only: Collection[str] = (),
+    hf: HfChoices | None = None,
+    force: bool = False,
+    work: Path | None = None,
+    on_total: OnTotal = lambda count: None,
+    on_bytes: OnBytes = lambda count: None,
+    on_note: OnNote = lambda note: None,
+) -> dict[str, Any]:
+    """Returns the content of `checkpoint.json`, with `sent` and `kept`: the names of files.
+
+    `force`: replaces another checkpoint there. `work`: the folder for the pulled files, in place of the system's for
+    temporary ones. `on_total` and `on_bytes` are of the pull. Raises ConfigurationError for a URL that fsspec cannot
+    open and for other files there, NotSent, and what a pull raises.
+    """
+    target = _Target(url)
+    with tempfile.TemporaryDirectory(prefix="holdfast-push-", dir=work) as beside:
+        folder = Path(beside) / "files"
+        found = client.restores.restore_point(run.project, run.run, str(point)).restore_point
+        if found is not None and not force:  # told before anything is fetched
+            target.refuse_another(found.checkpoint_id, format_)
+        summary = pull(
+            client,
+            run,
+            point,
+            folder,
+            format_,
+            only=only,
+            hf=hf,
+            on_total=on_total,
+            on_bytes=on_bytes,
+            on_note=on_note,
+        )
+        names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        replaced = target.others(names)
+        if replaced and not force:
+            raise ConfigurationError(
+                f"{url} has {counted(len(replaced), 'file')} that this push does not write, such as {replaced[0]!r}. "
+                "Name another place, or replace a checkpoint there with --force."
+            )
+        sent = list(_send(target, folder, names, on_note))
+        target.remove(set(replaced) & target.listed_before)
+    return {**summary, "sent": sent, "kept": [name for name in names if name not in sent]}
+
+
+def _send(target: _Target, folder: Path, names: list[str], on_note: OnNote) -> Iterator[str]:
+    """The names of what was sent, in their order."""
+    in_order = sorted(names, key=lambda name: (name == _FACTS, name in _LAST, name))
+    is_open = False
+    for at, name in enumerate(in_order):
+        if target.has(name, folder / name):
+            continue
+        if not is_open:
+            target.remove({_FACTS, *_LAST} - set(in_order[: at + 1]))
+            is_open = True
+        target.send(name, folder / name)
+        on_note(f"{name} is sent.")
+        yield name
+
+
+class _Target:
+    """A folder of any file system that fsspec knows. Its errors name the URL, and no secret."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.username or parts.query or "::" in url or not parts.scheme:
+            raise ConfigurationError(
+                f"{without_secrets(url)!r} is not the URL of a folder. Write for example s3://bucket/gpt, and leave "
+                "credentials to the environment."
+            )
+        if parts.scheme in _OTHER_WAYS:
+            raise ConfigurationError(f"Nothing is pushed to {parts.scheme}://. {_OTHER_WAYS[parts.scheme]}.")
+        try:
+            from fsspec.core import url_to_fs
+
+            options = {"auto_mkdir": True} if parts.scheme in ("file", "local") else {}
+            self._fs, self._root = url_to_fs(url.rstrip("/"), **options)
+        except (ImportError, ValueError) as error:
+            raise ConfigurationError(f"{url} cannot be opened: {error}. Install what fsspec needs for it.") from None
+        self._url = url
+        self._facts = self._read_facts()
+        self.listed_before = set(self._facts.get("files", ()))
+
+    def refuse_another(self, checkpoint_id: str, format_: Format) -> None:
+        """Raises ConfigurationError if another checkpoint is there, or this one in another format."""
+        there = self._facts
+        if there and (there.get("id"), there.get("format")) != (checkpoint_id, format_):
+            raise ConfigurationError(
+                f"{self._url} has step {there.get('step')} of {there.get('project')}/{there.get('run')} as "
+                f"{there.get('format')}. Name another place, or replace it with --force."
+            )
+
+    def others(self, names: list[str]) -> list[str]:
+        """What is there beside these."""
+        with self._told("listed"):
+            self._fs.invalidate_cache()
+            found = [str(path)[len(self._root) :].lstrip("/") for path in self._fs.find(self._root)]
+        return sorted(set(found) - set(names))
+
+    def has(self, name: str, path: Path) -> bool:
+        """Whether it is there with the bytes of `path`: it is read back, if it has their number."""
+        with self._told(f"asked for {name}"):
+            try:
+                if self._fs.info(self._of(name))["size"] != path.stat().st_size:
+                    return False
+                with self._fs.open(self._of(name), "rb") as there, path.open("rb") as ours:
+                    return _digest(there) == _digest(ours)
+            except FileNotFoundError:
+                return False
+
+    def send(self, name: str, path: Path) -> None:
+        with self._told(f"sent {name}"):
+            # Within a transaction an error leaves no half of a file, where the file system has transactions.
+            with self._fs.transaction, self._fs.open(self._of(name), "wb") as into, path.open("rb") as ours:
+                shutil.copyfileobj(ours, into, _BLOCK_BYTES)
+            self._fs.invalidate_cache()
+            if (size := self._fs.info(self._of(name))["size"]) != path.stat().st_size:
+                raise NotSent(f"{name} has {size} bytes at {self._url}, and {path.stat().st_size} were sent")
+
+    def remove(self, names: set[str]) -> None:
+        for name in sorted(names):
+            with self._told(f"removed {name}"):
+                if self._fs.exists(self._of(name)):
+                    self._fs.rm_file(self._of(name))
+
+    def _of(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _read_facts(self) -> dict[str, Any]:
+        """Empty if there are none."""
+        with self._told(f"asked for {_FACTS}"):
+            try:
+                found = json.loads(self._fs.cat_file(self._of(_FACTS)))
+            except FileNotFoundError:
+                return {}
+            except ValueError:
+                found = None
+        if not isinstance(found, dict):
+            raise ConfigurationError(f"{_FACTS} at {self._url} is not of Holdfast. Name another place.")
+        return found
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except HoldfastError:
+            raise
+        except Exception as error:  # every file system has errors of its own
+            said = without_secrets(str(error).partition("\n")[0])
+            raise NotSent(f"{self._url} could not be {what}: {said or type(error).__name__}") from None
+
+
+def _digest(file: IO[bytes]) -> bytes:
+    found = hashlib.sha256()
+    while block := file.read(_BLOCK_BYTES):
+        found.update(block)
+    return found.digest()
