@@ -318,6 +318,7 @@ def test_the_exported_names_are_these():
         "data",
         "dcp_reader",
         "errors",
+        "load_pretrained",
         "load_weights",
         "safe_open",
     ]

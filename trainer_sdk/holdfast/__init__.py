@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.checkpointer import Checkpointer
     from holdfast.dcp.url_reader import dcp_reader
     from holdfast.errors import Preempted
+    from holdfast.export.hf.pretrained import load_pretrained
     from holdfast.health.loss_spike import LossSpike
     from holdfast.layout.plan import ChunkSizes
     from holdfast.progress import Progress
@@ -47,6 +48,7 @@ __all__ = [
     "data",
     "dcp_reader",
     "errors",
+    "load_pretrained",
     "load_weights",
     "safe_open",
 ]
@@ -68,6 +70,7 @@ _HOMES = {
     "data": "holdfast.data",
     "dcp_reader": "holdfast.dcp.url_reader",
     "errors": "holdfast.errors",
+    "load_pretrained": "holdfast.export.hf.pretrained",
     "load_weights": "holdfast.restore.partial",
     "safe_open": "holdfast.restore.safe_open",
 }

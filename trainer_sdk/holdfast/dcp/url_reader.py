@@ -31,7 +31,7 @@ class UrlReader(StoredReader):
     """Made by `holdfast.dcp_reader(url)` on every rank."""
 
     def __init__(self, url: str) -> None:
-        place = _checkpoint_in(url)
+        place = checkpoint_in(url)
         assert place.run is not None
         run, point_of_run = place.run, str(place.point or "latest")
         settings = TrainerSettings()
@@ -78,7 +78,8 @@ def dcp_reader(url: str) -> UrlReader:
     return UrlReader(url)
 
 
-def _checkpoint_in(url: str) -> Place:
+def checkpoint_in(url: str) -> Place:
+    """Raises ConfigurationError."""
     try:
         place = parse_place(url.removeprefix(_SCHEME))
     except SelectorError as error:

@@ -136,7 +136,7 @@ def _pull(
     with TransferWorkers() as workers, CheckpointSource(client, run, chosen, workers=workers) as source:
         contents = read_contents(source)
         if format_ is Format.HF:
-            earlier = partial(_files_of_an_earlier, client, run, chosen, workers)
+            earlier = partial(files_of_an_earlier, client, run, chosen, workers)
             plan = plan_folder(source, contents, only=only, choices=hf, earlier=earlier)
             for note in plan.notes:
                 on_note(note)
@@ -164,7 +164,7 @@ def _tell_stores(source: CheckpointSource, on_note: OnNote) -> None:
             on_note(f"{readable_bytes(count)} were read from the {role} store.")
 
 
-def _files_of_an_earlier(
+def files_of_an_earlier(
     client: Client, run: RunName, chosen: RestorePoint, workers: TransferWorkers
 ) -> tuple[int, Mapping[str, bytes]] | None:
     """The step of the newest checkpoint before `chosen` that has a config in the component `hf_files`, as an import of

@@ -7,6 +7,7 @@ URL -> holdfast_client.filesystem (lease, verified chunks) -> the header, then t
 from __future__ import annotations
 
 import json
+import threading
 from math import prod
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -66,8 +67,7 @@ class safe_open:  # noqa: N801  (as safetensors calls its own)
     with holdfast.safe_open("holdfast://demo/gpt@latest/model.safetensors") as file:
         weight = file.get_tensor("embed.weight")
 
-    It reads what is asked for, every byte verified, and holds a read lease until it is closed. One thread at a time
-    uses it.
+    It reads what is asked for, every byte verified, and holds a read lease until it is closed. Threads take turns.
     """
 
     def __init__(self, url: str, framework: str = "pt", device: str | torch.device = "cpu", **options: Any) -> None:
@@ -85,6 +85,7 @@ class safe_open:  # noqa: N801  (as safetensors calls its own)
         if url.endswith(f"/{FACTS}"):
             raise ConfigurationError(f"{url!r} is no file of tensors; read it with fsspec.open.")
         self._device = torch.device(device)
+        self._turn = threading.Lock()
         self._file = HoldfastFileSystem(**options).open(url)
         try:
             length = int.from_bytes(self._file.read(8), "little")
@@ -125,8 +126,9 @@ class safe_open:  # noqa: N801  (as safetensors calls its own)
     def read(self, stored: _Stored) -> torch.Tensor:
         raw = torch.empty(prod(stored.shape) * stored.item_bytes, dtype=torch.uint8)
         if raw.numel():
-            self._file.seek(stored.begin)
-            self._file.readinto(raw.numpy())
+            with self._turn:  # a file has one position
+                self._file.seek(stored.begin)
+                self._file.readinto(raw.numpy())
         return raw.view(stored.dtype).reshape(stored.shape).to(self._device)
 
     def close(self) -> None:

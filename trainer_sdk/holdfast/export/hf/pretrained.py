@@ -1,0 +1,99 @@
+"""`holdfast.load_pretrained(url)`: the model of a checkpoint by URL, as from_pretrained() gives it. No file is written.
+
+    URL -> documents -> the names, config and checks of a pull for Hugging Face -> from_pretrained(state_dict=…)
+
+transformers asks for each weight when its turn comes, and makes it a parameter. So the memory is that of the model, and
+of the chunks that safe_open keeps.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from holdfast.dcp.url_reader import checkpoint_in
+from holdfast.errors import ConfigurationError
+from holdfast.export.contents import read_contents
+from holdfast.export.hf.folder import HfChoices, plan_folder
+from holdfast.export.hf.model_files import CONFIG, read_config
+from holdfast.export.pull import files_of_an_earlier
+from holdfast.progress import speak_up
+from holdfast.restore.checkpoint_reader import CheckpointSource
+from holdfast.restore.partial import resolve
+from holdfast.restore.safe_open import safe_open
+from holdfast_client.chunks.workers import TransferWorkers
+from holdfast_client.client import Client
+
+log = logging.getLogger("holdfast")
+
+_KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+"""A config may name code of the Hub by these, and a checkpoint brings no code."""
+
+
+def load_pretrained(
+    url: str,
+    model_class: type | None = None,
+    *,
+    config: str | Path | None = None,
+    prefix: str | None = None,
+    **options: Any,
+) -> Any:
+    """The model of `holdfast://demo/gpt@best:loss`, or of any other selector, with its trained weights.
+
+    `model_class`: a class of transformers, in place of the one that config.json names in `architectures`. `config`: a
+    config.json, if neither the checkpoint nor an earlier one of the run keeps one. `prefix`: what stands before the
+    weights' names and is no part of them. `options`: for from_pretrained(), such as `dtype` and `device_map`.
+
+    Raises ConfigurationError for what from_pretrained() would draw at random or ignore, without transformers, and for
+    a class that it does not have; NoRestorePoint, and ChunkLost if no copy has the right bytes.
+    """
+    speak_up()
+    place = checkpoint_in(url)
+    assert place.run is not None
+    with Client() as client, TransferWorkers() as workers:
+        point = resolve(client, place.run, str(place.point or "latest"))
+        with CheckpointSource(client, place.run, point, workers=workers) as source:
+            contents = read_contents(source)
+            plan = plan_folder(
+                source,
+                contents,
+                only=(),
+                choices=HfChoices(config=None if config is None else Path(config), prefix=prefix),
+                earlier=partial(files_of_an_earlier, client, place.run, point, workers),
+            )
+    for note in plan.notes:
+        log.info("%s", note)
+    described = {key: value for key, value in read_config(plan.beside[CONFIG]).items() if key not in _KERNELS}
+    kind: Any = model_class or _class_of(described)
+    names = {tensor: (unit.name, unit.key_of(tensor)) for unit in contents.units for tensor in unit.tensors}
+    with ExitStack() as stack:
+        files: dict[str, tuple[safe_open, frozenset[str]]] = {}
+        state = {}
+        for weight in plan.files.weights.values():
+            unit, key = names[weight.stored]
+            if unit not in files:  # by the id: `latest` may be another one by now
+                of_unit = f"holdfast://{place.run}@{point.checkpoint_id}/{unit}.safetensors"
+                opened = stack.enter_context(safe_open(of_unit))
+                files[unit] = opened, frozenset(opened.keys())
+            file, held = files[unit]
+            state[weight.name] = file.get_slice(key if key in held else file.metadata()[key])
+        made = kind.config_class.from_dict(described)
+        return kind.from_pretrained(None, config=made, state_dict=state, **{"local_files_only": True, **options})
+
+
+def _class_of(config: dict[str, Any]) -> type:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigurationError(f"{error}. Install it: pip install 'holdfast[hf]'.") from None
+    named = config.get("architectures")
+    found = getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise ConfigurationError(
+            f"config.json names {named!r:.100} in `architectures`, which transformers {transformers.__version__} does "
+            "not have. Give the model's class: load_pretrained(url, LlamaForCausalLM)."
+        )
+    return found
