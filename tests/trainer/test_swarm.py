@@ -11,15 +11,12 @@ import re
 import signal
 import socket
 import threading
-import uuid
 from collections import Counter
-from urllib.parse import urlsplit
 
 import pytest
 import torch
 from gloo import run_ranks
 from tests.support.fault_proxy import fault_proxy
-from tests.support.serve import holdfast_serve
 from tests.trainer.test_shared_fetch import SIZES, fetches, left_in, model, whole
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -27,8 +24,6 @@ from torch.distributed.fsdp import fully_shard
 import holdfast
 from holdfast_client.chunks import host_chunks, peers, transfer
 from holdfast_client.chunks.fetcher import ShardFetcher
-from holdfast_client.client import Client
-from holdfast_protocol.runs import EditProject
 
 
 @pytest.fixture
@@ -292,34 +287,3 @@ def test_the_rest_of_a_streamed_restore_is_passed_on_too(proxy, cache, run):
     assert run_ranks(restore_streamed, 3, run) == [saved] * 3
     assert set(fetches(proxy).values()) == {1}
     assert left_in(cache) == []
-
-
-@pytest.fixture
-def s3_run(seaweedfs, tmp_path, cache, monkeypatch):
-    """A run whose chunks are in S3, and what counts in front of it."""
-    real = urlsplit(seaweedfs.endpoint)
-    with fault_proxy(real.port) as counting:
-        store = seaweedfs.store_url_for(f"swarm-{uuid.uuid4().hex[:8]}").replace(f":{real.port}", f":{counting.port}")
-        settings = {"HOLDFAST_STORE": store, **seaweedfs.environment}
-        with holdfast_serve(tmp_path, other_settings=settings) as running:
-            for name, value in running.environment.items():
-                monkeypatch.setenv(name, value)
-            with Client() as client:
-                project = client.projects.edit(f"p{uuid.uuid4().hex}", EditProject())
-                client.runs.create(project.name, "run")
-            yield f"{project.name}/run", counting
-
-
-def gets(counting):
-    """How often each chunk was got from the bucket."""
-    key = re.compile(r"/chunks/[0-9a-f]{2}/([0-9a-f]{64})/")
-    return Counter(found[1] for seen in counting.seen if seen.method == "GET" and (found := key.search(seen.path)))
-
-
-def test_a_real_s3_server_gives_each_chunk_once_to_eight_hosts(s3_run):
-    run, counting = s3_run
-    saved = run_ranks(save, 2, run)
-    counting.heal()
-    assert run_ranks(restore, 16, run, 2, timeout_seconds=300) == [(1, saved[0])] * 16
-    assert len(gets(counting)) > 6
-    assert set(gets(counting).values()) == {1}
