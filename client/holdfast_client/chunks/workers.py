@@ -92,11 +92,11 @@ class TransferWorkers:
     Keep one for as long as there are transfers; `close` joins the threads.
     """
 
-    def __init__(self, count: int = DEFAULT_COUNT, *, keeps: bool = False) -> None:
-        """`keeps`: the local tier gets hashing threads of its own, because those of an upload may wait for the
-        store."""
+    def __init__(self, count: int = DEFAULT_COUNT, *, hashing: int = MOST_HASHING, keeps: bool = False) -> None:
+        """`hashing`: the most threads that hash; each has a chunk. `keeps`: the local tier gets hashing threads of its
+        own, because those of an upload may wait for the store."""
         self.transfers = WorkerThreads(count, "holdfast-transfer")
-        self.hashing = WorkerThreads(min(MOST_HASHING, usable_cores()), "holdfast-hash")
+        self.hashing = WorkerThreads(min(hashing, usable_cores()), "holdfast-hash")
         self.keeping = WorkerThreads(self.hashing.count, "holdfast-keep") if keeps else self.hashing
         self.calls = WorkerThreads(1, "holdfast-call")
 

@@ -34,7 +34,7 @@ from holdfast.errors import (
     UnsupportedStateError,
 )
 from holdfast.health.diverged import FiniteCheck
-from holdfast.layout.chunk_bytes import Bytes, chunks_of
+from holdfast.layout.chunk_bytes import Runs, chunks_of
 from holdfast.layout.plan import ChunkSizes, PieceSpec, agreed_entries, check_whole, item_bytes_of_chunks, place
 from holdfast.save.job import SaveStats, Standstill
 from holdfast.session.session import Session
@@ -296,7 +296,7 @@ def _outgoing(
 
 
 @torch.no_grad()
-def _bytes_of(item: WriteItem, piece: Piece, planner: SavePlanner, look: _Look) -> Bytes:
+def _bytes_of(item: WriteItem, piece: Piece, planner: SavePlanner, look: _Look) -> Runs:
     tensor = planner.resolve_data(item)
     if not isinstance(tensor, torch.Tensor):
         raise UnsupportedStateError(piece.tensor, "the planner gave no tensor for it", "use DCP's DefaultSavePlanner")
@@ -310,4 +310,4 @@ def _bytes_of(item: WriteItem, piece: Piece, planner: SavePlanner, look: _Look) 
             "save from a planner that resolves what it has planned",
         )
     look(piece.tensor, local)
-    return row_major_bytes(local)
+    return Runs((row_major_bytes(local),))

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 from holdfast.errors import StateError
+from holdfast.imports.mapped_pages import give_back_pages
 from holdfast.imports.source_state import SourceState, is_extra, is_model
-from holdfast.layout.chunk_bytes import Bytes, chunks_of, same_bytes
+from holdfast.layout.chunk_bytes import Runs, chunks_of, same_bytes
 from holdfast.layout.plan import LocalPlan, PieceSpec, build_local_plan, global_layout
 from holdfast.state.capture import TensorCollector
 from holdfast.state.components import HF_FILES, Component, Declarations, Kind, check_keys
-from holdfast.state.tensors import Held, row_major_bytes
+from holdfast.state.tensors import Held
 from holdfast.state.tree import encode_tree
 from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.errors import ConfigurationError
@@ -39,13 +40,13 @@ OnBytes = Callable[[int], object]
 
 @dataclass(frozen=True)
 class ImportPlan:
-    """One checkpoint to be. `resolve` reads one tensor from the source, by its stored name."""
+    """One checkpoint to be. `runs_of` gives the bytes of one tensor in the source, by its stored name."""
 
     local: LocalPlan
     layout: Layout
     trees: Mapping[str, Any]
     """[kind, typed tree] by component."""
-    resolve: Callable[[str], torch.Tensor]
+    runs_of: Callable[[str], Runs]
 
     @property
     def tensor_bytes(self) -> int:
@@ -56,16 +57,12 @@ class ImportPlan:
         """Those of the tensors' chunks."""
         return sum(self.local.shard.chunks)
 
-    def bytes_of(self, name: str) -> Bytes:
-        """The tensor's row-major bytes in the source."""
-        return row_major_bytes(self.resolve(name))
-
     def tensor_chunks(self, on_bytes: OnBytes) -> Iterator[OutgoingChunk]:
         """Those of the tensors, by ordinal. `on_bytes` gets the size of each one that was read."""
-        made = chunks_of(self.local.shard, lambda piece: self.bytes_of(piece.tensor))
+        made = chunks_of(self.local.shard, lambda piece: self.runs_of(piece.tensor), in_place=True)
         for chunk, item_bytes in zip(made, self.local.item_bytes, strict=True):
             on_bytes(chunk.nbytes)
-            yield OutgoingChunk.of(chunk, item_bytes=item_bytes)
+            yield OutgoingChunk(partial(_loaded, chunk), release=partial(give_back_pages, chunk), item_bytes=item_bytes)
 
     def documents(self, run: RunName, step: int) -> Iterator[OutgoingChunk]:
         """The index and the layout: the chunks after those of the tensors."""
@@ -106,9 +103,16 @@ class ImportPlan:
     def digests(self, run: RunName, step: int, on_bytes: OnBytes) -> list[str]:
         """Of every chunk, by ordinal: reads the whole source."""
         never = threading.Event()
-        return [
-            chunk_digest(each.load(never)) for each in chain(self.tensor_chunks(on_bytes), self.documents(run, step))
-        ]
+        found = []
+        for each in chain(self.tensor_chunks(on_bytes), self.documents(run, step)):
+            found.append(chunk_digest(each.load(never)))
+            if each.release is not None:
+                each.release()
+        return found
+
+
+def _loaded(chunk: memoryview, stop: threading.Event) -> memoryview:
+    return chunk
 
 
 def _told_kind(key: str, kind: str) -> Any:
@@ -152,13 +156,24 @@ def _with_ties(components: dict[str, Any], tied: Mapping[str, str], source: Sour
         model = found.get(key, {})
         if key != kept_key or not is_model(model) or not {fqn, kept_fqn} <= model.keys():
             raise ConfigurationError(f"No model of it has both {name!r} and {kept!r}, which are to be tied.")
-        one, other = source.read(model[fqn]), source.read(model[kept_fqn])
+        one, other = model[fqn], model[kept_fqn]
         alike = (one.dtype, one.shape) == (other.dtype, other.shape)
-        if not alike or not same_bytes(row_major_bytes(one), row_major_bytes(other)):
+        if not alike or not _same(source.runs_of(one), source.runs_of(other)):
             raise ConfigurationError(f"{name!r} and {kept!r} have different values, so they are not tied.")
         # The first of two names is the one that is stored.
         found[key] = {**{each: tensor for each, tensor in model.items() if each != fqn}, fqn: model[kept_fqn]}
     return found
+
+
+def _same(one: Runs, other: Runs) -> bool:
+    at = 0
+    for part in other.arrays:
+        if not same_bytes(one, at, part):
+            return False
+        at += part.size
+    for part in (*one.arrays, *other.arrays):
+        give_back_pages(part)
+    return at == one.bytes
 
 
 def _planned(components: Mapping[str, Any], source: SourceState) -> ImportPlan:
@@ -172,7 +187,7 @@ def _planned(components: Mapping[str, Any], source: SourceState) -> ImportPlan:
         specs += [piece.spec for piece in collector.pieces]
         live |= collector.live
     local = build_local_plan(specs, rank=0, world_size=1)
-    return ImportPlan(local, global_layout([local]), trees, lambda name: source.read(live[name]))
+    return ImportPlan(local, global_layout([local]), trees, lambda name: source.runs_of(live[name]))
 
 
 def _kind(key: str, value: Any) -> Kind:

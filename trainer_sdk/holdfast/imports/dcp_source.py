@@ -33,6 +33,8 @@ from holdfast.dcp.metadata import nested
 from holdfast.errors import TreeFormatError
 from holdfast.imports.source_state import SourceState, components_in, placeholder, read_description
 from holdfast.imports.torch_file import load_without_pickle
+from holdfast.layout.chunk_bytes import Runs
+from holdfast.state.tensors import row_major_bytes
 from holdfast.state.tree import MAX_DEPTH
 from holdfast_client.errors import ConfigurationError
 from holdfast_protocol.index_documents import tiles
@@ -135,13 +137,13 @@ def open_dcp_folder(folder: Path, only: Collection[str]) -> SourceState:
     known = _read_metadata(folder / ".metadata")
     reader = _Reader(folder, known)
     paths = known.planner_data if isinstance(known.planner_data, dict) else {}
-    reads: dict[int, Callable[[], torch.Tensor]] = {}
+    reads: dict[int, Callable[[], Runs]] = {}
     flat: dict[str, Any] = {}
     values: list[str] = []
     for fqn, described in known.state_dict_metadata.items():
         if isinstance(described, TensorStorageMetadata):
             flat[fqn] = placeholder(tuple(described.size), described.properties.dtype)
-            reads[id(flat[fqn])] = partial(_read_tensor, reader, folder, fqn, flat[fqn])
+            reads[id(flat[fqn])] = partial(_runs_of, reader, folder, fqn, flat[fqn])
         elif not only or str(next(iter(paths.get(fqn, ())), fqn)) in only:
             values.append(fqn)
     planner = _Planner(folder)
@@ -209,6 +211,10 @@ def _check_places(paths: dict[Any, Any]) -> None:
         is_path = isinstance(path, tuple) and 0 < len(path) <= MAX_DEPTH
         if not is_path or not all(isinstance(step, str | int) for step in path):
             raise TypeError(f"the place of {fqn!r:.200} in the state is malformed")
+
+
+def _runs_of(reader: _Reader, folder: Path, fqn: str, like: torch.Tensor) -> Runs:
+    return Runs((row_major_bytes(_read_tensor(reader, folder, fqn, like)),))
 
 
 def _read_tensor(reader: _Reader, folder: Path, fqn: str, like: torch.Tensor) -> torch.Tensor:

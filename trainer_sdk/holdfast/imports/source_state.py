@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from holdfast.layout.chunk_bytes import Runs
+from holdfast.state.tensors import row_major_bytes
 from holdfast_client.errors import ConfigurationError
 
 MODEL = "model"
@@ -21,13 +23,13 @@ _MOST_DESCRIPTION_BYTES = 1024**3
 
 @dataclass(frozen=True)
 class SourceState:
-    """By component. The tensors lie in mapped files, or `reads` has what gives them, by id()."""
+    """By component. The tensors lie in mapped files, or `reads` has what gives their bytes, by id()."""
 
     components: Mapping[str, Any]
-    reads: Mapping[int, Callable[[], torch.Tensor]] = field(default_factory=dict)
+    reads: Mapping[int, Callable[[], Runs]] = field(default_factory=dict)
 
-    def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.reads[id(tensor)]() if id(tensor) in self.reads else tensor
+    def runs_of(self, tensor: torch.Tensor) -> Runs:
+        return self.reads[id(tensor)]() if id(tensor) in self.reads else Runs((row_major_bytes(tensor),))
 
 
 def placeholder(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -16,23 +16,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from holdfast.distributed.ranks import Ranks
 from holdfast.export.contents import Contents, read_contents
 from holdfast.export.hf.model_files import as_component, read_names
-from holdfast.export.tensors import read_tensors
 from holdfast.imports.checkpoint_plan import Choices, ImportPlan, OnBytes, plan_import
 from holdfast.imports.dcp_source import open_dcp_folder
+from holdfast.imports.mapped_pages import give_back_pages
 from holdfast.imports.safetensors_weights import open_safetensors
 from holdfast.imports.source_state import MODEL, SourceState
 from holdfast.imports.sources import Source, SourceFormat
 from holdfast.imports.torch_file import open_torch_file
-from holdfast.layout.chunk_bytes import same_bytes
+from holdfast.layout.chunk_bytes import Bytes, Runs, same_bytes
+from holdfast.layout.reshard import Read, WantedPiece, plan_reads
 from holdfast.progress import readable_bytes
 from holdfast.restore.checkpoint_reader import CheckpointSource
 from holdfast.session.session import OutcomeFile, Session
 from holdfast.settings import TrainerSettings
 from holdfast.state.components import HF_FILES
-from holdfast.state.tensors import row_major_bytes
 from holdfast_client import comparison
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
@@ -43,10 +45,12 @@ from holdfast_protocol.digests import checkpoint_digest, shard_digest
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState, Health
 from holdfast_protocol.text import printable
 
-HELD_BYTES = 256 * 1024**2
-"""Chunks that are hashed and not yet verified by the service, while a source is uploaded."""
+HELD_BYTES = 64 * 1024**2
+"""Chunks that are hashed and not yet verified by the service, while a source is uploaded. One more may come."""
 COMPARED_BYTES = 64 * 1024**2
-"""Tensors that are read back together; a larger one alone."""
+"""Tensors that are compared together; a larger one alone."""
+_AT_ONCE = 2
+"""Chunks that are hashed, and later read back, at once."""
 _CONFIG = "imported_from"
 _OPTIMIZER_OF_TRAINER = "optimizer.pt"
 _EVER_COMMITTED = (
@@ -175,7 +179,7 @@ class _Import:
         self._told = told
         self._on_bytes = on_bytes
         self._session: Session | None = None
-        self._workers = TransferWorkers()
+        self._workers = TransferWorkers(hashing=_AT_ONCE)
         self._committed: dict[int, CheckpointView] = {}
         self._deleted: dict[int, CheckpointView] = {}
         """Committed before, and deleted since, by a policy or a person. Later steps are committed."""
@@ -320,16 +324,39 @@ class _Import:
         point = self._client.restores.restore_point(self._run.project, self._run.run, checkpoint_id).restore_point
         if point is None:
             raise IntegrityError(f"{checkpoint_id} is committed, and the service does not offer it to a restore")
-        with CheckpointSource(self._client, self._run, point, workers=self._workers) as stored:
+        with (
+            TransferWorkers(_AT_ONCE) as workers,
+            CheckpointSource(self._client, self._run, point, workers=workers) as stored,
+        ):
             contents = read_contents(stored)
             found = {unit.name: [unit.kind, unit.tree] for unit in contents.units}
             if contents.layout.digest != plan.layout.digest or found != plan.trees:
                 raise IntegrityError(f"{checkpoint_id} describes other content than the source")
             for names in _groups(contents):
-                read = read_tensors(stored, contents, names, lambda count: None)
-                for name in names:  # popped: there may be no room for two groups
-                    if not same_bytes(row_major_bytes(read.pop(name)), plan.bytes_of(name)):
-                        raise IntegrityError(f"{name!r:.200} in {checkpoint_id} is not what the source has")
+                entries = {name: contents.layout.tensors[name] for name in names}
+                wanted = (
+                    WantedPiece(name, each.dtype, (0,) * len(each.shape), each.shape) for name, each in entries.items()
+                )
+                in_source = {name: _InSource(plan.runs_of(name), checkpoint_id) for name in names}
+                stored.read(plan_reads(contents.layout, wanted), contents.layout, contents.chunks, in_source)
+                del in_source  # there may be no room for the tensors of two groups
+
+
+class _InSource:
+    """A tensor in its source, in the place of the tensor that is read back: what arrives is compared with it."""
+
+    def __init__(self, runs: Runs, checkpoint_id: str) -> None:
+        self._runs = runs
+        self._checkpoint_id = checkpoint_id
+
+    def take(self, read: Read, chunk: memoryview) -> None:
+        """An import stores a tensor as one piece, so the elements of a read lie side by side."""
+        begin, end = read.destination_offset, read.destination_offset + read.bytes
+        arrived: Bytes = np.frombuffer(chunk, np.uint8)[read.chunk_offset : read.chunk_offset + read.bytes]
+        if not same_bytes(self._runs, begin, arrived):
+            raise IntegrityError(f"{read.name!r:.200} in {self._checkpoint_id} is not what the source has")
+        for part in self._runs.between(begin, end):
+            give_back_pages(part)
 
 
 def _groups(contents: Contents) -> Iterator[list[str]]:

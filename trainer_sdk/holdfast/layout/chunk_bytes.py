@@ -1,13 +1,15 @@
 """The chunks of a shard, made one after another from tensors that are asked for when their turn comes.
 
 Flow: plan -> **chunk bytes** -> hash -> upload. For saves that stage nothing: a tensor is resolved once and dropped
-before the next one, so the memory is that of one tensor and of the chunks under way.
+before the next one, so the memory is that of one tensor and of the chunks under way. The bytes of a mapped file are
+not even copied into a chunk: see `chunks_of`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,31 @@ import numpy as np
 from holdfast_protocol.index_documents import Piece, Segment, ShardLayout
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-_COMPARED_BYTES = 64 * 1024**2
+_COMPARED_BYTES = 1024**2
 """Compared at once: numpy makes an array of a byte for each."""
 
 
-def chunks_of(shard: ShardLayout, resolve: Callable[[Piece], Bytes]) -> Iterator[memoryview]:
-    """The shard's chunks by ordinal. `resolve` gives the row-major bytes of a piece."""
+@dataclass(frozen=True)
+class Runs:
+    """The row-major bytes of a tensor: arrays, one after another."""
+
+    arrays: tuple[Bytes, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.size for each in self.arrays)
+
+    def between(self, start: int, stop: int) -> Iterator[Bytes]:
+        """[start, stop) of them, in place."""
+        for each in self.arrays:
+            if start < each.size and stop > 0:
+                yield each[max(0, start) : stop]
+            start, stop = start - each.size, stop - each.size
+
+
+def chunks_of(shard: ShardLayout, resolve: Callable[[Piece], Runs], *, in_place: bool = False) -> Iterator[memoryview]:
+    """The shard's chunks by ordinal. `resolve` gives the row-major bytes of a piece. `in_place`: they do not change,
+    so a chunk that lies in one of their arrays is that part of it, and no copy."""
     parts: dict[int, list[tuple[Piece, int, Segment]]] = defaultdict(list)
     for piece in shard.pieces:
         start = 0
@@ -28,19 +49,31 @@ def chunks_of(shard: ShardLayout, resolve: Callable[[Piece], Bytes]) -> Iterator
             parts[segment.ordinal].append((piece, start, segment))
             start += segment.bytes
     # The chunks of a cut tensor follow each other, so the last resolved tensor is often needed again.
-    resolved: tuple[Piece, Bytes] | None = None
+    resolved: tuple[Piece, Runs] | None = None
     for ordinal, size in enumerate(shard.chunks):
-        chunk = np.zeros(size, dtype=np.uint8)
+        chunk: Bytes | None = None
         for piece, start, segment in parts[ordinal]:
             if resolved is None or resolved[0] is not piece:
                 resolved = None  # dropped first: there may be no room for two
                 resolved = piece, resolve(piece)
-            chunk[segment.offset : segment.offset + segment.bytes] = resolved[1][start : start + segment.bytes]
-        yield chunk.data
+            at = segment.offset
+            for part in resolved[1].between(start, start + segment.bytes):
+                if in_place and part.size == size:
+                    chunk = part
+                    break
+                chunk = np.zeros(size, dtype=np.uint8) if chunk is None else chunk
+                chunk[at : at + part.size] = part
+                at += part.size
+        yield (np.zeros(size, dtype=np.uint8) if chunk is None else chunk).data
 
 
-def same_bytes(one: Bytes, other: Bytes) -> bool:
-    return one.size == other.size and all(
-        np.array_equal(one[start : start + _COMPARED_BYTES], other[start : start + _COMPARED_BYTES])
-        for start in range(0, one.size, _COMPARED_BYTES)
-    )
+def same_bytes(one: Runs, start: int, other: Bytes) -> bool:
+    """Whether `other` is what `one` has from `start` on."""
+    at = 0
+    for part in one.between(start, start + other.size):
+        for begin in range(0, part.size, _COMPARED_BYTES):
+            block = part[begin : begin + _COMPARED_BYTES]
+            if not np.array_equal(block, other[at : at + block.size]):
+                return False
+            at += block.size
+    return at == other.size

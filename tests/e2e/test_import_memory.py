@@ -1,0 +1,92 @@
+"""An import holds some chunks, whatever the size of its source: also what is mapped of a file counts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from holdfast_client import Client
+from holdfast_protocol.runs import EditProject
+from tests.support.serve import ServedHoldfast, holdfast_serve
+
+MIB = 1024**2
+SOURCE_MIB = 900
+MOST_MIB = 400
+"""Above what the import of a tiny file takes in the same process: with two hashing threads on a machine that swaps
+nothing it is about 300."""
+
+PROGRAM = """
+import sys
+from holdfast_client.cli.main import main
+
+small, large, run = sys.argv[1:]
+
+def peak_mib():
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return int(status["VmHWM"].split()[0]) // 1024
+
+def bring(source, target):
+    sys.argv = ["holdfast", "import", source, target, "--create"]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code, ended.code
+
+bring(small, run + "-floor@1")
+floor = peak_mib()
+bring(large, run + "@1")
+print(peak_mib() - floor)
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHoldfast]:
+    with holdfast_serve(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+def write_torch(state: dict[str, torch.Tensor], path: Path) -> Path:
+    torch.save(state, path.with_suffix(".pt"))
+    return path.with_suffix(".pt")
+
+
+def write_safetensors(state: dict[str, torch.Tensor], path: Path) -> Path:
+    save_file(state, path.with_suffix(".safetensors"))
+    return path.with_suffix(".safetensors")
+
+
+def random_bytes(mib: int) -> torch.Tensor:
+    """No two chunks are alike, and none can be left out."""
+    return torch.randint(2**62, (mib * MIB // 8,), dtype=torch.int64)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's peak of a process is read from /proc")
+@pytest.mark.parametrize("write", [write_torch, write_safetensors], ids=["torch", "safetensors"])
+def test_an_import_of_a_large_source_takes_the_memory_of_some_chunks(
+    write: Callable[[dict[str, torch.Tensor], Path], Path],
+    served: ServedHoldfast,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = write({"w": torch.ones(3)}, tmp_path / "small")
+    state = {"wide": random_bytes(SOURCE_MIB - 300), "other": random_bytes(200)}
+    large = write(state | {f"narrow{n}": random_bytes(4) for n in range(25)}, tmp_path / "large")
+    del state
+    for name, value in served.environment.items():
+        monkeypatch.setenv(name, value)
+    with Client() as client:
+        client.projects.edit("tests", EditProject())
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, small, large, f"tests/{large.stem}-{write.__name__[6:]}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.splitlines()[-1]) < MOST_MIB
