@@ -18,11 +18,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file, save_model
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import holdfast
 from holdfast.errors import StateMismatchError
 from holdfast.export.pull import Format, pull
-from holdfast.imports import steps
+from holdfast.imports import dcp_source, steps
 from holdfast.imports.checkpoint_plan import Choices, plan_import
 from holdfast.imports.sources import find_sources
 from holdfast_client import errors
@@ -259,6 +261,31 @@ def test_a_dcp_folder_of_several_ranks_is_imported_whole(run, client, tmp_path):
     with holdfast.Checkpointer(str(run)) as ckpt:
         assert ckpt.restore({"model": fresh}) == 9
     assert_same(fresh.state_dict(), whole)
+
+
+def save_columns(rank: int, folder: Path) -> torch.Tensor:
+    whole = torch.arange(60.0).view(6, 10)
+    mesh = init_device_mesh("cpu", (2,))
+    state = {"columns": distribute_tensor(whole, mesh, [Shard(1)]), "rows": distribute_tensor(whole, mesh, [Shard(0)])}
+    dcp.save({"model": state}, checkpoint_id=folder)
+    return whole
+
+
+def test_a_dcp_tensor_is_read_whole_only_if_it_does_not_lie_in_its_files_row_by_row(run, client, tmp_path, monkeypatch):
+    read_whole = []
+    read = dcp_source._read_tensor
+    monkeypatch.setattr(dcp_source, "_read_tensor", lambda *given: read_whole.append(given[2]) or read(*given))
+    [whole, _] = run_ranks(save_columns, 2, tmp_path / "step-1")
+    bring(client, run, tmp_path / "step-1")
+    assert set(read_whole) == {"model.columns"}
+    read_whole.clear()
+    other = {"turned": torch.randn(4, 6).t(), "cut": torch.randn(9, 5)[2:7], "zero_d": torch.tensor(2.5)}
+    dcp.save({"model": other}, checkpoint_id=tmp_path / "step-2", no_dist=True)
+    bring(client, run, tmp_path / "step-2")
+    assert set(read_whole) == {"model.turned"}
+    for step, expected in ((1, {"columns": whole, "rows": whole}), (2, other)):
+        pull(client, run, parse_point(str(step)), tmp_path / f"out{step}", Format.TORCH)
+        assert_same(torch.load(tmp_path / f"out{step}" / "model.pt", weights_only=True), expected)
 
 
 def test_a_tied_pair_that_lies_twice_in_the_source_is_tied_if_the_user_says_it(run, client, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from holdfast_client import Client
@@ -61,13 +62,18 @@ def write_safetensors(state: dict[str, torch.Tensor], path: Path) -> Path:
     return path.with_suffix(".safetensors")
 
 
+def write_dcp(state: dict[str, torch.Tensor], path: Path) -> Path:
+    dcp.save({"model": state}, checkpoint_id=path, no_dist=True)
+    return path
+
+
 def random_bytes(mib: int) -> torch.Tensor:
     """No two chunks are alike, and none can be left out."""
     return torch.randint(2**62, (mib * MIB // 8,), dtype=torch.int64)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's peak of a process is read from /proc")
-@pytest.mark.parametrize("write", [write_torch, write_safetensors], ids=["torch", "safetensors"])
+@pytest.mark.parametrize("write", [write_torch, write_safetensors, write_dcp], ids=["torch", "safetensors", "dcp"])
 def test_an_import_of_a_large_source_takes_the_memory_of_some_chunks(
     write: Callable[[dict[str, torch.Tensor], Path], Path],
     served: ServedHoldfast,

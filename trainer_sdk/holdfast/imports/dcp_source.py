@@ -11,7 +11,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import pickle
+import sys
 import warnings
+import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -19,12 +21,18 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.overrides import TorchFunctionMode
@@ -33,7 +41,7 @@ from holdfast.dcp.metadata import nested
 from holdfast.errors import TreeFormatError
 from holdfast.imports.source_state import SourceState, components_in, placeholder, read_description
 from holdfast.imports.torch_file import load_without_pickle
-from holdfast.layout.chunk_bytes import Runs
+from holdfast.layout.chunk_bytes import Bytes, Runs
 from holdfast.state.tensors import row_major_bytes
 from holdfast.state.tree import MAX_DEPTH
 from holdfast_client.errors import ConfigurationError
@@ -47,6 +55,8 @@ def _path(*parts: str) -> str:
 
 _MOST_PACKED = 100
 """A tensor may have this many bytes for each byte of the folder. DCP's writer can compress what it stores."""
+_ORDER = "byteorder"
+"""The end of the name of torch's record of the order of bytes."""
 _METADATA = "torch.distributed.checkpoint.metadata"
 _ALLOWED: Mapping[tuple[str, str], Any] = {
     **{
@@ -95,15 +105,64 @@ class _NotAllowedError(Exception):
     """Its text: the name that pickle asked for."""
 
 
+class _Window(io.RawIOBase):
+    """A part of a mapped file as a file. torch's own has no right end for zipfile, which seeks from there."""
+
+    def __init__(self, content: Bytes) -> None:
+        self._content = content
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._at = offset + (0, self._at, self._content.size)[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        part = self._content[self._at : self._at + len(buffer)]
+        buffer[: part.size] = part.data
+        self._at += part.size
+        return part.size
+
+
 class _Reader(FileSystemReader):
     """Of metadata that was read already."""
 
     def __init__(self, folder: Path, known: Metadata) -> None:
         super().__init__(folder)
+        self._folder = folder
         self._known = known
+        self._mapped: dict[str, Bytes] = {}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return self._known
+
+    def in_place(self, fqn: str, piece: ChunkStorageMetadata, dtype: torch.dtype) -> Bytes | None:
+        """The row-major bytes of a piece in its mapped file. None if they do not lie there so: then torch reads it."""
+        stored: filesystem._StorageInfo = self._known.storage_data[MetadataIndex(fqn, piece.offsets)]
+        if stored.transform_descriptors:
+            return None
+        if stored.relative_path not in self._mapped:
+            self._mapped[stored.relative_path] = np.memmap(self._folder / stored.relative_path, np.uint8, "r")
+        content: Bytes = np.asarray(self._mapped[stored.relative_path])[stored.offset : stored.offset + stored.length]
+        with zipfile.ZipFile(_Window(content)) as packed:
+            orders = {packed.read(name) for name in packed.namelist() if name.endswith(_ORDER)}
+            is_packed = any(each.compress_type != zipfile.ZIP_STORED for each in packed.infolist())
+        if is_packed or orders - {sys.byteorder.encode()}:
+            return None
+        # On the device `meta` nothing is read, and torch 2.13 says where it would be.
+        like = torch.load(_Window(content), map_location="meta", weights_only=True)
+        offset = getattr(like.untyped_storage(), "_checkpoint_offset", None)
+        is_as_said = like.dtype == dtype and like.shape == piece.sizes and like.is_contiguous()
+        if offset is None or not is_as_said or like.is_conj() or like.is_neg():
+            return None
+        begin = offset + like.storage_offset() * dtype.itemsize
+        found = content[begin : begin + like.nbytes]
+        return found if found.size == like.nbytes else None
 
 
 class _Planner(DefaultLoadPlanner):
@@ -143,7 +202,7 @@ def open_dcp_folder(folder: Path, only: Collection[str]) -> SourceState:
     for fqn, described in known.state_dict_metadata.items():
         if isinstance(described, TensorStorageMetadata):
             flat[fqn] = placeholder(tuple(described.size), described.properties.dtype)
-            reads[id(flat[fqn])] = partial(_runs_of, reader, folder, fqn, flat[fqn])
+            reads[id(flat[fqn])] = partial(_runs_of, reader, folder, fqn, described, flat[fqn])
         elif not only or str(next(iter(paths.get(fqn, ())), fqn)) in only:
             values.append(fqn)
     planner = _Planner(folder)
@@ -213,8 +272,32 @@ def _check_places(paths: dict[Any, Any]) -> None:
             raise TypeError(f"the place of {fqn!r:.200} in the state is malformed")
 
 
-def _runs_of(reader: _Reader, folder: Path, fqn: str, like: torch.Tensor) -> Runs:
-    return Runs((row_major_bytes(_read_tensor(reader, folder, fqn, like)),))
+def _runs_of(reader: _Reader, folder: Path, fqn: str, described: TensorStorageMetadata, like: torch.Tensor) -> Runs:
+    return _in_place(reader, fqn, described) or Runs((row_major_bytes(_read_tensor(reader, folder, fqn, like)),))
+
+
+def _in_place(reader: _Reader, fqn: str, described: TensorStorageMetadata) -> Runs | None:
+    """In the mapped files, if each piece is a run of the whole tensor, as it is for whole tensors and for shards by
+    rows."""
+    pieces = sorted(described.chunks, key=lambda piece: tuple(piece.offsets))
+    runs = []
+    for piece in pieces:
+        if not _is_run(tuple(piece.sizes), tuple(described.size)):
+            return None
+        try:
+            found = reader.in_place(fqn, piece, described.properties.dtype)
+        except Exception:  # of a damaged file, which torch then names as it always does
+            return None
+        if found is None:
+            return None
+        runs.append(found)
+    return Runs(tuple(runs))
+
+
+def _is_run(piece: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether its elements follow each other in the whole, row-major."""
+    cut = next((axis for axis, size in enumerate(piece) if size != 1), len(piece))
+    return 0 not in piece and piece[cut + 1 :] == whole[cut + 1 :]
 
 
 def _read_tensor(reader: _Reader, folder: Path, fqn: str, like: torch.Tensor) -> torch.Tensor:
