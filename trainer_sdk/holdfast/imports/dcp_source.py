@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -155,7 +155,7 @@ class _Reader(FileSystemReader):
         if is_packed or orders - {sys.byteorder.encode()}:
             return None
         # On the device `meta` nothing is read, and torch 2.13 says where it would be.
-        like = torch.load(_Window(content), map_location="meta", weights_only=True)
+        like = torch.load(cast("IO[bytes]", _Window(content)), map_location="meta", weights_only=True)
         offset = getattr(like.untyped_storage(), "_checkpoint_offset", None)
         is_as_said = like.dtype == dtype and like.shape == piece.sizes and like.is_contiguous()
         if offset is None or not is_as_said or like.is_conj() or like.is_neg():

@@ -61,7 +61,7 @@ def take_apart(path: str, tensor: torch.Tensor) -> WrappedTensor | None:
     if outer is not None:
         with torch.no_grad():
             local = outer.to_local()
-    if not is_traceable_wrapper_subclass(local) or local.is_nested:
+    if not is_traceable_wrapper_subclass(local) or getattr(local, "is_nested", False):
         return None
     name = _allowed_name(type(local))
     if name is None:
@@ -195,7 +195,7 @@ def of_fields(name: str, content: Any) -> Any:
     if is_dataclass(kind):
         if {each.name for each in fields(kind)} != content.keys():
             raise ValueError(f"a {name[:200]} has other fields")
-        made = object.__new__(of_list)
+        made: Any = object.__new__(of_list)
         for field, value in content.items():
             object.__setattr__(made, field, value)
         return made
