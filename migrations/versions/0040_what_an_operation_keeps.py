@@ -1,6 +1,6 @@
 """What an operation keeps for its next try
 
-Revision: 0041. The column is nullable: no row is written, and no lock lasts. An older worker that goes on with an
+Revision: 0040. The column is nullable: no row is written, and no lock lasts. An older worker that goes on with an
 operation begins it anew.
 """
 
@@ -9,8 +9,8 @@ from alembic import op
 
 from holdfast_service.db.dialect import Document
 
-revision = "0041"
-down_revision = "0038"
+revision = "0040"
+down_revision = "0039"
 branch_labels = None
 depends_on = None
 
