@@ -32,7 +32,7 @@ from holdfast.export.safetensors_files import check_dtypes
 from holdfast.layout.reshard import ReadPlan
 from holdfast.restore.checkpoint_reader import CheckpointSource
 from holdfast.state.tensors import torch_dtype
-from holdfast_client.errors import ConfigurationError, IntegrityError
+from holdfast_client.errors import ConfigurationError
 from holdfast_protocol.text import counted
 
 DEFAULT_FILE_BYTES = 5 * 10**9
@@ -116,13 +116,7 @@ def _beside(
     notes: list[str],
 ) -> dict[str, bytes]:
     given = {} if choices.config is None else given_files(choices.config)
-    try:
-        found = read_kept(source, contents, without=given) | given
-    except IntegrityError as error:
-        if CONFIG not in given:
-            raise
-        notes.append(f"Only the files of --config are written: what the checkpoint keeps cannot be read. {error}.")
-        found = given
+    found = read_kept(source, contents, without=given) | given
     if CONFIG not in found and (before := earlier()) is not None:
         step, kept = before
         notes.append(f"{', '.join(sorted(kept.keys() - found.keys()))}: from step {step}, the newest that keeps them.")
