@@ -135,12 +135,18 @@ def cluster(tmp_path: Path, postgres: PostgresServer) -> Iterator[Cluster]:
 
 
 def abandoned(cluster: Cluster, wave: int) -> list[str]:
-    """Checkpoints that nobody will finish, for the reaper: WAVE of them, of runs of their own."""
+    """Checkpoints that nobody will finish, for the reaper: WAVE of them, of runs of their own, whose jobs have ended
+    and are silent for longer than an agent would be that goes on with them."""
     ids = []
     for number in range(WAVE):
         job = Job(cluster.https[number % 2], f"demo/wave-{wave}-{number}", create=True)
         ids.append(job.begin(1).id)
         job.end("preempted")
+    long_ago = text("UPDATE attempts SET ended_at = ended_at - interval '1 hour' WHERE outcome = 'preempted'")
+    silent = text("UPDATE checkpoints SET deadline_at = deadline_at - interval '10 minutes' WHERE id = ANY(:ids)")
+    with cluster.database.transaction() as session:
+        session.execute(long_ago)
+        session.execute(silent, {"ids": ids})
     return ids
 
 
