@@ -272,3 +272,10 @@ def test_an_address_is_that_of_the_way_to_the_master_and_never_loopback():
     found = {address_towards(master) for master in (None, "127.0.0.1", "localhost")}
     assert len(found) == 1
     assert all(address is None or not address.startswith("127.") for address in found)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "10.0.0..1", "a" * 64])
+def test_an_address_that_cannot_be_listened_on_is_an_error_of_the_system(host):
+    """Of any other kind it would end this rank's restore, and leave the others waiting for it."""
+    with pytest.raises(OSError):
+        PeerServer(host)

@@ -133,7 +133,7 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
     request_queue_size = 128
 
     def __init__(self, host: str, peer: PeerServer) -> None:
-        self.address_family, _, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        self.address_family, _, _, _, where = _resolved(host, socket.SOCK_STREAM)
         self.peer = peer
         self._free = threading.Semaphore(_MOST_REQUESTS)
         self._changed = threading.Condition()
@@ -305,10 +305,18 @@ def address_towards(master: str | None) -> str | None:
     has only the loopback one. No packet is sent."""
     for towards in filter(None, (master, "192.0.2.1", "2001:db8::1")):  # then: on the way to anywhere else
         with suppress(OSError):
-            family, kind, _, _, where = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+            family, kind, _, _, where = _resolved(towards, socket.SOCK_DGRAM)
             with socket.socket(family, kind) as probe:
                 probe.connect(where)
                 address = str(probe.getsockname()[0])
             if not address.startswith("127.") and address != "::1":
                 return address
     return None
+
+
+def _resolved(host: str, kind: socket.SocketKind) -> Any:
+    """As the first of `socket.getaddrinfo`. Raises OSError, also for what cannot be a name, such as `10.0.0..1`."""
+    try:
+        return socket.getaddrinfo(host, 9, type=kind)[0]  # any port: the address counts
+    except UnicodeError as error:
+        raise OSError(f"{host!r} is no address ({error})") from error
