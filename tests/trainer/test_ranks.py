@@ -119,6 +119,19 @@ def test_machines_of_one_name_are_told_apart():
     assert {result[2:] for result in results} == {((0, 0, 2), frozenset({"trainer"}))}
 
 
+def share(rank, ranks_of_a_host, swarming):
+    module.socket.gethostname = lambda: f"host {rank // ranks_of_a_host}"
+    return Ranks(timeout_seconds=60, swarms=rank in swarming).some_share
+
+
+@pytest.mark.parametrize(
+    ("count", "ranks_of_a_host", "swarming", "found"),
+    [(1, 1, [0], False), (2, 1, [], False), (2, 1, [1], True), (3, 2, [], True), (2, 2, [], True)],
+)
+def test_ranks_share_on_a_host_or_if_any_swarms_and_all_know_it(count, ranks_of_a_host, swarming, found):
+    assert run_ranks(share, count, ranks_of_a_host, swarming) == [found] * count
+
+
 def save_odd_objects(rank, run):
     job = Job(rank, "ddp")
     with holdfast.Checkpointer(run, create=True) as ckpt:

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import holdfast
+from holdfast.restore import checkpoint_reader
 from holdfast_client.chunks import host_chunks, peers, transfer
 from holdfast_client.chunks.fetcher import ShardFetcher
 
@@ -150,11 +151,11 @@ def test_the_line_of_the_restore_tells_what_was_passed_on(proxy, cache, run):
 def restore_without(rank, run):
     on_its_host(rank, 1)
     del os.environ["HOLDFAST_SWARM"]
-    peers.PeerServer.__init__ = None
+    peers.PeerServer.__init__ = checkpoint_reader.wanted_bits = None
     return restore_here(run)
 
 
-def test_unless_it_is_wanted_no_rank_listens_and_each_host_reads_for_itself(proxy, cache, run):
+def test_unless_it_is_wanted_no_rank_listens_or_says_what_it_wants_and_each_host_reads_for_itself(proxy, cache, run):
     saved = run_ranks(save, 1, run)
     proxy.heal()
     assert run_ranks(restore_without, 2, run) == [(1, saved[0])] * 2

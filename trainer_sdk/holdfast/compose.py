@@ -116,7 +116,7 @@ def compose(
     check_stage_every(stage_every, window=window)
     stats = SaveStats()
     progress = ProgressBoard()
-    ranks = Ranks(timeout_seconds=settings.collective_timeout_seconds)
+    ranks = Ranks(timeout_seconds=settings.collective_timeout_seconds, swarms=settings.swarm)
     recorder = follow(settings.verify_dir, ranks, declared)
     if recorder is not None:  # verify-resume must not touch the user's own catalog or node
         run_name, create, local, client_settings = recorder.run(run_name), True, None, None

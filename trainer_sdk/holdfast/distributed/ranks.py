@@ -115,9 +115,10 @@ class _Outcome(Generic[T]):
 class Ranks:
     """`rank` and `world_size` of this process, and what the ranks do together."""
 
-    def __init__(self, *, timeout_seconds: float) -> None:
-        """Makes the group; all ranks must call it. Raises ConfigurationError if a launcher made a world without
-        torch.distributed: each process would take itself for the only one."""
+    def __init__(self, *, timeout_seconds: float, swarms: bool = False) -> None:
+        """Makes the group; all ranks must call it. `swarms`: this rank passes chunks on to other hosts. Raises
+        ConfigurationError if a launcher made a world without torch.distributed: each process would take itself for the
+        only one."""
         self.timeout_seconds = timeout_seconds
         self._group: dist.ProcessGroup | None = None
         self._turn = threading.RLock()
@@ -136,11 +137,12 @@ class Ranks:
                     f"WORLD_SIZE is {launched}, and torch.distributed is not initialised. "
                     "Call torch.distributed.init_process_group() before holdfast.Checkpointer(…)."
                 )
-        told = self.gather(((socket.gethostname(), _boot_id()), uuid.uuid4().hex, secrets.token_hex(32)))
-        hosts = [host for host, _, _ in told]
+        told = self.gather(((socket.gethostname(), _boot_id()), uuid.uuid4().hex, secrets.token_hex(32), swarms))
+        hosts = [host for host, *_ in told]
         self.hosts = frozenset(name for name, _ in hosts)
         """The hosts of all ranks, by name."""
-        self.host_leaders = tuple(hosts.index(host) for host in hosts)
+        lowest = {host: rank for rank, host in reversed([*enumerate(hosts)])}
+        self.host_leaders = tuple(lowest[host] for host in hosts)
         """For each rank the lowest rank on its host, which stands for the host."""
         self.host_ranks = tuple(rank for rank, host in enumerate(hosts) if host == hosts[self.rank])
         """The ranks on this rank's host, this one included."""
@@ -148,6 +150,8 @@ class Ranks:
         """The lowest rank on this rank's host."""
         self.host_secret = told[self.host_leader][2]
         """Hex that only the ranks of this job know; the same on all ranks of this host."""
+        self.some_share = len(lowest) < len(hosts) or (len(hosts) > 1 and any(swarms for *_, swarms in told))
+        """Some ranks are on one host, or pass chunks on from host to host. The same on all ranks."""
         # The launcher's store may hold keys of the job before its restart, and of other Checkpointers.
         self._store_prefix = f"holdfast/{told[0][1]}"
 

@@ -28,7 +28,8 @@ class Wants(NamedTuple):
 
     all: bytes
     first: bytes
-    """Those that it reads before restore() returns; the others only after all ranks have these."""
+    """Those that it reads before restore() returns; the others only after all ranks have these. Empty unless it
+    serves."""
     serves: bool
     """It can pass on to other hosts what it has fetched."""
 

@@ -72,7 +72,7 @@ class HostSharing:
         each rank: the digests it wants, and where it passes them on; the host's leader: a folder
             -> [gathered] -> layout/reshard.py -> HostChunks, Peers
 
-    A job of one rank needs no collective, folder or file for it.
+    A job without two ranks on a host, and with no rank that swarms, needs no collective, folder or file for it.
 
     `local`: the chunk folder that this host has anyway, its local tier; used in place of a folder for the restore."""
 
@@ -94,15 +94,15 @@ class HostSharing:
         must have ended their reading before the leader leaves the block."""
         wanted = _digests(reads, chunks)
         with ExitStack() as stack:
-            if self._ranks.world_size == 1:
+            if not self._ranks.some_share:
                 yield None if self.local is None else SharedReads(HostChunks(self.local, ()), wanted)
                 return
             universe = tuple(dict.fromkeys(digest for rank in sorted(chunks) for digest in chunks[rank]))
             server = self._server()
-            first, _ = part_reads(reads, chunks, late)
+            first = () if server is None else _digests(part_reads(reads, chunks, late)[0], chunks)
             wants = Wants(
                 all=wanted_bits(universe, frozenset(wanted)),
-                first=wanted_bits(universe, frozenset(_digests(first, chunks))),
+                first=b"" if server is None else wanted_bits(universe, frozenset(first)),
                 serves=server is not None,
             )
             try:

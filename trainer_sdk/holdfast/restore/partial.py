@@ -62,7 +62,7 @@ def read_into(
     except SelectorError as error:
         raise ConfigurationError(f"{error}.") from None
     settings = TrainerSettings()
-    ranks = Ranks(timeout_seconds=settings.collective_timeout_seconds)
+    ranks = Ranks(timeout_seconds=settings.collective_timeout_seconds, swarms=settings.swarm)
     try:
         with Client(client_settings) as client, TransferWorkers(settings.transfers) as workers:
             point = ranks.from_first(lambda: resolve(client, run, str(point_of_run)))
