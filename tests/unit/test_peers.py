@@ -4,13 +4,16 @@ fetch from the store, and no more."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import http.client
 import multiprocessing
 import os
 import signal
 import socket
+import socketserver
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -266,6 +269,24 @@ def test_closing_cuts_off_who_still_asks(folder):
         idle.settimeout(60)
         with contextlib.suppress(ConnectionResetError):
             assert idle.recv(1) == b""
+
+
+def test_a_server_without_a_free_descriptor_rests_until_it_has_one(folder, own_server, monkeypatch):
+    accept, times = socketserver.TCPServer.get_request, []
+
+    def full(listener):
+        if len(times) < 3:
+            times.append(time.monotonic())
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listener)
+
+    monkeypatch.setattr(socketserver.TCPServer, "get_request", full)
+    with serving() as server:
+        folder.add(DIGEST, BODY, durable=False)
+        server.begin(folder, (DIGEST,))
+        server.settle(DIGEST)
+        assert take(Peers({DIGEST: server.address}, own_server)) == BODY
+    assert times[2] - times[0] > 0.5, "it does not spin"
 
 
 def test_an_address_is_that_of_the_way_to_the_master_and_never_loopback():

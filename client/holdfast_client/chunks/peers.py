@@ -46,6 +46,7 @@ UNREACHABLE_HOSTS = 2
 
 _ANSWER_WITHIN_SECONDS = 1.0
 """An owner that waits for a chunk says so this often."""
+_REST_SECONDS = 0.5
 _MOST_REQUESTS = 256
 """Answered at once; others wait in the system's queue."""
 _PATH = "/chunks/"
@@ -148,6 +149,13 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._cut()
         with self._changed:
             self._changed.wait_for(lambda: not self._open)
+
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError:  # no descriptor is free, and the peer that waits would wake this loop at once
+            time.sleep(_REST_SECONDS)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._free.acquire()
