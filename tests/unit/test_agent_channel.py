@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -68,15 +69,27 @@ def test_a_frame_without_end_is_refused_before_it_takes_memory(pair):
         theirs.receive()
 
 
-def test_a_peer_that_takes_a_frame_too_slowly_is_given_up(pair, monkeypatch):
-    ours, _ = pair
+def test_a_peer_that_takes_a_frame_piece_by_piece_is_given_up(pair, monkeypatch):
+    ours, theirs = pair
     clock = itertools.count(0, channels.SEND_SECONDS / 2 + 1)
-    monkeypatch.setattr(channels, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    def later():
+        with contextlib.suppress(BlockingIOError):
+            theirs.socket.recv(4 * 1024**2, socket.MSG_DONTWAIT)
+        return next(clock)
+
+    monkeypatch.setattr(channels, "time", SimpleNamespace(monotonic=later))
     with pytest.raises(ChannelClosed, match="takes too little"):
-        ours.send(say.Bye(), [b"x"])
+        ours.send(say.Bye(), [bytes(64 * 1024**2)])
     monkeypatch.undo()
     with pytest.raises(ChannelClosed):
         ours.send(say.Bye())
+
+
+def test_a_process_that_was_stopped_before_it_could_send_does_not_give_up_its_peer(pair):
+    ours, theirs = pair
+    ours.send(say.Bye(), [b"x"], seconds=0)
+    assert theirs.receive()[1] == b"x"
 
 
 def listening(folder):

@@ -90,15 +90,18 @@ class Channel:
     def _send_all(self, left: memoryview, until: float) -> None:
         """Not `sendall`, whose time counts anew with each piece that the peer takes: training may wait for this."""
         while left:
-            self._wait_for_room(until)
             with contextlib.suppress(BlockingIOError):
                 left = left[self.socket.send(left, socket.MSG_DONTWAIT) :]
+            if left:
+                self._wait_for_room(until, is_strict=True)
 
-    def _wait_for_room(self, until: float) -> None:
+    def _wait_for_room(self, until: float, *, is_strict: bool = False) -> None:
+        """`is_strict`: there must be room before `until`. Else this process may have been stopped until then, and the
+        peer is not to blame."""
         poll = select.poll()
         poll.register(self.socket, select.POLLOUT)
         left = until - time.monotonic()
-        if left < 0 or not poll.poll(left * 1000):
+        if (is_strict and left < 0) or not poll.poll(max(0.0, left) * 1000):
             raise OSError("the peer takes too little")
 
     def receive(self) -> tuple[bytes, bytes, int | None]:
