@@ -354,6 +354,8 @@ class _Link:
     def _share(self, share: say.Share, descriptor: int | None) -> None:
         if self._rank is None or descriptor is None:
             raise ChannelClosed("a rank shares nothing")
+        if share.memory in self._rank.memories:
+            return  # the rank has given up the save whose answer it waited for, and shares it again with the next one
         if why := self._agent.budget.take(share.bytes, untouched_bytes(descriptor, share.bytes)):
             raise _Refusal(why)
         try:
