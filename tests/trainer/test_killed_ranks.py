@@ -177,6 +177,38 @@ def test_a_launch_takes_the_agent_that_serves_already_and_leaves_it_there(run, a
     assert restored(run, MIB) == (1, digest_at(0, MIB))
 
 
+def test_the_next_launch_waits_for_an_agent_that_still_finishes_what_the_one_before_has_left(
+    run, service, tmp_path, monkeypatch
+):
+    with agent_serve(tmp_path / "agent.log", "--grace", "90") as agent:
+        monkeypatch.setenv("HOLDFAST_AGENT", str(agent.socket))
+        with launched(RANK, run, 1, "told", MIB) as [rank]:
+            read_until(rank, "restored 0")
+            service.served.process.signal(signal.SIGSTOP)  # nothing can be committed meanwhile
+            try:
+                say(rank)
+                read_until(rank, "saved 0")
+                agent.process.signal(signal.SIGTERM)
+                wait_until(lambda: not agent.socket.exists())
+                rank.kill()
+                rank.wait(timeout=90)
+                launch = subprocess.Popen(
+                    [HOLDFAST, "launch", "--agent", "--grace", "90", "--", "touch", str(tmp_path / "began")],
+                    stdin=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                told = next((line for line in launch.stderr if "waiting until the agent before" in line), None)
+                began = (tmp_path / "began").exists()
+            finally:
+                service.served.process.signal(signal.SIGCONT)
+            launch.communicate(timeout=240)
+    assert (told is not None, began, launch.returncode) == (True, False, ExitCode.OK)
+    assert (tmp_path / "began").exists()
+    assert "committed for a rank that is gone" in agent.log
+    assert restored(run, MIB) == (1, digest_at(0, MIB))
+
+
 def test_a_launch_that_cannot_have_an_agent_starts_no_job(tmp_path):
     tmp_path.chmod(0o770)
     told = launch_with_agent(tmp_path / "agent.sock", "touch", str(tmp_path / "started"))

@@ -29,11 +29,12 @@ from pydantic import BaseModel, ValidationError
 from holdfast_client.agent import messages as say
 from holdfast_client.agent.channel import Channel, ChannelClosed, refuse_long
 from holdfast_client.agent.held_save import HeldSave, JobHere, Ledger, RankClient
+from holdfast_client.agent.process import serves_at
 from holdfast_client.agent.shared_memory import Budget, UnusableMemory, gib, map_of, untouched_bytes
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import ConfigurationError, HoldfastError
-from holdfast_client.local.private_folder import PrivateFolder, open_file, try_lock
+from holdfast_client.local.private_folder import PrivateFolder, open_file, try_lock, wait_until
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.base import RunName
 from holdfast_protocol.text import counted
@@ -50,9 +51,10 @@ class Agent:
     """Listens from its construction on. `serve` takes connections until `end` is called, from any thread or a signal's
     handler."""
 
-    def __init__(self, path: Path, limit_bytes: int) -> None:
-        """`path`: of the socket; its folder is made with mode 0700. Raises ConfigurationError if the folder is not this
-        user's alone or another agent serves there."""
+    def __init__(self, path: Path, limit_bytes: int, *, wait_seconds: float = 0.0) -> None:
+        """`path`: of the socket; its folder is made with mode 0700. `wait_seconds`: for one that was told to end, and
+        still finishes what it has. Raises ConfigurationError if the folder is not this user's alone or another agent
+        serves there."""
         self.path = path
         self.budget = Budget(limit_bytes)
         self.ledger = Ledger()
@@ -63,7 +65,7 @@ class Agent:
         refuse_long(path)
         self._folder = PrivateFolder(path.parent)
         self._own = open_file(f"{path.name}.lock", os.O_RDWR | os.O_CREAT, self._folder.descriptor)
-        if not try_lock(self._own):
+        if not (try_lock(self._own) or self._becomes_free(wait_seconds)):
             os.close(self._own)
             self._folder.close()
             raise ConfigurationError(
@@ -77,6 +79,12 @@ class Agent:
         os.chmod(path, 0o600)
         self._listener.listen(_BACKLOG)
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def _becomes_free(self, seconds: float) -> bool:
+        if serves_at(self.path):
+            return False
+        log.info("waiting until the agent before has ended at %s", self.path)
+        return wait_until(lambda: try_lock(self._own), seconds)
 
     def serve(self, *, grace_seconds: float) -> int:
         """Afterwards living ranks go on by themselves. What was handed over is finished within `grace_seconds`: the end

@@ -259,14 +259,15 @@ def serve_agent(
     """Finish saves of this user's jobs on this node if they are killed.
 
     The jobs need the same path as HOLDFAST_AGENT, or as `agent=` of the Checkpointer. On SIGTERM living jobs go on
-    without the agent. Exit code 1: saves of killed ranks could not be finished within the grace.
+    without the agent. Exit code 1: saves of killed ranks could not be finished within the grace. One that is about to
+    end at this socket is waited for, at most the grace.
     """
     limit = default_limit_bytes() if memory is None else read_size(memory)
     if limit is None:
         raise typer.BadParameter("say how much, such as 200GiB.")
     logging.basicConfig(format="%(asctime)s holdfast agent: %(message)s", level=logging.INFO)
     logging.getLogger("urllib3").setLevel(logging.ERROR)
-    serving = Agent(socket_path(socket), limit)
+    serving = Agent(socket_path(socket), limit, wait_seconds=grace)
     if metrics is not None:
         _serve_metrics(metrics, serving)
     for number in (signal.SIGTERM, signal.SIGINT):
