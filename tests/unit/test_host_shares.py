@@ -10,7 +10,7 @@ import pytest
 from holdfast.layout.reshard import Wants, share_out, wanted_bits
 
 
-def shares(universe, wants, transfers=2, *, hosts=None, first=None, serving=()):
+def shares(universe, wants, transfers=2, *, hosts=None, first=None, serving=(), room=10**6):
     """`hosts`: each rank's; without it the ranks of `wants` share one, and each other rank has its own."""
 
     def bits(of, rank):
@@ -19,7 +19,8 @@ def shares(universe, wants, transfers=2, *, hosts=None, first=None, serving=()):
     offers = [Wants(bits(wants, rank), bits(first or wants, rank), rank in serving) for rank in range(max(wants) + 1)]
     hosts = hosts or [min(wants) if rank in wants else rank for rank in range(len(offers))]
     return {
-        rank: share_out(universe, offers, hosts, rank, wanted, transfers=transfers) for rank, wanted in wants.items()
+        rank: share_out(universe, offers, hosts, rank, wanted, transfers=transfers, room=room)
+        for rank, wanted in wants.items()
     }
 
 
@@ -107,6 +108,15 @@ def test_each_host_begins_with_its_own_part_and_goes_on_at_another_owner():
     assert all(frozenset(share.order[:8]) == share.owned for share in dealt.values())
     for turn in range(8, 64):
         assert len({share.owners[share.order[turn]] for share in dealt.values()}) == 8
+
+
+@pytest.mark.parametrize(("room", "size"), [(1000, 32), (12, 12), (0, 8)])
+def test_a_window_has_no_more_chunks_than_the_folder_of_a_host_has_room_for(room, size):
+    """Else the ranks of a host would find those of others gone: a job of many hosts has large windows."""
+    universe = [f"chunk{at}" for at in range(96)]
+    for share in of_all_hosts(universe, [0, 0, 2, 2, 4, 4, 6, 6], transfers=4, room=room).values():
+        for start in range(0, 96, size):
+            assert set(share.order[start : start + size]) == set(universe[start : start + size])
 
 
 def test_what_one_host_wants_alone_costs_other_hosts_nothing():

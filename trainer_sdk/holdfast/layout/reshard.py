@@ -66,6 +66,7 @@ def share_out(
     wanted: Iterable[str],
     *,
     transfers: int,
+    room: int,
 ) -> HostShare:
     """Which chunks this rank shares with others, and its order of reading, so that one rank of a host fetches each, and
     one host of those that pass chunks on gets it from the store. Pure.
@@ -77,8 +78,9 @@ def share_out(
     reads what the other ranks of its host have fetched. So all ranks fetch at once, none waits for long, and the host's
     disk holds about one window at a time.
 
-    `wants` and `hosts`, a number of each rank's host, are by rank. Every rank computes the same assignment. If a rank
-    does not fetch its part, another rank fetches it instead."""
+    `wants` and `hosts`, a number of each rank's host, are by rank. `room`: the most chunks of a window that hosts pass
+    on, because what does not fit into the folder leaves the store again. Every rank computes the same assignment. If a
+    rank does not fetch its part, another rank fetches it instead."""
 
     def bits(packed: bytes) -> _Bools:
         return np.unpackbits(np.frombuffer(packed, np.uint8), count=len(universe)).astype(bool)
@@ -114,7 +116,9 @@ def share_out(
     is_fetcher = on_host[own] & (np.cumsum(on_host, axis=0)[own] - 1 == rotation % np.maximum(readers, 1))
     is_fetcher = np.where(is_passed_on & is_here, owner == rank, is_fetcher)
 
-    window = transfers * (len(servers) if len(passed) else len(here))
+    window = transfers * len(here)
+    if len(passed):
+        window = max(window, min(transfers * len(servers), room))
     stage = np.where(is_fetcher, np.where(is_here, 0, 1), 2)
     distance = (owning_host - hosts[rank]) % (max(hosts) + 1)
     lap = np.where(stage == 1, passed_turn[places] // number_of_hosts, 0)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.distributed.ranks import Ranks
+from holdfast.layout.plan import ChunkSizes
 from holdfast.layout.reshard import Read, ReadPlan, Room, Wants, scatter, share_out, straight, wanted_bits
 from holdfast.settings import TrainerSettings
 from holdfast_client.chunks.documents import CheckpointDocuments, ChunkLists
@@ -124,6 +125,7 @@ class HostSharing:
                 self._ranks.rank,
                 wanted,
                 transfers=self._settings.transfers,
+                room=folder.limit_bytes // ChunkSizes.cut_bytes // 2,  # not all ranks are in the same window
             )
             peers = None
             if server is not None:
