@@ -15,7 +15,7 @@ from holdfast_protocol.states import CopyState, Scope, StoreRole
 from holdfast_service.background.registry import OPERATION_KINDS
 from holdfast_service.comparisons import compare_values
 from holdfast_service.copies.copy_chunk import begin_copy, copy_now
-from holdfast_service.db.tables.core import ReadLease
+from holdfast_service.db.tables.core import Chunk, Copy, ReadLease
 from holdfast_service.db.tables.operations import Operation
 from holdfast_service.operations import queue
 from holdfast_service.operations.controller import OperationsReport, reconcile
@@ -232,6 +232,24 @@ def test_a_damaged_copy_is_suspected_and_another_one_read_and_without_one_the_te
     assert found == whole
     assert states_of(service, other) == [CopyState.SUSPECT]
     assert [copy.state for copy in copies_of(service, other, StoreRole.SECOND)] == [CopyState.VERIFIED]
+
+
+def test_a_chunk_that_claims_the_same_digest_for_other_bytes_is_not_read(service: RunningService) -> None:
+    """Another client of the project may have stated a wrong size, and a copy of that may seem to be there."""
+    before, after = large(), large(50)
+    ids = pair(service, before, after)
+    whole = compare(service, *ids)
+    [copy] = copies_of(service, bytes_of(after["model/3"])[: CHUNKS.cut_bytes])
+    same = {each.name: getattr(copy, each.name) for each in Copy.__table__.columns if each.name != "id"}
+    with service.context.database.transaction() as session:
+        real = session.get_one(Chunk, copy.chunk_id)
+        claimed = Chunk(
+            project_id=real.project_id, digest=real.digest, bytes=real.bytes + 1, created_at=real.created_at
+        )
+        session.add(claimed)
+        session.flush()
+        session.add(Copy(**same | {"chunk_id": claimed.id, "generation": "0" * 32, "stored_bytes": real.bytes + 1}))
+    assert compare(service, *ids) == whole
 
 
 def test_a_comparison_is_cancelled_between_two_reads(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from sqlalchemy import select
-
 from holdfast_protocol.base import PROTOCOL_MINOR
 from holdfast_service.comparisons.batches import Part, Side, Strip
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.tables.core import Checkpoint, Chunk
+from holdfast_service.db.tables.core import Checkpoint
 from holdfast_service.operations.queue import ProcessEnds
-from holdfast_service.restore.read_checkpoint import choose_copies
+from holdfast_service.restore.read_checkpoint import choose_copies, chunks_of_checkpoint
 from holdfast_service.restore.service_reader import (
     BadChunkError,
     StoredChunk,
@@ -67,7 +65,8 @@ class ChunkReader:
         self, side: int, wanted: Mapping[str, Sequence[Target]], tell: Callable[[Collection[str]], None]
     ) -> set[str]:
         """By digest. `tell` hears about once a second which chunks have been read. Returns those that are damaged: what
-        their targets hold is worth nothing. Raises StoreError, `checkpoint_cold` and what `tell` raises."""
+        their targets hold is worth nothing. Raises StoreError, `checkpoint_cold`, `chunk_not_found` and what `tell`
+        raises."""
         found: dict[str, tuple[Store, StoredChunk]] = {}
         digests = list(wanted)
         for first in range(0, len(digests), _AT_ONCE):
@@ -99,8 +98,8 @@ class ChunkReader:
         opened = self._opened[side]
         with self._context.database.read() as session:
             checkpoint = session.get_one(Checkpoint, opened.checkpoint_id)
-            ours = Chunk.project_id == opened.project_id, Chunk.digest.in_(digests)
-            chunks = session.scalars(select(Chunk).where(*ours)).all()
+            # Of the checkpoint alone: the project may have a chunk that claims the same digest for other bytes.
+            chunks = list(chunks_of_checkpoint(session, opened.project_id, checkpoint, digests).values())
             now = database_now(session)
             chosen = choose_copies(
                 session, self._context, checkpoint, chunks, avoid=(), now=now, protocol_minor=PROTOCOL_MINOR
