@@ -4,11 +4,12 @@ cancelled and refused."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from holdfast.layout.plan import ChunkSizes
 from holdfast_protocol.states import CopyState, Scope, StoreRole
@@ -20,6 +21,7 @@ from holdfast_service.db.tables.operations import Operation
 from holdfast_service.operations import queue
 from holdfast_service.operations.controller import OperationsReport, reconcile
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.stores.base import ObjectKey, StoreUnavailable
 from tests.service.conftest import Clock
 from tests.support.death import Killed, kill
 from tests.support.rank import Job, Refused, answer
@@ -171,6 +173,15 @@ def large(seed: int = 1) -> dict[str, torch.Tensor]:
     return {f"model/{number}": random(100, 700, seed=seed + number) for number in range(8)}
 
 
+def copied(service: RunningService, content: bytes) -> None:
+    """The chunk is in the second store too."""
+    second = attached(service, StoreRole.SECOND).store_id
+    with service.context.database.transaction() as session:
+        task = begin_copy(session, service.context, copies_of(service, content)[0].chunk_id, second)
+    assert task is not None
+    assert copy_now(service.context, task)
+
+
 def test_a_killed_worker_s_comparison_goes_on_with_the_batch_that_it_was_at(
     service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,16 +233,50 @@ def test_a_damaged_copy_is_suspected_and_another_one_read_and_without_one_the_te
     assert states_of(service, chunk) == [CopyState.SUSPECT]
     overwrite(primary, key, chunk)
     other = bytes_of(after["model/5"])[: CHUNKS.cut_bytes]
-    second = attached(service, StoreRole.SECOND).store_id
-    with service.context.database.transaction() as session:
-        task = begin_copy(session, service.context, copies_of(service, other)[0].chunk_id, second)
-    assert task is not None
-    assert copy_now(service.context, task)
+    copied(service, other)
     flip(primary, key_of(service, other))
     found = compare(service, *ids)
     assert found == whole
     assert states_of(service, other) == [CopyState.SUSPECT]
     assert [copy.state for copy in copies_of(service, other, StoreRole.SECOND)] == [CopyState.VERIFIED]
+
+
+def test_a_bad_copy_does_not_hide_another_that_somebody_has_suspected(service: RunningService) -> None:
+    """A suspicion is no finding: such a copy is read again, and may be good."""
+    before, after = large(), large(50)
+    ids = pair(service, before, after)
+    whole = compare(service, *ids)
+    chunk = bytes_of(after["model/3"])[: CHUNKS.cut_bytes]
+    copied(service, chunk)
+    flip(attached(service, StoreRole.PRIMARY).store, key_of(service, chunk))
+    [other] = copies_of(service, chunk, StoreRole.SECOND)
+    with service.context.database.transaction() as session:
+        session.execute(update(Copy).where(Copy.id == other.id).values(state=CopyState.SUSPECT))
+    assert compare(service, *ids) == whole
+
+
+def test_what_the_first_store_does_not_give_is_read_from_the_second(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after = large(), large(50)
+    ids = pair(service, before, after)
+    whole = compare(service, *ids)
+    chunk = bytes_of(after["model/3"])[: CHUNKS.cut_bytes]
+    copied(service, chunk)
+    primary = attached(service, StoreRole.PRIMARY).store
+    lost, real = {key_of(service, chunk)}, primary.open_read
+
+    def silent(key: ObjectKey) -> Iterator[bytes]:
+        if key in lost:
+            raise StoreUnavailable("no answer")
+        return real(key)
+
+    monkeypatch.setattr(primary, "open_read", silent)
+    assert compare(service, *ids) == whole
+    lost.add(key_of(service, bytes_of(after["model/5"])[: CHUNKS.cut_bytes]))
+    started = start(service, *ids)
+    assert reconcile(service.context, kinds=OPERATION_KINDS).again == 1
+    assert shown(service, started)["error"] == "no answer", "no store has lost it, so it is not told as damaged"
 
 
 def test_a_chunk_that_claims_the_same_digest_for_other_bytes_is_not_read(service: RunningService) -> None:

@@ -16,6 +16,8 @@ from functools import partial
 from typing import NamedTuple
 
 from holdfast_protocol.base import PROTOCOL_MINOR
+from holdfast_protocol.states import StoreRole
+from holdfast_service.attached_stores.attached import AttachedStore, ask_stores
 from holdfast_service.comparisons.batches import Part, Side, Strip
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
@@ -29,7 +31,7 @@ from holdfast_service.restore.service_reader import (
     renew_leases,
     suspect,
 )
-from holdfast_service.stores.base import Store
+from holdfast_service.stores.base import StoreError
 
 _THREADS = 4
 _AT_ONCE = 1000
@@ -67,7 +69,7 @@ class ChunkReader:
         """By digest. `tell` hears about once a second which chunks have been read. Returns those that are damaged: what
         their targets hold is worth nothing. Raises StoreError, `checkpoint_cold`, `chunk_not_found` and what `tell`
         raises."""
-        found: dict[str, tuple[Store, StoredChunk]] = {}
+        found: dict[str, tuple[AttachedStore, StoredChunk]] = {}
         digests = list(wanted)
         for first in range(0, len(digests), _AT_ONCE):
             found |= self._copies(side, digests[first : first + _AT_ONCE])
@@ -93,27 +95,35 @@ class ChunkReader:
             threads.shutdown(wait=True, cancel_futures=True)
         return damaged
 
-    def _copies(self, side: int, digests: Sequence[str]) -> dict[str, tuple[Store, StoredChunk]]:
-        """The best copy of each, of those that have one."""
+    def _copies(
+        self, side: int, digests: Sequence[str], avoid: Collection[StoreRole] = ()
+    ) -> dict[str, tuple[AttachedStore, StoredChunk]]:
+        """The best copy of each, of those that have one. From a store to `avoid` only if no other has it."""
         opened = self._opened[side]
+        ask_stores(self._context)
         with self._context.database.read() as session:
             checkpoint = session.get_one(Checkpoint, opened.checkpoint_id)
             # Of the checkpoint alone: the project may have a chunk that claims the same digest for other bytes.
             chunks = list(chunks_of_checkpoint(session, opened.project_id, checkpoint, digests).values())
             now = database_now(session)
             chosen = choose_copies(
-                session, self._context, checkpoint, chunks, avoid=(), now=now, protocol_minor=PROTOCOL_MINOR
+                session, self._context, checkpoint, chunks, avoid=avoid, now=now, protocol_minor=PROTOCOL_MINOR
             )
             return {
-                chunk.digest: (chosen[chunk.id].attached.store, StoredChunk.of(chunk, chosen[chunk.id].copy))
+                chunk.digest: (chosen[chunk.id].attached, StoredChunk.of(chunk, chosen[chunk.id].copy))
                 for chunk in chunks
                 if chunk.id in chosen
             }
 
     def _read(
-        self, side: int, store: Store, stored: StoredChunk, targets: Sequence[Target], stop: threading.Event
+        self,
+        side: int,
+        attached: AttachedStore,
+        stored: StoredChunk,
+        targets: Sequence[Target],
+        stop: threading.Event,
     ) -> bool:
-        """Whether a copy gave the chunk's bytes."""
+        """Whether a copy gave the chunk's bytes. Raises StoreError if none did, and a store did not answer."""
 
         def on_bytes(count: int) -> None:
             if stop.is_set():
@@ -121,17 +131,25 @@ class ChunkReader:
             self._context.read_rate_limit.acquire(count)
 
         tried: set[int] = set()
+        avoid: list[StoreRole] = []
+        failed: StoreError | None = None
         while stored.copy_id not in tried:
             tried.add(stored.copy_id)
+            avoid.append(attached.role)
             try:
-                read_verified(store, stored, _Spread(targets), on_bytes)
+                read_verified(attached.store, stored, _Spread(targets), on_bytes)
                 return True
             except BadChunkError as error:
                 suspect(self._context, error.stored)
-            other = self._copies(side, [stored.digest]).get(stored.digest)
+            except StoreError as error:
+                attached.watch.doubt()
+                failed = error
+            other = self._copies(side, [stored.digest], avoid).get(stored.digest)
             if other is None:
-                return False
-            store, stored = other
+                break
+            attached, stored = other
+        if failed is not None:
+            raise failed
         return False
 
 
