@@ -115,12 +115,14 @@ class Memory:
         self.read_bytes = 0
 
     def read(self, side, wanted, tell):
+        read = 0
         for digest, targets in wanted.items():
             chunk = self._sides[side][digest]
-            self.read_bytes += len(chunk)
+            read += len(chunk)
             for offset, into in targets:
                 into[:] = chunk[offset : offset + into.nbytes]
-        tell(list(wanted))
+        self.read_bytes += read
+        tell(read)
         return set()
 
 
@@ -150,10 +152,12 @@ def test_whatever_way_two_saves_cut_a_tensor_the_same_bytes_meet(shapes, ranks, 
         sizes_of = {digest: len(chunk) for digest, chunk in stores[-1].items()}
         sides.append(Side.of(StoredTensors(global_layout(plans), lists), sizes_of))
     plan = plan_batches(*sides, memory_bytes=memory_bytes)
-    memory, found = Memory(*stores), {name: [b"", b""] for name in tensors}
-    for batch in plan.batches:
+    memory, found, told = Memory(*stores), {name: [b"", b""] for name in tensors}, []
+    for batch, reads in zip(plan.batches, plan.reads, strict=True):
         assert sum(part.bytes for part in batch) * 2 <= memory_bytes
-        for part, before, after, damaged in read_batch(memory, tuple(sides), batch, lambda _: None):
+        loaded = read_batch(memory, tuple(sides), batch, told.append)
+        assert told[-1] == reads
+        for part, before, after, damaged in loaded:
             assert not damaged
             for at, data in enumerate((before, after)):
                 found[part.subject.name][at] += bytes(data)

@@ -118,7 +118,7 @@ def run_comparison(context: ServiceContext, run: OperationRun) -> dict[str, Any]
                 for loaded in read_batch(reader, (before, after), plan.batches[number], tell):
                     state.take(loaded, request.most_tensors)
                 state.batches, state.read_bytes = number + 1, state.read_bytes + plan.reads[number]
-                run.progress(done=state.read_bytes, total=total, kept=state.kept(plan))
+                run.progress(done=state.read_bytes, total=total, kept=state.kept())
     return _result(request, run.checkpoint_id, before, plan, state).model_dump(mode="json")
 
 
@@ -215,8 +215,10 @@ class _Tensor:
 
 @dataclass
 class _State:
-    """All that is measured so far, as the operation's row keeps it. `batches`: how many of the plan are done."""
+    """All that is measured so far, as the operation's row keeps it. `plan`: its fingerprint. `batches`: how many of it
+    are done."""
 
+    plan: str
     batches: int = 0
     read_bytes: int = 0
     equal: int = 0
@@ -257,10 +259,10 @@ class _State:
     def cut(self, most: int) -> None:
         self.tensors = sorted(self.tensors, key=lambda tensor: tensor.rank)[:most]
 
-    def kept(self, plan: Plan) -> dict[str, Any]:
+    def kept(self) -> dict[str, Any]:
         begun = self.begun
         return {
-            "plan": _fingerprint(plan),
+            "plan": self.plan,
             "counts": [self.batches, self.read_bytes, self.equal, self.differing],
             "tensors": [[tensor.name, astuple(tensor.sums)] for tensor in self.tensors],
             "components": [[name, count, astuple(sums)] for name, (count, sums) in self.components.items()],
@@ -271,11 +273,12 @@ class _State:
     @classmethod
     def of(cls, run: OperationRun, plan: Plan) -> Self:
         """What an earlier try has kept; a new one if the settings cut other batches by now."""
-        kept = run.kept
-        if kept is None or kept["plan"] != _fingerprint(plan):
-            return cls()
+        kept, fingerprint = run.kept, _fingerprint(plan)
+        if kept is None or kept["plan"] != fingerprint:
+            return cls(fingerprint)
         begun, (batches, read_bytes, equal, differing) = kept["begun"], kept["counts"]
         return cls(
+            fingerprint,
             batches,
             read_bytes,
             equal,

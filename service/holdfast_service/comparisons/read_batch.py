@@ -10,9 +10,11 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from holdfast_protocol.base import PROTOCOL_MINOR
@@ -63,29 +65,30 @@ class ChunkReader:
         self._opened = opened
         self._renewed_at = time.monotonic()
 
-    def read(
-        self, side: int, wanted: Mapping[str, Sequence[Target]], tell: Callable[[Collection[str]], None]
-    ) -> set[str]:
-        """By digest. `tell` hears about once a second which chunks have been read. Returns those that are damaged: what
-        their targets hold is worth nothing. Raises StoreError, `checkpoint_cold`, `chunk_not_found` and what `tell`
-        raises."""
+    def read(self, side: int, wanted: Mapping[str, Sequence[Target]], tell: Callable[[int], None]) -> set[str]:
+        """By digest. `tell` hears about once a second, or more often, how many bytes have been read. Returns those that
+        are damaged: what their targets hold is worth nothing. Raises StoreError, `checkpoint_cold`, `chunk_not_found`
+        and what `tell` raises."""
         found: dict[str, tuple[AttachedStore, StoredChunk]] = {}
         digests = list(wanted)
         for first in range(0, len(digests), _AT_ONCE):
             found |= self._copies(side, digests[first : first + _AT_ONCE])
-        damaged, done = {digest for digest in digests if digest not in found}, set[str]()
-        stop = threading.Event()
+        damaged = {digest for digest in digests if digest not in found}
+        stop, ended, done = threading.Event(), SimpleQueue[Future[bool]](), 0
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="holdfast-compare")
         try:
-            reading = {
-                threads.submit(self._read, side, *found[digest], wanted[digest], stop): digest for digest in found
-            }
+            reading: dict[Future[bool], str] = {}
+            for digest, copy in found.items():
+                future = threads.submit(self._read, side, *copy, wanted[digest], stop)
+                reading[future] = digest
+                future.add_done_callback(ended.put)  # to wait for all of them again for each takes the square of them
             while reading:
-                for future in wait(reading, timeout=_TELL_EVERY_SECONDS, return_when=FIRST_COMPLETED).done:
+                with suppress(Empty):
+                    future = ended.get(timeout=_TELL_EVERY_SECONDS)
                     digest = reading.pop(future)
                     if not future.result():
                         damaged.add(digest)
-                    done.add(digest)
+                    done += found[digest][1].bytes
                 if time.monotonic() - self._renewed_at > _RENEW_EVERY_SECONDS:
                     renew_leases(self._context, *(each.lease_id for each in self._opened))
                     self._renewed_at = time.monotonic()
@@ -214,8 +217,8 @@ def read_batch(
     before = 0
     for at, side in enumerate(sides):
 
-        def told(done: Collection[str], before: int = before, side: Side = side) -> None:
-            tell(before + sum(side.sizes[digest] for digest in done))
+        def told(done: int, before: int = before) -> None:
+            tell(before + done)
 
         damaged |= reader.read(at, wanted[at], told)
         before += sum(side.sizes[digest] for digest in wanted[at])
