@@ -11,22 +11,25 @@ import pytest
 import torch
 from sqlalchemy import func, select, update
 
-from holdfast.layout.plan import ChunkSizes
+from holdfast.layout.plan import ChunkSizes, global_layout
+from holdfast_protocol.index_documents import SavedAs, ShardIndex
 from holdfast_protocol.states import CopyState, Scope, StoreRole
 from holdfast_service.background.registry import OPERATION_KINDS
 from holdfast_service.comparisons import compare_values
+from holdfast_service.comparisons.read_batch import ChunkReader
 from holdfast_service.copies.copy_chunk import begin_copy, copy_now
 from holdfast_service.db.tables.core import Chunk, Copy, ReadLease
 from holdfast_service.db.tables.operations import Operation
 from holdfast_service.operations import queue
 from holdfast_service.operations.controller import OperationsReport, reconcile
+from holdfast_service.restore import service_reader
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import ObjectKey, StoreUnavailable
 from tests.service.conftest import Clock
 from tests.support.death import Killed, kill
 from tests.support.rank import Job, Refused, answer
 from tests.support.rot import attached, copies_of, flip, key_of, overwrite, states_of
-from tests.support.saved_tensors import Cut, bytes_of, in_columns, in_rows, save_tensors
+from tests.support.saved_tensors import Cut, bytes_of, chunks_of, in_columns, in_rows, plans_of, save_tensors
 from tests.support.service import RunningService
 
 MEMORY = 1024**2
@@ -356,3 +359,39 @@ def test_a_checkpoint_whose_layout_is_damaged_is_told_by_its_step(service: Runni
     ended = shown(service, started)
     assert ended["state"] == "failed"
     assert f"The chunk {layout[:12]} cannot be read" in ended["error"]
+
+
+def test_a_layout_of_more_ranks_than_have_saved_is_told_and_is_no_bug(service: RunningService) -> None:
+    """What a trainer signs is a stranger's: its layout may speak of shards that are not there."""
+    tensors = {"m/a": random(5000)}
+    good = save_tensors(Job(service.http()), 10, tensors)
+    plans = plans_of(tensors, 2, in_rows, CHUNKS)
+    layout, chunks = global_layout(plans), chunks_of(plans[0], tensors)
+    save = Job(service.http(), after=1).begin(20)
+    index = ShardIndex(SavedAs("demo/gpt", 20, 1), rank=0, layout_digest=layout.digest)
+    ordinals = {"layout": len(chunks), "shard": len(chunks) + 1}
+    components = {"m": {"kind": "model", "logical_bytes": sum(map(len, chunks))}}
+    save.write(0, [*chunks, layout.encode(), index.encode()], index=ordinals, components=components)
+    started = start(service, good, save.id)
+    reconcile(service.context, kinds=OPERATION_KINDS)
+    ended = shown(service, started)
+    assert ended["state"] == "failed"
+    assert "its layout is of 2 ranks, and 1 saved it" in ended["error"]
+
+
+def test_index_documents_are_read_a_few_at_a_time(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of all ranks may be more than a worker has memory for."""
+    monkeypatch.setattr(service_reader, "_DOCUMENTS_AT_ONCE_BYTES", 1)
+    before, after = {"m/a": random(5000)}, {"m/a": random(5000, seed=2)}
+    ids = pair(service, before, after, ranks=(3, 2), cuts=(in_rows, in_rows))
+    at_once = []
+    real = ChunkReader.read
+
+    def counted(reader: ChunkReader, side: int, wanted: Any, tell: Any) -> Any:
+        at_once.append(len(wanted))
+        return real(reader, side, wanted, tell)
+
+    monkeypatch.setattr(ChunkReader, "read", counted)
+    [found] = compare(service, *ids)["tensors"]
+    check(found, before["m/a"], after["m/a"])
+    assert at_once[:7] == [1] * 7, "two layouts and five indexes"

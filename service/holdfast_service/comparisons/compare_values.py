@@ -10,7 +10,7 @@ A killed worker's operation goes on with the batch that it was at. What is read 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from functools import partial
@@ -174,24 +174,20 @@ def _open(session: Session, context: ServiceContext, run: OperationRun, checkpoi
 
 def _side(reader: ChunkReader, at: int, found: _Found, run: OperationRun) -> Side:
     """Raises `chunk_gone` if its documents cannot be read."""
-    digests = {shard.index for shard in found.shards} | {shard.layout for shard in found.shards if shard.layout}
-    documents = {
-        digest: bytearray(found.sizes[digest]) for digest in digests if found.sizes[digest] <= MAX_STORED_DOCUMENT_BYTES
-    }
-    wanted = {digest: [Target(0, memoryview(into))] for digest, into in documents.items()}
-    if damaged := reader.read(at, wanted, lambda _: run.progress()):
-        raise ProblemError(
-            ProblemCode.CHUNK_GONE,
-            f"The chunk {min(damaged)[:12]} cannot be read: it says what is where in step {found.saved_as.step}. It is "
-            "read again, and repaired if there is another copy; compare once more then.",
-        )
-    layout = proven_layout(
-        found.shards,
-        found.sizes,
-        {digest: bytes(data) for digest, data in documents.items()},
-        found.digest,
-        found.saved_as,
-    )
+
+    def read(digests: Collection[str]) -> Mapping[str, bytearray]:
+        sizes = {digest: found.sizes[digest] for digest in digests}
+        documents = {digest: bytearray(size) for digest, size in sizes.items() if size <= MAX_STORED_DOCUMENT_BYTES}
+        wanted = {digest: [Target(0, memoryview(into))] for digest, into in documents.items()}
+        if damaged := reader.read(at, wanted, lambda _: run.progress()):
+            raise ProblemError(
+                ProblemCode.CHUNK_GONE,
+                f"The chunk {min(damaged)[:12]} cannot be read: it says what is where in step {found.saved_as.step}. "
+                "It is read again, and repaired if there is another copy; compare once more then.",
+            )
+        return documents
+
+    layout = proven_layout(found.shards, found.sizes, read, found.digest, found.saved_as)
     return Side.of(StoredTensors(layout, {shard.rank: shard.chunks for shard in found.shards}), found.sizes)
 
 

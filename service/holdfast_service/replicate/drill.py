@@ -210,7 +210,7 @@ def run_drill(context: ServiceContext, run: OperationRun) -> dict[str, Any]:
         documents = read_all(context, attached, plan, run)
         saved_as = SavedAs(f"{plan.project}/{plan.saved_in}", plan.point.step, plan.point.world_size)
         sizes = {digest: stored.bytes for digest, stored in plan.copies.items()}
-        layout = proven_layout(plan.shards, sizes, documents, plan.point.digest, saved_as)
+        layout = proven_layout(plan.shards, sizes, lambda _: documents, plan.point.digest, saved_as)
     finally:
         end_leases(context, plan.lease_id)
     seconds = time.monotonic() - began

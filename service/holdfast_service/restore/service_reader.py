@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Self
@@ -24,6 +24,7 @@ from holdfast_protocol.digests import DocumentError, checkpoint_digest, shard_di
 from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CopyState
+from holdfast_protocol.text import printable
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.predicates import object_key
 from holdfast_service.db.dialect import database_now
@@ -158,32 +159,56 @@ def suspect(context: ServiceContext, stored: StoredChunk) -> None:
         )
 
 
+_DOCUMENTS_AT_ONCE_BYTES = 16 * 1024 * 1024
+_SHOWN = 300
+"""Letters of a message: a hostile document may name anything."""
+
+
 def proven_layout(
     shards: Sequence[SealedShard],
     sizes: Mapping[str, int],
-    documents: Mapping[str, bytes],
+    read: Callable[[Collection[str]], Mapping[str, bytes | bytearray]],
     digest: str | None,
     saved_as: SavedAs,
 ) -> Layout:
-    """The hash tree and the index (rule index-names-its-save). Raises ProblemError."""
+    """The hash tree and the index (rule index-names-its-save). `read` gives documents by their digests; it is asked for
+    a few at a time, because those of all ranks may be more than a process has memory for. Raises ProblemError."""
     try:
         for shard in shards:
             if shard_digest(shard.chunks) != shard.digest:
                 raise DocumentError(f"the chunk list of rank {shard.rank} does not make the shard's digest")
         if checkpoint_digest([shard.digest for shard in shards]) != digest:
             raise DocumentError("the shards do not make the checkpoint's digest")
-        layout = Layout.decode(documents[next(shard.layout for shard in shards if shard.layout)])
-        for shard in shards:
-            index = ShardIndex.decode(documents[shard.index])
-            if (index.saved_as, index.rank, index.layout_digest) != (saved_as, shard.rank, layout.digest):
-                raise DocumentError(f"what rank {shard.rank} sealed is rank {index.rank} of {index.saved_as}")
-            chunks = [sizes[each] for each in shard.chunks]
-            if chunks[: len(layout.shards[shard.rank].chunks)] != list(layout.shards[shard.rank].chunks):
-                raise DocumentError(f"the chunks of rank {shard.rank} have other sizes than the layout says")
+        of_layout = next(shard.layout for shard in shards if shard.layout)
+        layout = Layout.decode(read([of_layout])[of_layout])
+        if layout.world_size != saved_as.world_size:
+            raise DocumentError(f"its layout is of {layout.world_size} ranks, and {saved_as.world_size} saved it")
+        for some in _portions(shards, sizes):
+            documents = read([shard.index for shard in some])
+            for shard in some:
+                index = ShardIndex.decode(documents[shard.index])
+                if (index.saved_as, index.rank, index.layout_digest) != (saved_as, shard.rank, layout.digest):
+                    raise DocumentError(f"what rank {shard.rank} sealed is rank {index.rank} of {index.saved_as}")
+                chunks = [sizes[each] for each in shard.chunks]
+                if chunks[: len(layout.shards[shard.rank].chunks)] != list(layout.shards[shard.rank].chunks):
+                    raise DocumentError(f"the chunks of rank {shard.rank} have other sizes than the layout says")
     except (DocumentError, StopIteration, KeyError, IndexError) as error:
         raise ProblemError(
             ProblemCode.CHUNK_GONE,
-            f"Every chunk of step {saved_as.step} has its digest, and still it cannot be put together: {error}. "
-            "Keep the checkpoint and report this.",
+            f"Every chunk of step {saved_as.step} has its digest, and still it cannot be put together: "
+            f"{printable(str(error)[:_SHOWN])}. Keep the checkpoint and report this.",
         ) from error
     return layout
+
+
+def _portions(shards: Sequence[SealedShard], sizes: Mapping[str, int]) -> Iterator[list[SealedShard]]:
+    """Shards whose indexes have no more bytes together, or one whose index has more."""
+    some: list[SealedShard] = []
+    total = 0
+    for shard in shards:
+        total += sizes[shard.index]
+        if some and total > _DOCUMENTS_AT_ONCE_BYTES:
+            yield some
+            some, total = [], sizes[shard.index]
+        some.append(shard)
+    yield some
