@@ -15,13 +15,13 @@ from holdfast.layout.plan import ChunkSizes, global_layout
 from holdfast_protocol.index_documents import SavedAs, ShardIndex
 from holdfast_protocol.states import CopyState, Scope, StoreRole
 from holdfast_service.background.registry import OPERATION_KINDS
-from holdfast_service.comparisons import compare_values
+from holdfast_service.comparisons import batches, compare_values
 from holdfast_service.comparisons.read_batch import ChunkReader
 from holdfast_service.copies.copy_chunk import begin_copy, copy_now
 from holdfast_service.db.tables.core import Chunk, Copy, ReadLease
 from holdfast_service.db.tables.operations import Operation
 from holdfast_service.operations import queue
-from holdfast_service.operations.controller import OperationsReport, reconcile
+from holdfast_service.operations.controller import OperationsReport, claim_next, reconcile
 from holdfast_service.restore import service_reader
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import ObjectKey, StoreUnavailable
@@ -218,6 +218,24 @@ def test_a_killed_worker_s_comparison_goes_on_with_the_batch_that_it_was_at(
         check(each, before[each["name"]], after[each["name"]])
     with service.context.database.read() as session:
         assert session.get_one(Operation, started["id"]).kept is None
+
+
+def test_a_worker_that_plans_for_long_keeps_the_operation(
+    service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "WRITTEN_EVERY_SECONDS", 0.0)
+    started = start(service, *pair(service, large(), large(50)))
+    real, taken = batches._subject, []
+
+    def slow(*args: Any) -> Any:
+        clock.advance(0.6 * service.context.settings.lease_seconds)
+        taken.append(claim_next(service.context, [compare_values.KIND], "another"))
+        return real(*args)
+
+    monkeypatch.setattr(batches, "_subject", slow)
+    assert reconcile(service.context, kinds=OPERATION_KINDS) == OperationsReport(done=1)
+    assert taken == [None] * len(large())
+    assert shown(service, started)["tries"] == 1
 
 
 def test_a_damaged_copy_is_suspected_and_another_one_read_and_without_one_the_tensor_is_told(

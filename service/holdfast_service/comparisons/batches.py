@@ -11,7 +11,7 @@ chunks; a chunk is read once in a batch. So what is read in all is known before.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, NamedTuple
@@ -116,12 +116,14 @@ class Plan:
     not_compared: dict[str, Literal["dtype", "layout"]] = field(default_factory=dict)
 
 
-def plan_batches(before: Side, after: Side, *, memory_bytes: int) -> Plan:
-    """Of all tensors that digests do not prove equal."""
+def plan_batches(before: Side, after: Side, *, memory_bytes: int, working: Callable[[], object] = lambda: None) -> Plan:
+    """Of all tensors that digests do not prove equal. `working` is called for each and for each batch: a plan of
+    millions of pieces takes minutes."""
     plan = Plan(compare_tensors(before.tensors, after.tensors))
     sides = (before, after)
     subjects = []
     for name, ours, theirs in _differing(before, after, plan.diff):
+        working()
         entry = before.tensors.layout.tensors[name]
         if not is_measurable(entry.dtype):
             plan.not_compared[name] = "dtype"
@@ -141,7 +143,9 @@ def plan_batches(before: Side, after: Side, *, memory_bytes: int) -> Plan:
             plan.batches.append([])
             room = memory_bytes - _memory(part)
         plan.batches[-1].append(part)
-    plan.reads = [_read_bytes(sides, batch) for batch in plan.batches]
+    for batch in plan.batches:
+        working()
+        plan.reads.append(_read_bytes(sides, batch))
     return plan
 
 

@@ -106,7 +106,8 @@ def run_comparison(context: ServiceContext, run: OperationRun) -> dict[str, Any]
     assert run.checkpoint_id is not None  # start_comparison has named it
     run.progress(note="reads the layouts")
     with _opened(context, run, request.against, run.checkpoint_id) as (reader, before, after):
-        plan = plan_batches(before, after, memory_bytes=context.settings.comparison_memory_bytes)
+        memory_bytes = context.settings.comparison_memory_bytes
+        plan = plan_batches(before, after, memory_bytes=memory_bytes, working=run.progress)
         state = _State.of(run, plan)
         total = sum(plan.reads)
         if not request.dry_run:
