@@ -220,6 +220,31 @@ def test_a_killed_worker_s_comparison_goes_on_with_the_batch_that_it_was_at(
         assert session.get_one(Operation, started["id"]).kept is None
 
 
+def test_names_that_no_database_keeps_are_measured_and_shown_with_a_mark(
+    service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer names its tensors as it likes, and one such name must not take the list of operations from everybody.
+    What is measured of them outlives a worker all the same."""
+    monkeypatch.setattr(queue, "WRITTEN_EVERY_SECONDS", 0.0)
+    odd = "m/\x00\ud800\x1b[2J"
+    before, after = ({odd: random(200_000, seed=seed)} for seed in (1, 2))
+    before["m/\ud801"], after["m/\ud801"] = torch.ones(9) + 1j, torch.ones(9) + 2j
+    started = start(service, *pair(service, before, after))
+    with monkeypatch.context() as dying:
+        died = kill(dying, compare_values, "read_batch", at=2)
+        with pytest.raises(Killed):
+            reconcile(service.context, kinds=OPERATION_KINDS)
+        assert died()
+    clock.advance(service.context.settings.lease_seconds + 1)
+    assert reconcile(service.context, kinds=OPERATION_KINDS).done == 1
+    found = shown(service, started)["result"]
+    assert answer(service.http().get("/v1/operations"))["items"][0]["result"] == found
+    [measured] = found["tensors"]
+    assert measured["name"] == "m/\ufffd\ufffd\ufffd[2J"
+    check(measured, before[odd], after[odd])
+    assert found["not_compared"] == [{"name": "m/\ufffd", "reason": "dtype"}]
+
+
 def test_a_worker_that_plans_for_long_keeps_the_operation(
     service: RunningService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

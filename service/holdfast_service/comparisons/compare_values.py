@@ -27,10 +27,11 @@ from holdfast_protocol.comparison.values import (
     TensorMeasured,
     ValuesCompared,
 )
-from holdfast_protocol.digests import MAX_STORED_DOCUMENT_BYTES, canonical_bytes
+from holdfast_protocol.digests import MAX_STORED_DOCUMENT_BYTES, canonical_bytes, parse
 from holdfast_protocol.index_documents import SavedAs
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.service import OperationView
+from holdfast_protocol.text import printable
 from holdfast_service.auth.principal import Principal
 from holdfast_service.comparisons.batches import Plan, Side, plan_batches
 from holdfast_service.comparisons.read_batch import ChunkReader, Loaded, Opened, Target, read_batch
@@ -258,13 +259,17 @@ class _State:
 
     def kept(self) -> dict[str, Any]:
         begun = self.begun
+        measured = {
+            "tensors": [[tensor.name, astuple(tensor.sums)] for tensor in self.tensors],
+            "components": [[name, count, astuple(sums)] for name, (count, sums) in self.components.items()],
+            "damaged": self.damaged,
+            "begun": None if begun is None else [begun.name, astuple(begun.sums), begun.same, begun.damaged],
+        }
         return {
             "plan": self.plan,
             "counts": [self.batches, self.read_bytes, self.equal, self.differing],
-            "tensors": [[tensor.name, astuple(tensor.sums)] for tensor in self.tensors],
-            "components": [[name, count, astuple(sums)] for name, (count, sums) in self.components.items()],
-            "damaged": list(self.damaged),
-            "begun": None if begun is None else [begun.name, astuple(begun.sums), begun.same, begun.damaged],
+            # As text, in ASCII: a tensor's name may hold what no database keeps.
+            "measured": canonical_bytes(measured).decode(),
         }
 
     @classmethod
@@ -273,16 +278,17 @@ class _State:
         kept, fingerprint = run.kept, _fingerprint(plan)
         if kept is None or kept["plan"] != fingerprint:
             return cls(fingerprint)
-        begun, (batches, read_bytes, equal, differing) = kept["begun"], kept["counts"]
+        measured, (batches, read_bytes, equal, differing) = parse(kept["measured"].encode()), kept["counts"]
+        begun = measured["begun"]
         return cls(
             fingerprint,
             batches,
             read_bytes,
             equal,
             differing,
-            tensors=[_Tensor(name, Sums(*sums), same=False) for name, sums in kept["tensors"]],
-            components={name: (count, Sums(*sums)) for name, count, sums in kept["components"]},
-            damaged=kept["damaged"],
+            tensors=[_Tensor(name, Sums(*sums), same=False) for name, sums in measured["tensors"]],
+            components={name: (count, Sums(*sums)) for name, count, sums in measured["components"]},
+            damaged=measured["damaged"],
             begun=None if begun is None else _Tensor(begun[0], Sums(*begun[1]), *begun[2:]),
         )
 
@@ -309,8 +315,8 @@ def _result(request: CompareValues, after_id: str, before: Side, plan: Plan, sta
         differing=plan.subjects if request.dry_run else state.differing,
         tensors=[
             TensorMeasured(
-                name=tensor.name,
-                component=entries[tensor.name].component,
+                name=printable(tensor.name),
+                component=printable(entries[tensor.name].component),
                 dtype=entries[tensor.name].dtype,
                 shape=list(entries[tensor.name].shape),
                 **tensor.sums.told(),
@@ -318,9 +324,11 @@ def _result(request: CompareValues, after_id: str, before: Side, plan: Plan, sta
             for tensor in state.tensors
         ],
         components=[
-            ComponentMeasured(name=name, tensors=count, **sums.told())
+            ComponentMeasured(name=printable(name), tensors=count, **sums.told())
             for name, (count, sums) in sorted(state.components.items())
         ],
-        not_compared=[NotCompared(name=name, reason=reason) for name, reason in not_compared[: request.most_tensors]],
+        not_compared=[
+            NotCompared(name=printable(name), reason=reason) for name, reason in not_compared[: request.most_tensors]
+        ],
         not_compared_left_out=max(0, len(not_compared) - request.most_tensors),
     )
