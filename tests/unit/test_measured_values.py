@@ -167,3 +167,18 @@ def test_whatever_way_two_saves_cut_a_tensor_the_same_bytes_meet(shapes, ranks, 
     assert memory.read_bytes == sum(plan.reads)
     if memory_bytes > 1024:
         assert not plan.not_compared
+
+
+def test_a_batch_of_tiny_tensors_takes_no_more_memory_than_others():
+    """To read a tensor takes memory besides its bytes, and a state may have a hundred thousand of one element."""
+    sides = []
+    for seed in (1, 2):
+        tensors = {f"m/{number}": random_of("int64", 2 * number + seed, 1) for number in range(2000)}
+        [plan] = plans_of(tensors, 1, None)
+        chunks = chunks_of(plan, tensors)
+        digests = [chunk_digest(chunk) for chunk in chunks]
+        sizes = dict(zip(digests, map(len, chunks), strict=True))
+        sides.append(Side.of(StoredTensors(global_layout([plan]), {0: digests}), sizes))
+    found = plan_batches(*sides, memory_bytes=1024**2)
+    assert sum(map(len, found.batches)) == 2000
+    assert max(map(len, found.batches)) <= 512

@@ -23,6 +23,9 @@ from holdfast_service.comparisons.sums import is_measurable
 _MOST_READS = 8
 """A tensor whose chunks would be read more often than this, because its parts share them, is not compared."""
 
+_STRIP_MEMORY_BYTES = 1024
+"""What it takes to read a strip, besides its bytes: of a hundred thousand tensors of one element that is most."""
+
 
 class Strip(NamedTuple):
     """What one rank stored of a tensor: `rows` of it from `first` on, each `row_bytes` long here. `box`: the piece, if
@@ -139,9 +142,11 @@ def plan_batches(before: Side, after: Side, *, memory_bytes: int, working: Calla
     plan.subjects = len(subjects)
     room = 0
     for part in (part for _, parts in subjects for part in parts):
-        if (room := room - _memory(part)) < 0 or not plan.batches:
+        strips = sum(1 for side in (0, 1) for _ in part.strips(side))
+        needed = _memory(part) + _STRIP_MEMORY_BYTES * strips
+        if (room := room - needed) < 0 or not plan.batches:
             plan.batches.append([])
-            room = memory_bytes - _memory(part)
+            room = memory_bytes - needed
         plan.batches[-1].append(part)
     for batch in plan.batches:
         working()
