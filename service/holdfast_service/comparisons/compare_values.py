@@ -237,7 +237,7 @@ class _State:
         tensor.damaged |= loaded.damaged
         if not tensor.damaged:
             tensor.same &= loaded.before == loaded.after
-            tensor.sums.add(measure(subject.entry.dtype, loaded.before, loaded.after))
+            tensor.sums.add(measure(subject.entry.dtype, memoryview(loaded.before), memoryview(loaded.after)))
         if loaded.part.last < subject.rows:
             return
         self.begun = None

@@ -183,11 +183,12 @@ def _end(target: Target) -> int:
 
 
 class Loaded(NamedTuple):
-    """A part's bytes in both checkpoints. If a chunk of them is `damaged` they are worth nothing."""
+    """A part's bytes in both checkpoints. If a chunk of them is `damaged` they are worth nothing. No memoryviews: these
+    are compared byte by byte, and no other thread of the process runs meanwhile."""
 
     part: Part
-    before: memoryview
-    after: memoryview
+    before: bytearray
+    after: bytearray
     damaged: bool
 
 
@@ -195,14 +196,14 @@ def read_batch(
     reader: ChunkReader, sides: tuple[Side, Side], batch: Sequence[Part], tell: Callable[[int], None]
 ) -> list[Loaded]:
     """`tell` hears how many bytes of chunks have been read. Raises as ChunkReader.read."""
-    arrays = [[memoryview(bytearray(part.bytes)) for _ in sides] for part in batch]
+    arrays = [[bytearray(part.bytes) for _ in sides] for part in batch]
     wanted: tuple[dict[str, list[Target]], ...] = (defaultdict(list), defaultdict(list))
     needed: list[set[str]] = [set() for _ in batch]
     boxes: list[Callable[[], None]] = []
     for number, part in enumerate(batch):
         for at, side in enumerate(sides):
             for strip, first, last in part.strips(at):
-                rows, array = (first - part.first, last - part.first), arrays[number][at]
+                rows, array = (first - part.first, last - part.first), memoryview(arrays[number][at])
                 if strip.box:
                     into = memoryview(bytearray((last - first) * strip.row_bytes))
                     boxes.append(partial(_fill, part, array, strip, rows, into))
