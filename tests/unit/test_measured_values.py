@@ -182,3 +182,16 @@ def test_a_batch_of_tiny_tensors_takes_no_more_memory_than_others():
     found = plan_batches(*sides, memory_bytes=1024**2)
     assert sum(map(len, found.batches)) == 2000
     assert max(map(len, found.batches)) <= 512
+
+
+def test_boxes_of_more_axes_than_arrays_can_have_are_told_and_not_read():
+    """Torch knows 64 axes, and so does a stranger's layout."""
+    sides = []
+    for seed in (1, 2):
+        tensors = {"m/a": random_of("bfloat16", seed, 2, *[1] * 62, 2)}
+        plans = plans_of(tensors, 2, in_columns)
+        digests = {plan.rank: [chunk_digest(chunk) for chunk in chunks_of(plan, tensors)] for plan in plans}
+        sizes = {chunk_digest(chunk): len(chunk) for plan in plans for chunk in chunks_of(plan, tensors)}
+        sides.append(Side.of(StoredTensors(global_layout(plans), digests), sizes))
+    found = plan_batches(*sides, memory_bytes=1024**2)
+    assert (found.not_compared, found.batches) == ({"m/a": "layout"}, [])

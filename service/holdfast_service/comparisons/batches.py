@@ -22,7 +22,8 @@ from holdfast_service.comparisons.sums import is_measurable
 
 _MOST_READS = 8
 """A tensor whose chunks would be read more often than this, because its parts share them, is not compared."""
-
+_MOST_AXES = 30
+"""Of a tensor whose boxes are put together: numpy's arrays have 32 before its version 2, and one more is needed."""
 _STRIP_MEMORY_BYTES = 1024
 """What it takes to read a strip, besides its bytes: of a hundred thousand tensors of one element that is most."""
 
@@ -133,7 +134,8 @@ def plan_batches(before: Side, after: Side, *, memory_bytes: int, working: Calla
             continue
         subject = _subject(name, entry, before.pieces.get(ours, ()), after.pieces.get(theirs, ()))
         parts = list(_parts(subject, before, memory_bytes))
-        if not parts or _reads_too_often(sides, parts):
+        too_many_axes = subject.axis is not None and len(entry.shape) > _MOST_AXES
+        if not parts or too_many_axes or _reads_too_often(sides, parts):
             plan.not_compared[name] = "layout"
         else:
             subjects.append((_place(subject, before), parts))
