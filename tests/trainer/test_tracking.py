@@ -6,6 +6,7 @@ import importlib.util
 import json
 import logging
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from tests.support.ranks import launched
 from tests.trainer.conftest import Service
 
 import holdfast
+from holdfast.integrations import restore_points
 from holdfast.integrations.restore_points import RestorePointLog
+from holdfast.save.job import SaveHandle
 from holdfast_protocol.checkpoints import CheckpointView
+from holdfast_protocol.states import Health
 
 JOB = "tests.support.tracked_job"
 
@@ -81,7 +85,7 @@ class Told(RestorePointLog):
 
     def tell(self, view: CheckpointView) -> None:
         if view.step == 0:
-            raise OSError("the tool is away")
+            raise OSError("https://me:secret@tool:5000/api is away")
         self.steps.append(view.step)
 
 
@@ -98,3 +102,38 @@ def test_a_tool_that_is_away_costs_a_warning_and_a_diverged_save_is_no_restore_p
     points.close()
     assert points.steps == [1, 3]
     assert "the tool was not told of step 0" in caplog.text
+    assert "https://tool:5000/api is away" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_save_that_is_over_before_its_handle_hears_of_it_is_told_all_the_same() -> None:
+    points, handle = Told("demo/gpt"), SaveHandle(7)
+    points.log(handle)
+    points.close(timeout_seconds=0)
+    handle.committed.set_result(CheckpointView.model_construct(step=7, health=Health.OK))
+    points.close()
+    assert points.steps == [7]
+
+
+class Hanging(Told):
+    def __init__(self, answers: threading.Event) -> None:
+        self.answers, self.asked = answers, 0
+        super().__init__("demo/gpt")
+
+    def open(self) -> None:
+        self.asked += 1
+        self.answers.wait()
+        if self.asked == 1:
+            raise OSError("the tool is away")
+
+
+def test_a_job_begins_without_a_tool_that_hangs_and_the_tool_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restore_points, "_BEGIN_SECONDS", 0.01)
+    answers = threading.Event()
+    points, handles = Hanging(answers), [SaveHandle(step) for step in (1, 2)]
+    for handle in handles:
+        points.log(handle)
+        handle.committed.set_result(CheckpointView.model_construct(step=handle.step, health=Health.OK))
+    answers.set()
+    points.close()
+    assert (points.steps, points.asked) == ([1, 2], 2)

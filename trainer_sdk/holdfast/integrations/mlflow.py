@@ -28,7 +28,8 @@ class MlflowRestorePoints(RestorePointLog):
     run: `project/run`, as for the Checkpointer.
     experiment: of MLflow, made if it is not there.
     run_id: an MLflow run of your own. By default that of the launch before, found by its tag `holdfast.run`; at the
-        first launch a new one. None on ranks other than 0, which tell MLflow nothing.
+        first launch a new one. None on ranks other than 0, which tell MLflow nothing, and until MLflow has answered:
+        the constructor waits for that for 10 s.
     """
 
     tool = "MLflow"
@@ -41,23 +42,28 @@ class MlflowRestorePoints(RestorePointLog):
         run_id: str | None = None,
         client: MlflowClient | None = None,
     ) -> None:
+        self.run_id, self._experiment, self._client = run_id, experiment, client
         super().__init__(run)
-        self.run_id: str | None = None
-        if self.is_first:
-            self._client = client or MlflowClient()
-            self.run_id = run_id or self._run_of(experiment)
-            self._client.set_tag(self.run_id, _RUN_TAG, run)
+        if not self.is_first:
+            self.run_id = None
+
+    def open(self) -> None:
+        self._client = self._client or MlflowClient()
+        run_id = self.run_id or self._run_of(self._client)
+        self._client.set_tag(run_id, _RUN_TAG, self.run)
+        self.run_id = run_id
 
     def tell(self, view: CheckpointView) -> None:
-        told = reference(self.run, view)
-        self._client.log_metric(self.run_id, "restore_point", view.step, step=view.step)
-        self._client.log_dict(self.run_id, told, f"restore_points/step-{view.step}.json")
-        self._client.set_tag(self.run_id, "holdfast.latest", f"{self.run}@{view.step}")
-        self._client.set_tag(self.run_id, "holdfast.latest_id", view.id)
+        client, told = self._client, reference(self.run, view)
+        assert client is not None
+        client.log_metric(self.run_id, "restore_point", view.step, step=view.step)
+        client.log_dict(self.run_id, told, f"restore_points/step-{view.step}.json")
+        client.set_tag(self.run_id, "holdfast.latest", f"{self.run}@{view.step}")
+        client.set_tag(self.run_id, "holdfast.latest_id", view.id)
 
-    def _run_of(self, experiment: str) -> str:
-        found = self._client.get_experiment_by_name(experiment)
-        experiment_id = found.experiment_id if found else self._client.create_experiment(experiment)
-        runs = self._client.search_runs([experiment_id], f"tags.`{_RUN_TAG}` = '{self.run}'", max_results=1)
-        made: str = (runs[0] if runs else self._client.create_run(experiment_id, tags={_RUN_TAG: self.run})).info.run_id
+    def _run_of(self, client: MlflowClient) -> str:
+        found = client.get_experiment_by_name(self._experiment)
+        experiment_id = found.experiment_id if found else client.create_experiment(self._experiment)
+        runs = client.search_runs([experiment_id], f"tags.`{_RUN_TAG}` = '{self.run}'", max_results=1)
+        made: str = (runs[0] if runs else client.create_run(experiment_id, tags={_RUN_TAG: self.run})).info.run_id
         return made

@@ -1,17 +1,19 @@
 """Tells a tracking tool of the restore points of a job: what MLflow and Weights & Biases have in common.
 
-    checkpointer.step(…) -> handle -> log(handle) -> committed and healthy -> a thread of its own -> the tool
+    checkpointer.step(…) -> handle -> log(handle) -> a thread of its own waits for the commit -> the tool
 
 The tool is asked on that thread alone. If it is slow or unavailable, neither training nor saving waits, and the log has
-a warning.
+a warning. Only the start of the job waits for its first answer, for some seconds.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
+import re
 import threading
-from concurrent.futures import Future
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -22,7 +24,9 @@ from holdfast_protocol.states import Health
 
 log = logging.getLogger("holdfast")
 
+_BEGIN_SECONDS = 10.0
 _CLOSE_SECONDS = 60.0
+_CREDENTIALS = re.compile(r"//[^/@\s]+@")
 
 
 class RestorePointLog:
@@ -33,39 +37,56 @@ class RestorePointLog:
     def __init__(self, run: str) -> None:
         self.run = run
         self.is_first = not dist.is_initialized() or dist.get_rank() == 0
-        self._views: queue.SimpleQueue[CheckpointView | None] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[SaveHandle | None] = queue.SimpleQueue()
+        self._begun = threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"holdfast-{self.tool}", daemon=True)
         if self.is_first:
             self._thread.start()
+            self._begun.wait(_BEGIN_SECONDS)
 
     def log(self, handle: SaveHandle | None) -> SaveHandle | None:
         """Takes what step() and save() return, and returns it. The tool hears of it once it can be resumed from; of a
         save that failed or has diverged it never does."""
         if handle is not None and self.is_first:
-            handle.committed.add_done_callback(self._over)
+            self._saves.put(handle)
         return handle
 
     def close(self, timeout_seconds: float = _CLOSE_SECONDS) -> None:
         """Waits, within bounds, until the tool was told of all that is committed. Call it after the Checkpointer's own
         end, which waits for the last save."""
         if self.is_first:
-            self._views.put(None)
+            self._saves.put(None)
             self._thread.join(timeout_seconds)
+
+    def open(self) -> None:
+        """Called before the first one is told, and again until it raises no error. Each error is logged."""
 
     def tell(self, view: CheckpointView) -> None:
         """Tells the tool of one. Any error is logged."""
         raise NotImplementedError
 
-    def _over(self, committed: Future[CheckpointView]) -> None:
-        if committed.exception() is None and committed.result().health is Health.OK:
-            self._views.put(committed.result())
-
     def _work(self) -> None:
-        while (view := self._views.get()) is not None:
-            try:
-                self.tell(view)
-            except Exception as error:  # whatever the tool raises, the job goes on
-                log.warning("%s was not told of step %d of %s: %s", self.tool, view.step, self.run, error)
+        is_open = self._asked(self.open, f"of {self.run}")
+        self._begun.set()
+        while (handle := self._saves.get()) is not None:
+            # Waits: a save is over a moment before its handle hears of it, and close() must not come between.
+            if handle.committed.exception() is not None:
+                continue
+            view = handle.committed.result()
+            if view.health is Health.OK:
+                what = f"of step {view.step} of {self.run}"
+                is_open = is_open or self._asked(self.open, what)
+                if is_open:
+                    self._asked(partial(self.tell, view), what)
+
+    def _asked(self, ask: Callable[[], object], what: str) -> bool:
+        try:
+            ask()
+        except Exception as error:  # whatever the tool raises, the job goes on
+            # Its message may have the address of the tool, with a password in it.
+            log.warning("%s was not told %s: %s", self.tool, what, _CREDENTIALS.sub("//", str(error)))
+            return False
+        return True
 
 
 def reference(run: str, view: CheckpointView) -> dict[str, Any]:
