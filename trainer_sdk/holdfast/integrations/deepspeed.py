@@ -38,8 +38,9 @@ def engine_state(engine: Any) -> dict[str, Any]:
     Call step() where engine.step() has stepped: accumulated gradients are in no checkpoint. Buffers must be the same on
     all ranks.
 
-    Raises ConfigurationError for another optimizer than Adam, and for pipelines, tensor parallel, experts, states on
-    NVMe and round_robin_gradients, whose parts no other number of ranks could be given.
+    Raises ConfigurationError for another optimizer than Adam, for what has parts that are not known here (amsgrad,
+    quantized weights, copies within a node), and for pipelines, tensor parallel, experts, states on NVMe and
+    round_robin_gradients, whose parts no other number of ranks could be given.
     """
     _refuse(engine)
     if isinstance(engine.optimizer, DeepSpeedZeroOptimizer_Stage3):
@@ -63,6 +64,9 @@ def _refuse(engine: Any) -> None:
         "a pipeline": getattr(engine, "num_stages", 1) > 1,
         "tensor parallel, or experts": dist.get_world_size(zero.dp_process_group) != dist.get_world_size(),
         "states on NVMe": getattr(zero, "swap_optimizer", False),
+        "amsgrad": any(group.get("amsgrad") for group in zero.optimizer.param_groups),
+        "quantized weights": getattr(zero, "zero_quantized_nontrainable_weights", False),
+        "zero_hpz_partition_size": getattr(zero, "zero_hpz_partition_size", 1) > 1,
         "round_robin_gradients": getattr(zero, "round_robin_gradients", False),
     }
     if found := [name for name, there in not_known.items() if there]:
@@ -74,15 +78,19 @@ class _Engine:
 
     def __init__(self, engine: Any) -> None:
         self.engine, self.zero = engine, engine.optimizer
-        self.mesh = init_device_mesh(engine.device.type, (dist.get_world_size(),))
-        # Adam makes its slots at the first step, as here; a restore needs them before.
+        # Where the partitions are: from_local() moves what is elsewhere, and offloaded states do not fit a device.
+        device = next(iter(self.flat_partitions())).device.type
+        self.mesh = init_device_mesh(device, (dist.get_world_size(),))
+        # Adam makes its slots at the first step, as here, if there are none; a restore needs them before.
+        inner = self.zero.optimizer
+        on_device = inner.defaults.get("fused") or inner.defaults.get("capturable")
         for flat in self.flat_partitions():
-            own = self.zero.optimizer.state[flat]
+            own = inner.state[flat]
             for slot in _SLOTS:
                 own.setdefault(slot, torch.zeros_like(flat, requires_grad=False))
-            if isinstance(self.zero.optimizer, torch.optim.Adam | torch.optim.AdamW):
-                own.setdefault("step", torch.tensor(0.0))
-            elif isinstance(self.zero.optimizer, DeepSpeedCPUAdam):
+            if isinstance(inner, torch.optim.Adam | torch.optim.AdamW):
+                own.setdefault("step", torch.zeros((), device=flat.device if on_device else "cpu"))
+            else:
                 own.setdefault("step", 0)
 
     def flat_partitions(self) -> Iterable[torch.Tensor]:
@@ -99,7 +107,7 @@ class _Engine:
         engine, zero = self.engine, self.zero
         return {
             "shards": self.shards(),
-            "steps": [_number(zero.optimizer.state[flat].get("step")) for flat in self.flat_partitions()],
+            "steps": [_number(zero.optimizer.state[flat]["step"]) for flat in self.flat_partitions()],
             "groups": [{key: value for key, value in group.items() if key != "params"} for group in zero.param_groups],
             "loss_scale": {key: value for key, value in vars(zero.loss_scaler).items() if type(value) in (int, float)},
             "lr_scheduler": engine.lr_scheduler.state_dict() if engine.lr_scheduler else None,
@@ -112,8 +120,7 @@ class _Engine:
         step = saved["steps"][0]
         for flat in self.flat_partitions():
             own = zero.optimizer.state[flat]
-            if "step" in own:
-                own["step"] = torch.tensor(step) if isinstance(own["step"], torch.Tensor) else step
+            own["step"] = torch.full_like(own["step"], step) if isinstance(own["step"], torch.Tensor) else int(step)
         for group, values in zip(zero.param_groups, saved["groups"], strict=True):
             group.update(values)
         vars(zero.loss_scaler).update(saved["loss_scale"])
