@@ -17,7 +17,7 @@ from tests.trainer.conftest import Service
 from tests.trainer.gloo import run_ranks
 from tests.trainer.roundtrip import load, save
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.serialization import safe_globals
 
@@ -25,6 +25,7 @@ import holdfast
 from holdfast.errors import ConfigurationError, StateMismatchError, TreeFormatError, UnsupportedStateError
 from holdfast.export.pull import Format, pull
 from holdfast.state.capture import capture
+from holdfast.state.tensors import dtensor_around
 from holdfast.state.tree import check_known, decode_tree, encode_tree
 from holdfast.state.wrappers import leaves
 from holdfast_protocol.index_documents import ShardIndex
@@ -236,6 +237,41 @@ def test_each_shard_of_a_dtensor_gets_its_own_back_and_another_number_of_shards_
     [refused] = run_ranks(shards_are_loaded, 1, 1, saved)
     assert "model/weight" in refused
     assert "restore on as many ranks as saved it" in refused
+
+
+def offloaded_state(rank: int, start: int) -> dict[str, Any]:
+    """As CPUOffloadPolicy of fully_shard has it: a mesh of GPUs, and all parts on the host."""
+    mesh = DeviceMesh("cuda", [0, 1], _init_backend=False)
+
+    def of_all(local: torch.Tensor) -> DTensor:
+        return dtensor_around(local, mesh, [Shard(0)], (4, 3), (3, 1))
+
+    module = nn.Module()
+    module.frozen = nn.Parameter(of_all(scaled(start + 10 * rank)), requires_grad=False)
+    module.trained = nn.Parameter(of_all(torch.full((2, 3), float(start + rank))))
+    return {"model": module, "optimizer": torch.optim.SGD([module.trained], lr=0.1)}
+
+
+def offloaded_is_saved_and_loaded(rank: int, world_size: int, saved: list[Any] | None) -> Any:
+    with safe_globals(KNOWN):
+        state = offloaded_state(rank, 1 if saved is None else 40)
+        module, slots = state["model"], state["optimizer"].state
+        if saved is None:
+            parts = scaled(70 + rank), torch.full((2, 3), 7.0 + rank)
+            slots[module.trained] = {
+                f"slot{at}": dtensor_around(part, module.trained.device_mesh, [Shard(0)], (4, 3), (3, 1))
+                for at, part in enumerate(parts)
+            }
+        made = save(state, rank, world_size) if saved is None else load(state, saved, rank, world_size)
+        parts = module.frozen, module.trained, *slots[module.trained].values()
+        with torch.no_grad():
+            return made, [insides(part.to_local()) for part in parts]
+
+
+def test_parts_that_are_offloaded_to_the_host_come_back_there() -> None:
+    results = run_ranks(offloaded_is_saved_and_loaded, 2, 2, None)
+    again = run_ranks(offloaded_is_saved_and_loaded, 2, 2, [made for made, _ in results])
+    assert [values for _, values in again] == [values for _, values in results]
 
 
 def test_a_pull_writes_the_tensors_inside_also_where_the_class_is_not_known_and_hf_refuses(

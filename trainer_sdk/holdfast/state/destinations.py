@@ -25,6 +25,7 @@ from holdfast.state.tensors import (
     apart,
     box_at,
     bytes_of,
+    dtensor_around,
     flat,
     fresh,
     is_row_major,
@@ -238,14 +239,8 @@ class Wants:
         self._devices[name] = box.local.device
 
         def fill(arrivals: Arrivals) -> torch.Tensor:
-            return DTensor.from_local(
-                _placed(self._arrived(name, arrivals), box.local),
-                model.device_mesh,
-                model.placements,
-                run_check=False,
-                shape=model.shape,
-                stride=model.stride(),
-            )
+            local = _placed(self._arrived(name, arrivals), box.local)
+            return dtensor_around(local, model.device_mesh, model.placements, model.shape, model.stride())
 
         return fill
 
@@ -255,15 +250,9 @@ class Wants:
         entry = self.entry(name)
         placements, copies = placements_beside(entry.shape, parameter), mesh_copies(parameter)
         shape = (0,) if copies is None else box_at(name, entry.shape, placements, copies)[1]
-        model = DTensor.from_local(
-            torch.empty(shape, dtype=torch_dtype(entry.dtype), device=_local(parameter).device),
-            parameter.device_mesh,
-            placements,
-            run_check=False,
-            shape=torch.Size(entry.shape),
-            stride=row_major_strides(entry.shape, 1),
-        )
-        return self.like(name, model)
+        local = torch.empty(shape, dtype=torch_dtype(entry.dtype), device=_local(parameter).device)
+        stride = row_major_strides(entry.shape, 1)
+        return self.like(name, dtensor_around(local, parameter.device_mesh, placements, entry.shape, stride))
 
     def referred(self, ref: TensorRef, live: torch.Tensor | None) -> Filler:
         """The tensor of a tree's reference: `live`, in place, if it fits exactly and nothing else fills its memory;

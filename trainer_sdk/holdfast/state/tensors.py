@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from holdfast.errors import UnsupportedStateError
@@ -70,6 +72,17 @@ def local_box(name: str, tensor: DTensor) -> LocalBox | None:
         copy for copy, placement in zip(copies, tensor.placements, strict=True) if isinstance(placement, Replicate)
     )
     return LocalBox(local, offsets, replicas, replicated=len(replicas) == len(copies))
+
+
+def dtensor_around(
+    local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int], stride: Sequence[int]
+) -> DTensor:
+    """A DTensor with this very part, on its device: what fully_shard offloads is on the host, and its mesh of GPUs.
+    DTensor.from_local() moves the part to the mesh's device."""
+    meta = TensorMeta(torch.Size(shape), tuple(stride), local.dtype)
+    kind: Any = DTensor
+    made: DTensor = kind(local, DTensorSpec(mesh, tuple(placements), meta), requires_grad=False)
+    return made
 
 
 def placements_beside(shape: tuple[int, ...], parameter: DTensor) -> tuple[Placement, ...]:

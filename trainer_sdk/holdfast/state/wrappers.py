@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass, is_trace
 
 from holdfast.errors import StateMismatchError, TreeFormatError, UnsupportedStateError
 from holdfast.layout.reshard import row_major_strides
+from holdfast.state.tensors import dtensor_around
 
 
 class Whole(NamedTuple):
@@ -94,9 +95,7 @@ def put_together(taken: WrappedTensor) -> torch.Tensor:
     made: torch.Tensor = kind.__tensor_unflatten__(inner, taken.metadata, torch.Size(taken.size), taken.stride)
     if whole is not None and mesh is not None:
         placements = [Replicate() if dim is None else Shard(dim) for dim in whole.dims]
-        made = DTensor.from_local(
-            made, mesh, placements, run_check=False, shape=torch.Size(whole.size), stride=whole.stride
-        )
+        made = dtensor_around(made, mesh, placements, whole.size, whole.stride)
     if taken.parameter:
         return torch.nn.Parameter(made, requires_grad=taken.requires_grad)
     return made.requires_grad_() if taken.requires_grad else made
@@ -138,14 +137,8 @@ def _row(inner: torch.Tensor, outer: DTensor) -> DTensor:
     mesh = outer.device_mesh
     rows = prod(size for size, each in zip(mesh.shape, placements, strict=True) if isinstance(each, Shard))
     shape = (rows, *inner.shape)
-    return DTensor.from_local(
-        inner.detach().unsqueeze(0),
-        mesh,
-        placements,
-        run_check=False,
-        shape=torch.Size(shape),
-        stride=row_major_strides(shape, 1),
-    )
+    # Not a copy on another device: a restore fills it in place.
+    return dtensor_around(inner.detach().unsqueeze(0), mesh, placements, shape, row_major_strides(shape, 1))
 
 
 def _whole(path: str, outer: DTensor) -> Whole:
