@@ -25,6 +25,7 @@ import holdfast
 from holdfast.errors import ConfigurationError, StateMismatchError, TreeFormatError, UnsupportedStateError
 from holdfast.export.pull import Format, pull
 from holdfast.state.capture import capture
+from holdfast.state.load import LoadOptions
 from holdfast.state.tensors import dtensor_around
 from holdfast.state.tree import check_known, decode_tree, encode_tree
 from holdfast.state.wrappers import leaves
@@ -168,6 +169,25 @@ def test_what_was_built_otherwise_is_refused_before_anything_changes(known: None
         load({"model": nn.Linear(3, 2, bias=False)}, [saved])
 
 
+@pytest.mark.parametrize("pattern", ["model/weight", "model/weight:scale", "model/w*"])
+def test_what_is_excluded_is_left_as_it_is_with_all_that_is_inside(known: None, pattern: str) -> None:
+    saved = save({"model": module_of(1)})
+    live = module_of(90, settings=None)
+    live.table = scaled(90)
+    live.tied = None
+    report = load({"model": live}, [saved], options=LoadOptions(strict=False, exclude=(pattern,)))
+    assert insides(live.weight) == insides(scaled(90))
+    assert insides(live.table) == insides(scaled(51))
+    assert report.excluded == ["model/weight:codes", "model/weight:scale"]
+
+
+def test_what_is_excluded_may_be_plain_here(known: None) -> None:
+    saved, live = save({"model": module_of(1)}), nn.Linear(3, 2, bias=False)
+    live.register_buffer("table", scaled(90))
+    load({"model": live}, [saved], options=LoadOptions(exclude=("model/weight", "model/tied")))
+    assert insides(live.table) == insides(scaled(51))
+
+
 def test_a_class_that_the_restoring_process_does_not_know_is_refused_before_anything_changes() -> None:
     notes = {"count": 1}
     with safe_globals(KNOWN):
@@ -213,16 +233,21 @@ def sharded_state(rank: int, start: int) -> dict[str, Any]:
     module.weight = nn.Parameter(sharded(rank, start, [Shard(0)]), requires_grad=False)
     module.register_buffer("whole", sharded(rank, start + 70, [Replicate()]))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    return {"model": module, "optimizer": optimizer}
+    return {"model": module, "optimizer": optimizer, "ema": {"w": sharded(rank, start + 30, [Shard(0)])}}
 
 
 def shards_of(state: dict[str, Any]) -> list[Any]:
-    return [insides(each.to_local()) for each in (state["model"].weight, state["model"].whole)]
+    sharded = state["model"].weight, state["model"].whole, state["ema"]["w"]
+    return [insides(each.to_local()) for each in sharded]
 
 
-def shards_are_loaded(rank: int, world_size: int, saved: list[Any]) -> Any:
+def shards_are_loaded(rank: int, world_size: int, saved: list[Any], only: str | None = None) -> Any:
     with safe_globals(KNOWN):
         state = sharded_state(rank, 40)
+        if only == "ema":
+            state = {"ema": state["ema"]}
+        elif only == "an empty ema":
+            state = {"ema": {}}
         try:
             load(state, saved, rank, world_size)
         except StateMismatchError as error:
@@ -237,6 +262,10 @@ def test_each_shard_of_a_dtensor_gets_its_own_back_and_another_number_of_shards_
     [refused] = run_ranks(shards_are_loaded, 1, 1, saved)
     assert "model/weight" in refused
     assert "restore on as many ranks as saved it" in refused
+    [refused] = run_ranks(shards_are_loaded, 1, 1, saved, "ema")
+    assert "restore on as many ranks as saved it" in refused
+    for refused in run_ranks(shards_are_loaded, 2, 2, saved, "an empty ema"):
+        assert "build it as it was saved" in refused
 
 
 def offloaded_state(rank: int, start: int) -> dict[str, Any]:

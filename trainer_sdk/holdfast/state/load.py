@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from holdfast.errors import StateMismatchError, TreeFormatError
 from holdfast.layout.reshard import WantedPiece
@@ -35,8 +36,8 @@ from holdfast.state.components import (
 from holdfast.state.destinations import Arrivals, Filler, Wants, fits
 from holdfast.state.load_optimizer import LateSlots, Step, plan_optimizer
 from holdfast.state.tensors import refuse_unsupported, torch_dtype
-from holdfast.state.tree import TensorRef, check_alike, check_known, decode_tree, rebuilt, tensor_refs
-from holdfast.state.wrappers import leaves
+from holdfast.state.tree import TensorRef, check_alike, check_known, decode_tree, rebuilt, refs_within, tensor_refs
+from holdfast.state.wrappers import leaves, refuse_other_shards
 from holdfast_protocol.index_documents import Layout
 
 
@@ -319,12 +320,15 @@ def _plan_module(
     lacking: dict[int, str] = {}  # by tensor: none of its names so far is in the checkpoint
     extras, wrapped = open_module(component.key, chosen.encoded[0])
     covered = {ref.name for ref in tensor_refs(extras)}
-    for path, tensor in list(_leaves_of_module(component, wrapped, options)):  # kept, because of their id()
+    for fqn, tree in wrapped.items():
+        if options.excludes(f"{component.key}/{fqn}"):  # what is excluded may be plain here
+            covered.update(ref.name for ref in tensor_refs(tree))
+    for path, tensor, excluded in list(_leaves_of_module(component, wrapped, options)):  # kept, because of their id()
         name = component.tensor_name(path, tensor)
         refuse_unsupported(name, tensor)
         covered.add(name)
         tied_to = first_name.setdefault(id(tensor), name)
-        if options.excludes(path):
+        if excluded:
             report.excluded.append(name)
         elif tied_to != name and id(tensor) not in lacking:
             _check_tie(name, tied_to, wants)
@@ -352,14 +356,18 @@ def _plan_module(
 
 def _leaves_of_module(
     component: Component, wrapped: Mapping[str, Any], options: LoadOptions
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """The module's tensors by path, of a tensor subclass those inside. Raises StateMismatchError if it was saved as
-    another kind of it, or was built otherwise: its tensors would mean something else."""
+) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """The module's tensors by path, and whether each is excluded; of a tensor subclass those inside, and all of them
+    are if one is. Raises StateMismatchError if it was saved as another kind of it, or was built otherwise: its tensors
+    would mean something else."""
     for named in module_tensors(component.key, component.target):
         path = f"{component.key}/{named.fqn}"
-        if named.fqn in wrapped and not options.excludes(path):
+        inside = list(leaves(path, named.tensor))
+        excluded = options.excludes(path) or any(options.excludes(each) for each, _ in inside)
+        if named.fqn in wrapped and not excluded:
             check_alike(path, named.tensor, decode_tree(wrapped[named.fqn]))
-        yield from leaves(path, named.tensor)
+        for each, tensor in inside:
+            yield each, tensor, excluded
 
 
 def _check_tie(name: str, tied_to: str, wants: Wants) -> None:
@@ -429,9 +437,18 @@ def _plan_tree(
     """`times`: so often the value is given, each a tree of its own with the same tensors."""
     fillers: dict[str, Filler] = {}
     check_known(encoded)
-    for ref in tensor_refs(encoded):
+    for ref, within in refs_within(encoded):
         entry = wants.entry(ref.name)
         beside = live.get(ref.name, live.get(path_of(ref.name, entry.component)))
+        if within is not None and within.whole is not None:
+            if not isinstance(beside, DTensor):
+                raise StateMismatchError(
+                    ref.name,
+                    "it was saved as shards of a tensor subclass, and has none here",
+                    "build it as it was saved",
+                )
+            if not fits(entry, beside):
+                refuse_other_shards(ref.name)
         if beside is not None and not in_place and fits(entry, beside):
             fillers[ref.name] = wants.replaced(ref, beside)  # load_state_dict() may keep the tensors
         else:
