@@ -28,7 +28,7 @@ from holdfast.state.capture import capture
 from holdfast.state.load import LoadOptions
 from holdfast.state.tensors import dtensor_around
 from holdfast.state.tree import check_known, decode_tree, encode_tree
-from holdfast.state.wrappers import leaves
+from holdfast.state.wrappers import leaves, take_apart
 from holdfast_protocol.index_documents import ShardIndex
 from holdfast_protocol.runs import Latest, parse_run
 
@@ -138,6 +138,15 @@ def test_slots_and_values_are_made_again_with_their_metadata(known: None) -> Non
         assert insides(made) == insides(expected)
         assert made.settings == SETTINGS
         assert [type(each) for each in made.settings] == [Settings, Extent, torch.Size, torch.dtype]
+
+
+def test_a_class_with_two_names_on_torchs_list_has_one_in_all_processes() -> None:
+    # The list is a set, so its order is another one in each process.
+    with safe_globals([*KNOWN, *((Scaled, f"name{each}") for each in range(8))]):
+        taken = take_apart("w", scaled(1))
+        assert taken is not None
+        assert taken.kind == "name0"
+        load({"model": module_of(90)}, [save({"model": module_of(1)})])
 
 
 def test_a_subclass_within_a_subclass_comes_back(known: None) -> None:

@@ -207,8 +207,8 @@ def known_wrapper(name: str) -> type:
 
 def known_class(name: str) -> type:
     """Raises StateMismatchError unless it is on torch's allow list in this process."""
-    for kind, known in _allowed():
-        if known == name:
+    for kind, given in _allowed():
+        if (given or _name(kind)) == name:
             return kind
     raise StateMismatchError(
         name[:200],
@@ -217,15 +217,17 @@ def known_class(name: str) -> type:
     )
 
 
-def _allowed() -> Iterator[tuple[type, str]]:
+def _allowed() -> Iterator[tuple[type, str | None]]:
+    """Each class, and its name if the list has one for it."""
     for entry in get_safe_globals():
-        kind, name = entry if isinstance(entry, tuple) else (entry, None)
+        kind, given = entry if isinstance(entry, tuple) else (entry, None)
         if isinstance(kind, type):
-            yield kind, name or _name(kind)
+            yield kind, given
 
 
 def _allowed_name(kind: type) -> str | None:
-    return next((name for known, name in _allowed() if known is kind), None)
+    """A save asks for each tensor while training waits, and libraries list a hundred classes."""
+    return min((given or _name(kind) for known, given in _allowed() if known is kind), default=None)
 
 
 def _name(kind: type) -> str:
