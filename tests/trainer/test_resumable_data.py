@@ -321,3 +321,12 @@ def test_torchdatas_loader_is_refused_where_ranks_cannot_share_the_rest_or_the_d
     _, further = torchdata_ranks(2, saved, 1, batch=1)
     with pytest.raises(ValueError, match="not at one place"):
         torchdata_ranks(1, [saved[0], further[1]], 1, batch=1)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_a_torchdata_without_such_a_sampler_keeps_its_own_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("torchdata.stateful_dataloader.sampler.StatefulDistributedSampler")
+    source, resumed = (StatefulDataLoader(range(6), batch_size=2) for _ in range(2))
+    first = next(iter(source)).tolist()
+    through_holdfast(source, resumed)
+    assert [first, *(batch.tolist() for batch in resumed)] == [[0, 1], [2, 3], [4, 5]]

@@ -66,6 +66,6 @@ def shared_place(loader: Any) -> SharedPlace | None:
     torchdata = sys.modules.get("torchdata.stateful_dataloader.stateful_dataloader")
     if torchdata is None or type(loader) is not torchdata.StatefulDataLoader:
         return None
-    from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
-
-    return SharedPlace(loader) if type(loader.sampler) is StatefulDistributedSampler else None
+    # Older releases of torchdata have no such sampler, or no such module.
+    sampler = getattr(sys.modules.get("torchdata.stateful_dataloader.sampler"), "StatefulDistributedSampler", None)
+    return SharedPlace(loader) if type(loader.sampler) is sampler else None
