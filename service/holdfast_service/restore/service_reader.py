@@ -20,7 +20,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.codecs import Codec, DecodeError, decode
-from holdfast_protocol.digests import DocumentError, checkpoint_digest, shard_digest
+from holdfast_protocol.digests import DocumentError, NewerDocumentError, checkpoint_digest, shard_digest
 from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CopyState
@@ -192,6 +192,11 @@ def proven_layout(
                 chunks = [sizes[each] for each in shard.chunks]
                 if chunks[: len(layout.shards[shard.rank].chunks)] != list(layout.shards[shard.rank].chunks):
                     raise DocumentError(f"the chunks of rank {shard.rank} have other sizes than the layout says")
+    except NewerDocumentError as error:
+        raise ProblemError(
+            ProblemCode.UNSUPPORTED_PROTOCOL,
+            f"A newer holdfast saved step {saved_as.step}: {error}. It is not damaged: update the service.",
+        ) from error
     except (DocumentError, StopIteration, KeyError, IndexError) as error:
         raise ProblemError(
             ProblemCode.CHUNK_GONE,
