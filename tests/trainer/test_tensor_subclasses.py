@@ -208,7 +208,7 @@ def test_a_class_that_the_restoring_process_does_not_know_is_refused_before_anyt
     assert notes == {"count": 1}
 
 
-@pytest.mark.parametrize("change", ["class", "field", "no tensors", "a number inside"])
+@pytest.mark.parametrize("change", ["class", "field", "size", "whole", "no tensors", "a number inside"])
 def test_a_hostile_index_makes_no_other_object(known: None, change: str) -> None:
     encoded = encode_tree(scaled(1), name_tensor=lambda path, _: decode_tree({"tensor": [path, "cpu", False, False]}))
     payload = encoded["wrapped"]
@@ -216,6 +216,10 @@ def test_a_hostile_index_makes_no_other_object(known: None, change: str) -> None
         payload[0] = f"{__name__}.Settings"
     elif change == "field":
         payload[4] = {"known": [f"{__name__}.Settings", {"dict": [["mode", 1], ["more", 2]]}]}
+    elif change == "size":
+        payload[1] = [float("inf")]  # JSON's 1e999
+    elif change == "whole":
+        payload[3] = [[2, 3], [3, 1], ["a"]]
     else:
         payload[-1] = [] if change == "no tensors" else [["codes", 1], ["scale", 2]]
     with pytest.raises(TreeFormatError):

@@ -468,11 +468,15 @@ def _decode_wrapped(payload: Any, child: DecodeChild) -> WrappedTensor:
         if [type(each) for each in (kind, requires_grad, parameter)] != [str, bool, bool]:
             raise TypeError("a name and two flags were expected")
         sizes = tuple(map(int, size)), tuple(map(int, stride))
-        around = None if whole is None else Whole(*map(tuple, whole))
+        around = None
+        if whole is not None:
+            of_whole, strides, dims = whole
+            dims = tuple(None if dim is None else int(dim) for dim in dims)
+            around = Whole(tuple(map(int, of_whole)), tuple(map(int, strides)), dims)
         pairs = {str(name): each for name, each in inner}
         if not pairs or any(each.keys() not in ({"tensor"}, {"wrapped"}) for each in pairs.values()):
             raise TypeError("it has tensors inside, and nothing else")
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise TreeFormatError(f"a typed tree has a malformed tensor subclass: {error}") from error
     tensors = {name: child(each) for name, each in pairs.items()}
     return WrappedTensor(kind, *sizes, around, metadata, requires_grad, parameter, tensors)
