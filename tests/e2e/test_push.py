@@ -25,7 +25,7 @@ from holdfast_client import Client
 from holdfast_client.cli.main import app
 from holdfast_protocol.base import RunName
 from holdfast_protocol.runs import EditProject, Latest, parse_point
-from tests.e2e.test_pull_hf import config_of, gpt2, save, train
+from tests.support.hf_models import config_of, gpt2, save, train
 from tests.support.s3_folder import S3Folder
 from tests.support.seaweedfs import SeaweedFS
 from tests.support.serve import ServedHoldfast, holdfast_serve
@@ -113,11 +113,12 @@ def test_a_push_that_broke_off_is_no_model_yet_and_the_next_one_sends_the_rest(
             pushed(client, run, bucket, config=config, most_file_bytes=10_000)
     assert "secret" not in str(told.value)
     assert "abc" not in str(told.value)
-    there = names_at(bucket)
+    there = names_at(bucket) - {".holdfast-push.json"}
     assert "model-00001-of-00004.safetensors" in there
     assert not {"config.json", "checkpoint.json", "model-00002-of-00004.safetensors"} & there
     done = pushed(client, run, bucket, config=config, most_file_bytes=10_000)
     assert set(done["kept"]) == there
+    assert names_at(bucket) == {*done["kept"], *done["sent"]}
     # A byte that rotted there is found by the next one.
     fs, root = fsspec.core.url_to_fs(bucket)
     content = fs.cat_file(f"{root}/model-00003-of-00004.safetensors")
@@ -140,7 +141,7 @@ def test_another_checkpoint_or_foreign_files_there_are_left_unless_that_is_meant
         pushed(client, run, url, Format.SAFETENSORS)
     with pytest.raises(ConfigurationError, match=r"has step 1 of tests/.* as safetensors.*--force"):
         pushed(client, run, url, Format.TORCH, point=parse_point("1"))
-    with pytest.raises(ConfigurationError, match=r"1 file that this push does not write, such as 'readme.txt'"):
+    with pytest.raises(ConfigurationError, match=r"1 file not of this push, such as 'readme.txt'"):
         pushed(client, run, url, Format.SAFETENSORS, point=parse_point("1"))
     done = pushed(client, run, url, Format.TORCH, force=True)
     assert names_at(url) == {*done["sent"], *done["kept"], "readme.txt"}
@@ -148,10 +149,111 @@ def test_another_checkpoint_or_foreign_files_there_are_left_unless_that_is_meant
     assert json.loads((tmp_path / "shelf" / "gpt" / "checkpoint.json").read_text())["step"] == 2
 
 
+class Broken(S3Folder):
+    """A connection that breaks off."""
+
+    protocol = "broken3"
+    calls = "/"
+    """The end of the path that it cannot remove."""
+
+    def rm_file(self, path: str) -> None:
+        if path.endswith(Broken.calls):
+            raise ConnectionError("the connection broke off")
+        super().rm_file(path)
+
+
+def test_no_file_of_the_last_push_is_left_beside_a_new_index_wherever_a_push_is_killed(
+    run, client, bucket, tmp_path, monkeypatch
+):
+    """from_pretrained() prefers model.safetensors to an index."""
+    model = gpt2()
+    with holdfast.Checkpointer(str(run), strict=True) as ckpt:
+        ckpt.restore({})
+        for step in (1, 2):
+            train(model)
+            ckpt.save(step, {"model": model}).committed.result(timeout=180)
+    config = config_of(model, tmp_path / "config")
+    pushed(client, run, bucket, config=config, point=parse_point("1"))
+    assert "model.safetensors" in names_at(bucket)
+    fsspec.register_implementation("broken3", Broken, clobber=True)
+    broken = bucket.replace("bucket3", "broken3")
+    for at in ("config.json", "model.safetensors", "checkpoint.json", ".holdfast-push.json"):
+        with monkeypatch.context() as breaking:
+            breaking.setattr(Broken, "calls", at)
+            with pytest.raises(NotSent, match="the connection broke off"):
+                pushed(client, run, broken, config=config, most_file_bytes=10_000, force=True)
+        there = names_at(bucket)
+        assert "model.safetensors" not in there or "config.json" not in there or at == "config.json"
+    # The last one lacks only the end of its own list: it needs no --force.
+    done = pushed(client, run, bucket, config=config, most_file_bytes=10_000)
+    assert (done["sent"], names_at(bucket)) == ([], set(done["kept"]))
+    found = AutoModelForCausalLM.from_pretrained(downloaded(bucket, tmp_path / "out"), local_files_only=True)
+    assert all(torch.equal(found.state_dict()[name], each) for name, each in model.state_dict().items())
+
+
+def saved_steps(run: RunName) -> None:
+    with holdfast.Checkpointer(str(run), strict=True) as ckpt:
+        ckpt.restore({})
+        for step in (1, 2):
+            ckpt.save(step, {"model": {"w": torch.full((3,), float(step))}}).committed.result(timeout=60)
+
+
+def test_another_model_of_the_same_file_names_is_not_overwritten(run, client, tmp_path):
+    saved_steps(run)
+    url = f"file://{tmp_path}/gpt"
+    (tmp_path / "gpt").mkdir()
+    (tmp_path / "gpt" / "model@0.safetensors").write_text("mine")
+    with pytest.raises(ConfigurationError, match=r"1 file not of this push, such as 'model@0.safetensors'"):
+        pushed(client, run, url, Format.SAFETENSORS)
+    assert (tmp_path / "gpt" / "model@0.safetensors").read_text() == "mine"
+    (tmp_path / "gpt" / "checkpoint.json").write_text('["mine"]')
+    with pytest.raises(ConfigurationError, match=r"checkpoint.json at .* is not of Holdfast"):
+        pushed(client, run, url, Format.SAFETENSORS, force=True)
+
+
+def test_a_selector_that_names_another_checkpoint_by_the_time_of_the_pull_replaces_nothing(
+    run, client, tmp_path, monkeypatch
+):
+    saved_steps(run)
+    url = f"file://{tmp_path}/gpt"
+    pushed(client, run, url, Format.SAFETENSORS, point=parse_point("1"))
+    chosen = client.restores.restore_point
+
+    asked: list[str] = []
+
+    def first_the_older(project: str, name: str, selector: str) -> Any:
+        asked.append(selector)
+        return chosen(project, name, "1" if len(asked) == 1 else selector)
+
+    monkeypatch.setattr(client.restores, "restore_point", first_the_older)
+    with pytest.raises(ConfigurationError, match=r"has step 1 of tests/.* as safetensors.*--force"):
+        pushed(client, run, url, Format.SAFETENSORS)
+    assert json.loads((tmp_path / "gpt" / "checkpoint.json").read_text())["step"] == 1
+
+
+def test_of_two_pushes_to_one_place_the_first_ends_without_a_word_of_success(run, client, tmp_path):
+    saved_steps(run)
+    url = f"file://{tmp_path}/gpt"
+    others = []
+
+    def other(note: str) -> None:
+        if not others:
+            others.append(pushed(client, run, url, Format.SAFETENSORS, point=parse_point("2"), force=True))
+
+    with pytest.raises(NotSent, match="Another push has begun"):
+        pushed(client, run, url, Format.SAFETENSORS, point=parse_point("1"), on_note=other)
+    assert names_at(url) == {*others[0]["sent"], *others[0]["kept"]}
+    again = pushed(client, run, url, Format.SAFETENSORS, point=parse_point("2"))
+    assert again["sent"] == []
+
+
 @pytest.mark.parametrize(
     ("url", "told"),
     [
         ("s3://key:topsecret@bucket/gpt", "leave credentials to the environment"),
+        ("s3://:topsecret@bucket/gpt", "leave credentials to the environment"),
+        ("s3://key:top/topsecret@bucket/gpt", "leave credentials to the environment"),
+        ("s3://[topsecret/gpt", "leave credentials to the environment"),
         ("s3://bucket/gpt?token=topsecret", "leave credentials to the environment"),
         ("out/gpt", "is not the URL of a folder"),
         ("nowhere://bucket/gpt", "cannot be opened"),
