@@ -3,6 +3,7 @@ and in the memory of one model."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import uuid
@@ -11,7 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPT2Model
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    GPT2Model,
+)
 
 import holdfast
 from holdfast.integrations.hf_files import ModelFiles
@@ -53,6 +60,7 @@ def tied_llama(**options):
 @pytest.mark.parametrize("build", [gpt2, llama, tied_llama])
 def test_it_gives_the_trained_model_bit_for_bit_and_so_does_a_pull(run, client, tmp_path, build, dtype):
     model = build(dtype=dtype)
+    model.generation_config.max_new_tokens = 7
     optimizer = train(model)
     save(run, {"model": model, "optimizer": optimizer, "hf_files": ModelFiles(model)})
     found = holdfast.load_pretrained(f"holdfast://{run}@latest")
@@ -62,7 +70,9 @@ def test_it_gives_the_trained_model_bit_for_bit_and_so_does_a_pull(run, client, 
     is_tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
     assert (found.get_input_embeddings().weight is found.get_output_embeddings().weight) == is_tied
     pulled(client, run, tmp_path / "out")
-    assert_same(AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict(), found.state_dict())
+    of_a_pull = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert_same(of_a_pull.state_dict(), found.state_dict())
+    assert found.generation_config.max_new_tokens == of_a_pull.generation_config.max_new_tokens == 7
 
 
 def save_sharded(rank: int, run: str) -> None:
@@ -101,6 +111,19 @@ def test_weights_that_would_be_drawn_at_random_are_refused(run, tmp_path):
         holdfast.load_pretrained(f"holdfast://{run}@latest", config=config)
     found = holdfast.load_pretrained(f"holdfast://{run}@latest", GPT2Model, config=config)
     assert torch.equal(found.wte.weight, gpt2().transformer.wte.weight)
+    with pytest.raises(holdfast.errors.ConfigurationError, match=r"lacks score\.weight of GPT2ForSequence.* at random"):
+        holdfast.load_pretrained(f"holdfast://{run}@latest", GPT2ForSequenceClassification, config=config)
+    with pytest.raises(holdfast.errors.ConfigurationError, match=r"AutoModelForCausalLM.* is no class of a model"):
+        holdfast.load_pretrained(f"holdfast://{run}@latest", AutoModelForCausalLM, config=config)
+
+
+def test_a_config_names_no_code_wherever_in_it(run, tmp_path):
+    save(run, {"model": gpt2()})
+    config = config_of(gpt2(), tmp_path / "config") / "config.json"
+    code = {"attn_implementation": "nobody/kernel", "_attn_implementation": "nobody/kernel"}
+    config.write_text(json.dumps({**json.loads(config.read_text()), **code, "parts": [{**code, "kept": 1}]}))
+    found = holdfast.load_pretrained(f"holdfast://{run}@latest", config=config)
+    assert found.config.parts == [{"kept": 1}]
 
 
 MIB = 1024**2

@@ -25,12 +25,13 @@ from holdfast.state.tree import TensorRef, decode_tree
 from holdfast_client.errors import ConfigurationError
 
 CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
 MOST_BYTES = 256 * 1024**2
 """Of all of them together. The largest tokenizers have some 40 MB."""
 
 _NAMES = frozenset(
     {
-        CONFIG, "generation_config.json",
+        CONFIG, GENERATION_CONFIG,
         "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
         "vocab.json", "vocab.txt", "merges.txt", "normalizer.json", "tekken.json",
         "tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model", "source.spm", "target.spm",

@@ -8,6 +8,7 @@ of the chunks that safe_open keeps.
 
 from __future__ import annotations
 
+import json
 import logging
 from contextlib import ExitStack
 from functools import partial
@@ -18,7 +19,7 @@ from holdfast.dcp.url_reader import checkpoint_in
 from holdfast.errors import ConfigurationError
 from holdfast.export.contents import read_contents
 from holdfast.export.hf.folder import HfChoices, plan_folder
-from holdfast.export.hf.model_files import CONFIG, read_config
+from holdfast.export.hf.model_files import CONFIG, GENERATION_CONFIG
 from holdfast.export.pull import files_of_an_earlier
 from holdfast.progress import speak_up
 from holdfast.restore.checkpoint_reader import CheckpointSource
@@ -30,7 +31,8 @@ from holdfast_client.client import Client
 log = logging.getLogger("holdfast")
 
 _KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
-"""A config may name code of the Hub by these, and a checkpoint brings no code."""
+"""A config, and each that lies in it, may name code of the Hub by these, and a checkpoint brings no code."""
+_NAMES_SHOWN = 3
 
 
 def load_pretrained(
@@ -47,8 +49,8 @@ def load_pretrained(
     config.json, if neither the checkpoint nor an earlier one of the run keeps one. `prefix`: what stands before the
     weights' names and is no part of them. `options`: for from_pretrained(), such as `dtype` and `device_map`.
 
-    Raises ConfigurationError for what from_pretrained() would draw at random or ignore, without transformers, and for
-    a class that it does not have; NoRestorePoint, and ChunkLost if no copy has the right bytes.
+    Raises ConfigurationError for what from_pretrained() would draw at random, also for `model_class`, without
+    transformers, and for a class that it does not have; NoRestorePoint, and ChunkLost if no copy has the right bytes.
     """
     speak_up()
     place = checkpoint_in(url)
@@ -66,8 +68,10 @@ def load_pretrained(
             )
     for note in plan.notes:
         log.info("%s", note)
-    described = {key: value for key, value in read_config(plan.beside[CONFIG]).items() if key not in _KERNELS}
-    kind: Any = model_class or _class_of(described)
+    described = json.loads(plan.beside[CONFIG], object_hook=_without_kernels)
+    kind: Any = _class_of(described, model_class)
+    if GENERATION_CONFIG in plan.beside:
+        options = {"generation_config": _generation_config(plan.beside[GENERATION_CONFIG]), **options}
     names = {tensor: (unit.name, unit.key_of(tensor)) for unit in contents.units for tensor in unit.tensors}
     with ExitStack() as stack:
         files: dict[str, tuple[safe_open, frozenset[str]]] = {}
@@ -81,19 +85,44 @@ def load_pretrained(
             file, held = files[unit]
             state[weight.name] = file.get_slice(key if key in held else file.metadata()[key])
         made = kind.config_class.from_dict(described)
-        return kind.from_pretrained(None, config=made, state_dict=state, **{"local_files_only": True, **options})
+        options = {"local_files_only": True, **options}
+        model, told = kind.from_pretrained(
+            None, config=made, state_dict=state, **{**options, "output_loading_info": True}
+        )
+    if missing := sorted(told["missing_keys"]):
+        shown = ", ".join(missing[:_NAMES_SHOWN]) + (" and more" if len(missing) > _NAMES_SHOWN else "")
+        raise ConfigurationError(
+            f"The checkpoint lacks {shown} of {kind.__name__}, which would be drawn at random. Load the class that was "
+            "trained, and take its parts."
+        )
+    return (model, told) if options.get("output_loading_info") else model
 
 
-def _class_of(config: dict[str, Any]) -> type:
+def _without_kernels(part: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key not in _KERNELS}
+
+
+def _generation_config(content: bytes) -> Any:
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_dict(json.loads(content))
+    except Exception as error:  # whatever a stranger's values lead to
+        raise ConfigurationError(f"{GENERATION_CONFIG} cannot be used: {error!s:.300}.") from None
+
+
+def _class_of(config: dict[str, Any], given: Any) -> type:
     try:
         import transformers
     except ImportError as error:
         raise ConfigurationError(f"{error}. Install it: pip install 'holdfast[hf]'.") from None
     named = config.get("architectures")
-    found = getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None
-    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
-        raise ConfigurationError(
-            f"config.json names {named!r:.100} in `architectures`, which transformers {transformers.__version__} does "
-            "not have. Give the model's class: load_pretrained(url, LlamaForCausalLM)."
-        )
-    return found
+    found = given or (getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None)
+    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) and found.config_class is not None:
+        return found
+    if given is not None:
+        raise ConfigurationError(f"{given!r:.100} is no class of a model, such as LlamaForCausalLM.")
+    raise ConfigurationError(
+        f"config.json names {named!r:.100} in `architectures`, which transformers {transformers.__version__} does "
+        "not have. Give the model's class: load_pretrained(url, LlamaForCausalLM)."
+    )
