@@ -292,6 +292,33 @@ def test_close_waits_a_moment_for_a_service_that_does_not_answer_and_no_longer(
     until(lambda: not leases(service))
 
 
+def test_a_read_that_fails_says_so_at_once_and_not_when_its_lease_is_ended(
+    service: RunningService, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_little_checkpoint(client, "demo")
+    monkeypatch.setattr(checkpoint_files, "CLOSE_SECONDS", 0.01)
+    fs = HoldfastFileSystem()
+    file, go_on = fs.open(FILE), threading.Event()
+    restores = fs._reader.parts.client.restores
+    release = restores.release
+
+    def away(*_: object) -> None:
+        raise ServiceUnavailable("it does not answer")
+
+    def answered_late(lease_id: str) -> None:
+        assert go_on.wait(60), "the read has waited for the service"
+        release(lease_id)
+
+    monkeypatch.setattr(restores, "read_chunks", away)
+    monkeypatch.setattr(restores, "release", answered_late)
+    with pytest.raises(ServiceUnavailable, match="it does not answer"):
+        file.read()
+    assert len(leases(service)) == 1
+    go_on.set()
+    until(lambda: not leases(service))
+    file.close()
+
+
 def test_what_is_cold_is_a_folder_whose_files_must_be_thawed_and_hides_no_other(
     cold: Cold, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
