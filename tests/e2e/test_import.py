@@ -10,9 +10,11 @@ import pickle
 import subprocess
 import time
 import uuid
+import zipfile
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -77,6 +79,19 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 def assert_same(found: dict, expected: dict) -> None:
     assert found.keys() == expected.keys()
     assert not [name for name, tensor in expected.items() if not same(found[name], tensor)]
+
+
+def other_byte_order(path: Path, out: Path) -> Path:
+    """As a machine writes it whose numbers have their bytes the other way round. Each element has 8 bytes."""
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(out, "w") as target:
+        for name in source.namelist():
+            content = source.read(name)
+            if name.endswith("/byteorder"):
+                content = {b"little": b"big", b"big": b"little"}[content]
+            elif "/data/" in name:
+                content = np.frombuffer(content, np.uint64).byteswap().tobytes()
+            target.writestr(name, content)
+    return out
 
 
 class Net(nn.Module):
@@ -286,6 +301,14 @@ def test_a_dcp_tensor_is_read_whole_only_if_it_does_not_lie_in_its_files_row_by_
     for step, expected in ((1, {"columns": whole, "rows": whole}), (2, other)):
         pull(client, run, parse_point(str(step)), tmp_path / f"out{step}", Format.TORCH)
         assert_same(torch.load(tmp_path / f"out{step}" / "model.pt", weights_only=True), expected)
+
+
+def test_a_file_of_a_machine_of_the_other_byte_order_is_imported(run, client, tmp_path):
+    whole = {f"t{n}": torch.arange(n * 1000, n * 1000 + 700) for n in range(3)}
+    torch.save(whole, tmp_path / "here.pt")
+    bring(client, run, other_byte_order(tmp_path / "here.pt", tmp_path / "there.pt"), 1)
+    pull(client, run, Latest(), tmp_path / "out", Format.TORCH)
+    assert_same(torch.load(tmp_path / "out" / "model.pt", weights_only=True), whole)
 
 
 def test_a_tied_pair_that_lies_twice_in_the_source_is_tied_if_the_user_says_it(run, client, tmp_path):

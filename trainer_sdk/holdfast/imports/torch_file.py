@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +24,11 @@ def open_torch_file(path: Path) -> SourceState:
     dict."""
     try:
         with zipfile.ZipFile(path) as file:  # a missing file is told by its name
-            packed = [each.filename for each in file.infolist() if each.compress_type != zipfile.ZIP_STORED]
-    except (zipfile.BadZipFile, NotImplementedError, ValueError):
+            records = file.infolist()
+            packed = [each.filename for each in records if each.compress_type != zipfile.ZIP_STORED]
+            told = [] if packed else [each for each in records if each.filename.endswith("/byteorder")]
+            orders = {_begin_of(file, each) for each in told}
+    except (zipfile.BadZipFile, RuntimeError, ValueError, EOFError):
         raise ConfigurationError(
             f"{path} is damaged, or of a torch before 1.6. If torch.load() reads it, save it again with torch.save()."
         ) from None
@@ -33,7 +37,8 @@ def open_torch_file(path: Path) -> SourceState:
             f"{path} was compressed after torch.save(): {packed[0]!r:.200} in it cannot be mapped. Load it with "
             "torch.load(), and save it again with torch.save()."
         )
-    loaded = load_without_pickle(path, str(path), mmap=True)
+    # torch turns bytes round in place: mapped, they would come back as the file has them when pages are given back.
+    loaded = load_without_pickle(path, str(path), mmap=orders <= {sys.byteorder.encode()})
     if not isinstance(loaded, dict):
         raise ConfigurationError(f"{path} holds a {type(loaded).__name__}. Save a dict, such as a state_dict.")
     for tensor in _tensors_in(loaded):
@@ -44,6 +49,11 @@ def open_torch_file(path: Path) -> SourceState:
                 "meant, save what its contiguous() gives."
             )
     return SourceState(components_in(loaded))
+
+
+def _begin_of(file: zipfile.ZipFile, record: zipfile.ZipInfo) -> bytes:
+    with file.open(record) as opened:
+        return opened.read(len("little") + 1)
 
 
 def _tensors_in(loaded: Any) -> Iterator[torch.Tensor]:
