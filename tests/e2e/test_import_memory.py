@@ -1,7 +1,9 @@
-"""An import holds some chunks, whatever the size of its source: also what is mapped of a file counts."""
+"""An import holds some chunks, whatever the size of its source: also what is mapped of a file counts. One that is cut
+short meanwhile ends it, and that is told."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +16,7 @@ from safetensors.torch import save_file
 
 from holdfast_client import Client
 from holdfast_protocol.runs import EditProject
-from tests.support.serve import ServedHoldfast, holdfast_serve
+from tests.support.serve import HOLDFAST, ServedHoldfast, holdfast_serve
 
 MIB = 1024**2
 SOURCE_MIB = 900
@@ -43,6 +45,25 @@ bring(small, run + "-floor@1")
 floor = peak_mib()
 bring(large, run + "@1")
 print(peak_mib() - floor)
+"""
+
+
+CUT_SHORT = """
+import os
+import resource
+import sys
+from holdfast.imports import steps
+from holdfast_client.cli.main import main
+
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+opened = steps._Import._opened
+
+def opened_on_a_file_that_is_cut_short(self):
+    os.truncate(sys.argv[2], 0)
+    return opened(self)
+
+steps._Import._opened = opened_on_a_file_that_is_cut_short
+main()
 """
 
 
@@ -96,3 +117,22 @@ def test_an_import_of_a_large_source_takes_the_memory_of_some_chunks(
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) < MOST_MIB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other signals for it")
+def test_a_source_that_is_cut_short_ends_the_import_which_says_so_and_goes_on_with_the_whole_source(
+    served: ServedHoldfast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in served.environment.items():
+        monkeypatch.setenv(name, value)
+    with Client() as client:
+        client.projects.edit("tests", EditProject())
+    source = write_safetensors({"w": torch.ones(100_000)}, tmp_path / "gpt")
+    command = ["import", str(source), "tests/cut-short@1"]
+    cut = subprocess.run([sys.executable, "-c", CUT_SHORT, *command], capture_output=True, text=True, check=False)
+    assert cut.returncode == -signal.SIGBUS, cut.stderr
+    assert "Bus error" in cut.stderr
+    write_safetensors({"w": torch.ones(100_000)}, tmp_path / "gpt")
+    again = subprocess.run([HOLDFAST, *command], capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert "1 step imported" in again.stdout

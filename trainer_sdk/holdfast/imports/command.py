@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json as json_module
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -59,6 +61,9 @@ def import_(
     from holdfast.imports.sources import find_sources
     from holdfast.imports.steps import import_sources
 
+    if not faulthandler.is_enabled() and sys.__stderr__ is not None:
+        # The system ends a process that reads a mapped file behind its new end. It says so, with the line that read.
+        faulthandler.enable(sys.__stderr__)
     sources = find_sources(source, point.step if isinstance(point, AtStep) else None)
     with connect(retry_seconds=ClientSettings().retry_seconds) as client, transfer_progress(quiet=json) as progress:
         task = progress.add_task("importing", total=0)
