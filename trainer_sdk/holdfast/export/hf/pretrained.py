@@ -49,6 +49,8 @@ def load_pretrained(
     config.json, if neither the checkpoint nor an earlier one of the run keeps one. `prefix`: what stands before the
     weights' names and is no part of them. `options`: for from_pretrained(), such as `dtype` and `device_map`.
 
+    Not collective: each process asks for itself what the selector names. Where several load one model, give a step.
+
     Raises ConfigurationError for what from_pretrained() would draw at random, also for `model_class`, without
     transformers, and for a class that it does not have; NoRestorePoint, and ChunkLost if no copy has the right bytes.
     """
