@@ -4,7 +4,10 @@ the next one ends; no half of it is taken for whole."""
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import signal
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +28,7 @@ from holdfast_client import Client
 from holdfast_client.cli.main import app
 from holdfast_protocol.base import RunName
 from holdfast_protocol.runs import EditProject, Latest, parse_point
+from tests.support.forked import fork_server
 from tests.support.hf_models import config_of, gpt2, save, train
 from tests.support.s3_folder import S3Folder
 from tests.support.seaweedfs import SeaweedFS
@@ -245,6 +249,34 @@ def test_of_two_pushes_to_one_place_the_first_ends_without_a_word_of_success(run
     assert names_at(url) == {*others[0]["sent"], *others[0]["kept"]}
     again = pushed(client, run, url, Format.SAFETENSORS, point=parse_point("2"))
     assert again["sent"] == []
+
+
+def killed_push(environment: dict[str, str], run: RunName, url: str, work: Path) -> None:
+    os.environ.update(environment)
+    with Client() as client:
+        push(
+            client,
+            run,
+            Latest(),
+            url,
+            Format.TORCH,
+            work=work,
+            on_bytes=lambda count: os.kill(os.getpid(), signal.SIGKILL),
+        )
+
+
+def test_the_files_of_a_killed_push_on_this_machine_are_private_and_removed_by_the_next(run, client, served, tmp_path):
+    saved_steps(run)
+    url, work = f"file://{tmp_path}/gpt", tmp_path / "work"
+    work.mkdir()
+    process = fork_server().Process(target=killed_push, args=(served.environment, run, url, work), daemon=True)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    [left] = work.iterdir()
+    assert stat.S_IMODE(left.stat().st_mode) == 0o700
+    pushed(client, run, url, Format.TORCH, work=work)
+    assert list(work.iterdir()) == []
 
 
 @pytest.mark.parametrize(

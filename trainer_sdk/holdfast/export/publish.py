@@ -139,6 +139,20 @@ def _locked_folder(target: Path) -> Iterator[Path]:
             os.close(descriptor)
 
 
+@contextmanager
+def work_folder(parent: Path, name: str) -> Iterator[Path]:
+    """A new one in `parent` for this user alone, which is removed at the end. So is what killed processes of this
+    machine have left there of theirs, by the same name."""
+    target = parent.absolute() / name
+    clear_leftovers(target)
+    with _locked_folder(target) as folder:
+        try:
+            folder.chmod(0o700)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _is_at(descriptor: int, folder: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), folder.stat())

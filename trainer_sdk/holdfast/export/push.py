@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from holdfast.export.hf.folder import HfChoices
 from holdfast.export.hf.model_files import CONFIG
 from holdfast.export.hf.weight_files import INDEX
+from holdfast.export.publish import work_folder
 from holdfast.export.pull import Format, OnBytes, OnNote, OnTotal, pull
 from holdfast_client.client import Client
 from holdfast_client.errors import ConfigurationError, HoldfastError
@@ -70,8 +71,8 @@ def push(
     open and for other files there, NotSent, and what a pull raises.
     """
     target = _Target(url)
-    with tempfile.TemporaryDirectory(prefix="holdfast-push-", dir=work) as beside:
-        folder = Path(beside) / "files"
+    with work_folder(work or Path(tempfile.gettempdir()), "push") as beside:
+        folder = beside / "files"
         found = client.restores.restore_point(run.project, run.run, str(point)).restore_point
         if found is not None and not force:  # told before anything is fetched
             target.refuse_another(found.checkpoint_id, format_)
