@@ -292,6 +292,29 @@ def test_close_waits_a_moment_for_a_service_that_does_not_answer_and_no_longer(
     until(lambda: not leases(service))
 
 
+def test_a_service_that_does_not_answer_keeps_no_reader_of_another_from_ending_its_lease(
+    service: RunningService, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_little_checkpoint(client, "demo")
+    monkeypatch.setattr(checkpoint_files, "CLOSE_SECONDS", 0.01)
+    silent, other = (HoldfastFileSystem(token=service.token(Scope.READ)) for _ in range(2))
+    restores, go_on = silent._reader.parts.client.restores, threading.Event()
+    release = restores.release
+
+    def answered_late(lease_id: str) -> None:
+        assert go_on.wait(300)
+        release(lease_id)
+
+    monkeypatch.setattr(restores, "release", answered_late)
+    files = [fs.open(FILE) for fs in (silent, other)]
+    assert len(leases(service)) == 2
+    for file in files:
+        file.close()
+    until(lambda: len(leases(service)) == 1)
+    go_on.set()
+    until(lambda: not leases(service))
+
+
 def test_a_read_that_fails_says_so_at_once_and_not_when_its_lease_is_ended(
     service: RunningService, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

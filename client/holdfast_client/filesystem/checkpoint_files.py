@@ -59,8 +59,22 @@ class ProcessParts:
         self.cache = ChunkCache(0)
         self.workers = TransferWorkers()
         self.buffers = Buffers()
+
+
+class ReadParts:
+    """What the checkpoints of one client share: also the threads on which nobody waits for the service.
+
+    A service that does not answer must delay no reader of another. Threads and the client end when nothing refers to it
+    any more."""
+
+    def __init__(self, client: Client, process: ProcessParts, *, caches: bool) -> None:
+        self.client = client
+        self.cache = process.cache if caches else ChunkCache(0)
+        self.workers, self.buffers = process.workers, process.buffers
         self._beside = WorkerThreads(1, "holdfast-beside-reads")
         self._closing = WorkerThreads(1, "holdfast-closing")
+        threads = (self._beside, self._closing)
+        weakref.finalize(self, _end, client, threads, os.getpid()).atexit = False
 
     def start(self, job: Callable[[], None]) -> None:
         """Carries out `job` on the one thread for what no reader waits for: reading ahead, and leases. Its errors are
@@ -79,17 +93,6 @@ class ProcessParts:
         done.wait(CLOSE_SECONDS)
 
 
-class ReadParts:
-    """What the checkpoints of one client share. The client is closed when nothing refers to it any more."""
-
-    def __init__(self, client: Client, process: ProcessParts, *, caches: bool) -> None:
-        self.client = client
-        self.cache = process.cache if caches else ChunkCache(0)
-        self.workers, self.buffers = process.workers, process.buffers
-        self.start, self.close_soon = process.start, process.close_soon
-        weakref.finalize(self, _end, client, os.getpid()).atexit = False
-
-
 def _logged(job: Callable[[], None]) -> None:
     try:
         job()
@@ -97,9 +100,12 @@ def _logged(job: Callable[[], None]) -> None:
         log.warning("beside the reads of checkpoints by URL: %s", error)
 
 
-def _end(client: Client, process_id: int) -> None:
-    if os.getpid() == process_id:  # else connections and locks are the parent's
-        client.close()
+def _end(client: Client, threads: Iterable[WorkerThreads], process_id: int) -> None:
+    if os.getpid() != process_id:  # connections and locks are the parent's
+        return
+    for each in threads:
+        each.end()
+    client.close()
 
 
 class _Reads(CheckpointDocuments):
