@@ -158,7 +158,12 @@ class Broken(S3Folder):
 
     protocol = "broken3"
     calls = "/"
-    """The end of the path that it cannot remove."""
+    """The end of the path that it cannot remove, or `ls`."""
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        if Broken.calls == "ls":
+            raise ConnectionError("the connection broke off")
+        return super().ls(path, detail, **kwargs)
 
     def rm_file(self, path: str) -> None:
         if path.endswith(Broken.calls):
@@ -249,6 +254,15 @@ def test_of_two_pushes_to_one_place_the_first_ends_without_a_word_of_success(run
     assert names_at(url) == {*others[0]["sent"], *others[0]["kept"]}
     again = pushed(client, run, url, Format.SAFETENSORS, point=parse_point("2"))
     assert again["sent"] == []
+
+
+def test_a_place_that_cannot_be_listed_is_not_taken_for_an_empty_one(run, client, bucket, monkeypatch):
+    saved_steps(run)
+    fsspec.register_implementation("broken3", Broken, clobber=True)
+    monkeypatch.setattr(Broken, "calls", "ls")
+    with pytest.raises(NotSent, match="could not be listed: the connection broke off"):
+        pushed(client, run, bucket.replace("bucket3", "broken3"), Format.TORCH)
+    assert names_at(bucket) == set()
 
 
 def killed_push(environment: dict[str, str], run: RunName, url: str, work: Path) -> None:

@@ -17,7 +17,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -157,6 +157,8 @@ class _Target:
         `force` for each that a whole checkpoint there lists."""
         with self._told("listed"):
             self._fs.invalidate_cache()
+            with suppress(FileNotFoundError):
+                self._fs.ls(self._root)  # find() says nothing of a folder that it cannot list
             found = {str(path)[len(self._root) :].lstrip("/") for path in self._fs.find(self._root)} - {_UNDER_WAY}
         left = _files_in(self._under_way)
         is_ours = self._facts is not None or self._under_way is not None
