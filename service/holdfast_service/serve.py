@@ -53,7 +53,7 @@ _OTHER_OPEN_FILES = 500
 """For the database, the store, and files on their way through the service."""
 # A process that starts on a busy machine answers its supervisor only when everything is imported. While the supervisor
 # waits for that answer it hears no signal.
-_HANGS_AFTER_SECONDS = 30
+_HANGS_AFTER_SECONDS = 60
 _BEGUN_AGAIN_AFTER_SECONDS = 5
 
 
