@@ -103,6 +103,13 @@ class ClientSettings(BaseSettings):
         description="The socket of this node's agent (`holdfast agent serve`). A save that it has taken is committed "
         "even if the job is killed. Without it, each rank uploads its own saves.",
     )
+    agent_keep: int = Field(
+        default=1,
+        ge=0,
+        description="For `holdfast agent serve`: states of each run that stay in memory for a relaunch while the next "
+        "one is staged. Each costs the ranks their staging memory once more. With 0 a state stays until the next one "
+        "is staged.",
+    )
 
     def __init__(self, **values: Any) -> None:
         try:

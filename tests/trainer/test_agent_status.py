@@ -13,7 +13,7 @@ from tests.support.ports import free_ports
 from tests.support.ranks import launched, read_until
 from tests.support.serve import run_holdfast
 
-from holdfast_client.agent import link
+from holdfast_client.agent import connection
 from holdfast_client.agent.link import status_of
 from holdfast_client.errors import ConfigurationError, ServiceUnavailable
 
@@ -66,9 +66,14 @@ def test_an_operator_sees_what_the_agent_holds_of_whom_and_what_became_of_it(run
         told = json.loads(run_holdfast("agent", "status", "--socket", str(agent.socket), "--json").stdout)
         assert (told["memory_limit_bytes"], told["held"], told["counts"]["taken"]) == (64 * MIB, [], 1)
         assert (told["counts"]["finished"], told["counts"]["given_up"]) == (1, 0)
+        [kept] = told["kept"]
+        assert (f"{kept['project']}/{kept['run']}", kept["step"], kept["parts"], kept["host_ranks"]) == (run, 0, 1, 1)
+        told = run_holdfast("agent", "status", "--socket", str(agent.socket))
+        assert "1 of 1" in told.stdout
         found = series(address)
         assert found["holdfast_agent_finished_parts_total", ""] == 1
         assert found["holdfast_agent_memory_limit_bytes", ""] == 64 * MIB
+        assert found["holdfast_agent_kept_bytes", ""] == kept["bytes"] >= MIB
 
 
 def test_no_agent_and_one_that_is_stopped_are_told_apart(tmp_path, monkeypatch):
@@ -76,7 +81,7 @@ def test_no_agent_and_one_that_is_stopped_are_told_apart(tmp_path, monkeypatch):
         status_of(tmp_path / "agent.sock")
     with agent_serve(tmp_path / "log") as agent:
         agent.process.signal(signal.SIGSTOP)
-        monkeypatch.setattr(link, "ANSWER_SECONDS", 0.1)
+        monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.1)
         with pytest.raises(ServiceUnavailable, match="does not answer"):
             status_of(agent.socket)
 

@@ -22,7 +22,7 @@ import holdfast.checkpointer
 from holdfast import errors
 from holdfast.layout.plan import ChunkSizes
 from holdfast.save.job import SaveState
-from holdfast_client.agent import link
+from holdfast_client.agent import connection, link
 from holdfast_client.agent import messages as say
 from holdfast_client.agent.channel import connect
 from holdfast_client.chunks.uploader import ShardUploader
@@ -35,6 +35,13 @@ SIZES = ChunkSizes(65536, 262144, 131072)
 @pytest.fixture
 def agent(tmp_path):
     with agent_serve(tmp_path / "agent.log") as served:
+        yield served
+
+
+@pytest.fixture
+def agent_of_one_slab(tmp_path):
+    """Keeps a state until the next one is staged, so that a rank has one slab."""
+    with agent_serve(tmp_path / "agent.log", "--keep", "0") as served:
         yield served
 
 
@@ -70,7 +77,8 @@ def wait_until(holds):
 
 
 @pytest.mark.usefixtures("only_the_agent_uploads")
-def test_the_agent_uploads_and_the_handle_the_figures_and_the_restored_state_are_as_without_it(run, agent):
+def test_the_agent_uploads_and_the_handle_the_figures_and_the_restored_state_are_as_without_it(run, agent, monkeypatch):
+    monkeypatch.setattr(connection, "TRAINING_SECONDS", 60.0)  # a crowded machine answers late
     job = Job()
     with holdfast.Checkpointer(run, agent=agent.socket, chunk_sizes=SIZES) as ckpt:
         ckpt.restore(job.state)
@@ -82,12 +90,11 @@ def test_the_agent_uploads_and_the_handle_the_figures_and_the_restored_state_are
         assert (view.step, view.metrics["loss"].value, handle.state) == (2, 1.0, SaveState.COMMITTED)
         assert ckpt.stats.committed == 3
         assert 0 < ckpt.stats.sent_bytes == ckpt.stats.sent_chunk_bytes
-        [memory] = {place.slab.shared.id for place in ckpt.parts.saver._staging._places}
+        assert len([*ckpt.parts.saver._staging._places]) == 2, "the last state stays in the one"
     again = Job(seed=4)
     with holdfast.Checkpointer(run) as ckpt:
         assert ckpt.restore(again.state) == 3
     assert values(again.state) == values(job.state)
-    assert memory, "one slab for all three"
 
 
 @pytest.mark.usefixtures("only_the_agent_uploads")
@@ -105,15 +112,14 @@ def test_copies_beside_training_are_handed_over_when_they_are_over(run, agent):
 
 
 @pytest.mark.usefixtures("only_the_agent_uploads")
-def test_frozen_tensors_are_hashed_once(run, agent):
+def test_frozen_tensors_are_hashed_once_for_each_slab(run, agent):
     state = {"big": {"tensor": torch.arange(300_000.0)}, "small": {"tensor": torch.zeros(5)}}
     with holdfast.Checkpointer(run, agent=agent.socket, frozen=["big/*"], chunk_sizes=SIZES) as ckpt:
         ckpt.restore(state)
-        for step in range(2):
+        for step in range(4):
             state["small"]["tensor"] += 1
             ckpt.save(step, state).committed.result(timeout=60)
-        [place] = ckpt.parts.saver._staging._places
-        assert place.layout.frozen.digests
+        assert all(place.layout.frozen.digests for place in ckpt.parts.saver._staging._places)
 
 
 @pytest.mark.usefixtures("only_the_agent_uploads")
@@ -133,7 +139,8 @@ def mapped(agent):
     return Path(f"/proc/{agent.process.pid}/maps").read_text().count("memfd:holdfast-staging")
 
 
-def test_the_agent_maps_no_memory_that_a_job_has_given_up(run, agent):
+def test_the_agent_maps_no_memory_that_a_job_has_given_up(run, agent_of_one_slab):
+    agent = agent_of_one_slab
     with holdfast.Checkpointer(run, agent=agent.socket) as ckpt:
         ckpt.restore({})
         ckpt.save(0, state_at(0)).committed.result(timeout=60)
@@ -141,11 +148,6 @@ def test_the_agent_maps_no_memory_that_a_job_has_given_up(run, agent):
         assert isinstance(ckpt.save(0, state_at(5)).committed.exception(timeout=60), errors.SaveFailed)
         ckpt.save(1, state_at(1, 600_000)).committed.result(timeout=60)
         wait_until(lambda: mapped(agent) == 1)
-        [place] = ckpt.parts.saver._staging._places
-        place.release()  # as before a larger slab is made
-        wait_until(lambda: not mapped(agent))
-        ckpt.save(2, state_at(2)).committed.result(timeout=60)
-        assert mapped(agent) == 1
     wait_until(lambda: not mapped(agent))
 
 
@@ -243,17 +245,16 @@ def test_when_the_agent_is_killed_this_process_goes_on_with_the_save_and_finds_t
         assert handle.committed.result(timeout=60).step == 1
         assert ckpt.save(2, state_at(2)).committed.result(timeout=60).step == 2
         with agent_serve(tmp_path / "next.log", socket=agent.socket):
-            job = ckpt.parts.saver._staging
             wait_until(lambda: ckpt.parts.agent._has_link)
             assert ckpt.save(3, state_at(3)).committed.result(timeout=60).step == 3
-            assert job._places[0].slab.shared.id in ckpt.parts.agent._link._shared
+            assert ckpt.parts.agent._link._shared
     assert_restores(run, 3)
 
 
 def test_an_agent_that_is_stopped_counts_as_gone_and_its_memory_gets_no_other_save(
     run, service, agent, monkeypatch, caplog
 ):
-    monkeypatch.setattr(link, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(connection, "SILENCE_SECONDS", 0.5)
     with holdfast.Checkpointer(run, agent=agent.socket, create=True, chunk_sizes=SIZES) as ckpt:
         ckpt.restore({})
         service.served.process.signal(signal.SIGSTOP)
@@ -277,8 +278,8 @@ def test_an_agent_that_is_stopped_counts_as_gone_and_its_memory_gets_no_other_sa
 
 @pytest.mark.usefixtures("only_the_agent_uploads")
 def test_training_does_not_wait_for_the_answer_of_an_agent_that_is_stopped(run, agent, monkeypatch, caplog):
-    monkeypatch.setattr(link, "TRAINING_SECONDS", 0.1)
-    monkeypatch.setattr(link, "ANSWER_SECONDS", 3600)
+    monkeypatch.setattr(connection, "TRAINING_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 3600)
     with holdfast.Checkpointer(run, agent=agent.socket) as ckpt:
         ckpt.restore({})
         ckpt.save(0, state_at(0)).committed.result(timeout=60)
@@ -291,15 +292,15 @@ def test_training_does_not_wait_for_the_answer_of_an_agent_that_is_stopped(run, 
 
 
 def test_training_does_not_wait_for_an_agent_that_stays_stopped_until_it_is_back(run, agent, monkeypatch, caplog):
-    monkeypatch.setattr(link, "TRAINING_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "TRAINING_SECONDS", 0.1)
     monkeypatch.setattr(link, "RETRY_SECONDS", 0.05)
     with holdfast.Checkpointer(run, agent=agent.socket) as ckpt:
         ckpt.restore({})
         agent.process.signal(signal.SIGSTOP)
-        monkeypatch.setattr(link, "ANSWER_SECONDS", 0.1)
+        monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.1)
         handle = ckpt.save(0, state_at(0))
         wait_until(lambda: "is uploaded by this process" in caplog.text)
-        monkeypatch.setattr(link, "ANSWER_SECONDS", 3600)  # of the next connection, which a thread waits for
+        monkeypatch.setattr(connection, "ANSWER_SECONDS", 3600)  # of the next connection, which a thread waits for
         for step in range(1, 4):
             assert handle.committed.result(timeout=60).step == step - 1
             handle = ckpt.save(step, state_at(step))
@@ -308,12 +309,15 @@ def test_training_does_not_wait_for_an_agent_that_stays_stopped_until_it_is_back
         agent.process.signal(signal.SIGCONT)
         wait_until(lambda: ckpt.parts.agent._has_link)
         assert ckpt.save(4, state_at(4)).committed.result(timeout=60).step == 4
-        [place] = ckpt.parts.saver._staging._places
-        assert place.slab.shared.id in ckpt.parts.agent._link._shared
+        assert ckpt.parts.agent._link._shared
     assert_restores(run, 4)
 
 
-def test_a_hand_over_that_is_interrupted_goes_on_here_and_its_memory_gets_no_other_save(run, agent, monkeypatch):
+def test_a_hand_over_that_is_interrupted_goes_on_here_and_its_memory_gets_no_other_save(
+    run, agent_of_one_slab, monkeypatch
+):
+    agent = agent_of_one_slab
+
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -322,7 +326,7 @@ def test_a_hand_over_that_is_interrupted_goes_on_here_and_its_memory_gets_no_oth
         ckpt.save(0, state_at(0)).committed.result(timeout=60)
         [first] = [place.slab.shared.id for place in ckpt.parts.saver._staging._places]
         with monkeypatch.context() as patched:
-            patched.setattr(link, "_taken", interrupted)
+            patched.setattr(connection, "_taken", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 ckpt.save(1, state_at(1))
         assert ckpt.wait(60)
@@ -396,7 +400,7 @@ def save_and_fail(run, agent, handles):
 
 def test_a_job_that_ends_by_an_error_leaves_its_save_to_the_agent(run, agent, monkeypatch, caplog):
     monkeypatch.setattr(holdfast.checkpointer, "_DRAIN_AFTER_ERROR_SECONDS", 0)
-    monkeypatch.setattr(link, "SILENCE_SECONDS", 90)
+    monkeypatch.setattr(connection, "SILENCE_SECONDS", 90)
     monkeypatch.setenv("HOLDFAST_MAX_BYTES_PER_SECOND", "131072")
     handles = []
     with pytest.raises(ZeroDivisionError):

@@ -78,6 +78,7 @@ class WriterAfterTheEnd:
     """In place of a ShardWriter, whose first try is aborted because the attempt has ended."""
 
     begins: list[BeginCheckpoint]
+    digests = ()
 
     def __init__(self, _client, _run, _rank, begin, **_):
         self.begins.append(begin)

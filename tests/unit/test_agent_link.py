@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from holdfast_client.agent import connection
 from holdfast_client.agent import messages as say
 from holdfast_client.agent.channel import Channel, ChannelClosed
-from holdfast_client.agent.link import HandedSave, _Link
+from holdfast_client.agent.connection import Connection
+from holdfast_client.agent.link import HandedSave
 from holdfast_client.agent.shared_memory import SharedMemory
 from holdfast_client.errors import TransferStopped
 from holdfast_protocol.checkpoints import ShardSummary
@@ -43,12 +49,88 @@ class Leaving:
 
 def test_a_save_that_is_left_to_the_agent_is_not_stopped_there():
     ours, theirs = (Channel(each) for each in socket.socketpair())
-    link = _Link(ours)
+    link = Connection(ours)
     memory = SharedMemory(4096)
     handed = HandedSave(link, memory, 1, 0.0)
     with pytest.raises(TransferStopped):
         handed.write(Leaving(handed), ShardSummary(components={}))
     link.close()
     assert [type(each) for each in frames(theirs)] == [say.Run]
+    memory.close()
+    theirs.close()
+
+
+def test_a_save_that_is_released_before_the_agent_has_it_is_not_kept():
+    """Its memory is free then, and nobody would say that the next save is staged there."""
+    ours, theirs = (Channel(each) for each in socket.socketpair())
+    link = Connection(ours)
+    memory = SharedMemory(4096)
+    HandedSave(link, memory, 1, 0.0, [Future()]).release(["d" * 64])
+    assert (memory.is_kept, memory.may_be_read) == (False, False)
+    taken = Future()
+    taken.set_result(say.Taken())
+    HandedSave(link, memory, 2, 0.0, [taken]).release(["d" * 64])
+    assert memory.is_kept
+    link.close()
+    assert [(each.number, len(each.digests)) for each in frames(theirs)[:-1]] == [(1, 0), (2, 1)]
+    memory.close()
+    theirs.close()
+
+
+def test_training_waits_once_for_an_agent_that_hangs(monkeypatch):
+    ours, theirs = (Channel(each) for each in socket.socketpair())
+    link = Connection(ours)
+    memory = SharedMemory(4096)
+    monkeypatch.setattr(connection, "TRAINING_SECONDS", 0.05)
+    with pytest.raises(TimeoutError):
+        link.share_spare(memory)
+    waits = []
+    monkeypatch.setattr(connection, "_taken", lambda _, seconds: waits.append(seconds))
+    link.wait_a_moment(memory, [link.ask(say.Borrow())])
+    assert waits == [pytest.approx(0, abs=0.01)]
+    link.close()
+    memory.close()
+    theirs.close()
+
+
+LENT = say.Lent(chunks=[], documents=[])
+
+
+def lend(theirs, memory, *, ends):
+    """As an agent answers Borrow."""
+    with suppress(ChannelClosed):  # nobody waits any more
+        theirs.receive()
+        theirs.send(LENT, (b"{}",), memory.descriptor)
+        if ends:
+            theirs.send(say.Taken())
+
+
+def opened(memory):
+    """How often this process has it open."""
+    inode = os.fstat(memory.descriptor).st_ino
+    return sum(each.exists() and each.stat().st_ino == inode for each in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_restore_gets_what_is_lent_and_one_that_waits_no_longer_leaves_nothing_open(monkeypatch, ends):
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 60 if ends else 0.05)
+    ours, theirs = (Channel(each) for each in socket.socketpair())
+    lost = threading.Event()
+    link = Connection(ours, on_lost=lost.set)
+    memory = SharedMemory(4096)
+    before = opened(memory)
+    agent = threading.Thread(target=lend, args=(theirs, memory), kwargs={"ends": ends})
+    agent.start()
+    if ends:
+        [(part, documents, descriptor)] = link.borrow()
+        assert (part, documents, opened(memory)) == (LENT, b"{}", before + 1)
+        os.close(descriptor)
+        link.close()
+    else:
+        with pytest.raises(ChannelClosed, match="has not answered"):
+            link.borrow()
+    agent.join(60)
+    assert lost.wait(60)
+    assert opened(memory) == before
     memory.close()
     theirs.close()

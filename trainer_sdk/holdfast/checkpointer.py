@@ -343,7 +343,7 @@ class Checkpointer:
         if self.parts.standby is not None:
             self.parts.standby.close()
         if self.parts.agent is not None:
-            self.parts.agent.close()
+            self.parts.agent.close(is_finished=outcome is AttemptOutcome.FINISHED)
         if self.parts.tier is not None:
             self.parts.tier.close()
         self.parts.client.close()

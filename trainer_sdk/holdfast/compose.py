@@ -162,14 +162,14 @@ def compose(
         window_bytes=window,
         overlap=overlap,
         helpers=workers.keeping,
-        shared=node_agent is not None,
+        agent=node_agent,
     )
     rest = RestGate(session, waiting=session.progress.restoring)
     restorer = Restorer(
         session,
         workers,
         declared=declared,
-        sharing=HostSharing(ranks, settings, client, local=tier.folder if tier else None),
+        sharing=HostSharing(ranks, settings, client, local=tier.folder if tier else None, agent=node_agent),
         progress=progress,
         rest=rest,
     )

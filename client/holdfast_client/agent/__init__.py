@@ -7,8 +7,11 @@ messages.py       what the two sides say, as frames
 channel.py        the Unix socket: frames with descriptors, and whose process is at the other end
 shared_memory.py  sealed memory that both map, and how much of it there may be
 held_save.py      one rank's part of a save in the agent: one try for a living rank, all tries for a dead one
+memory_tier.py    what stays in that memory after the save, and for whom it makes room
+lent_chunks.py    the same as a restore reads it
 server.py         the agent: connections, its byte budget, its end
 process.py        where it listens, and one that a launch has started for its job
 metrics.py        what the agent says of itself, for Prometheus
+connection.py     a rank's connection: questions in their order, and what the agent says meanwhile
 link.py           a rank's side: hands over, follows, and notices within a moment that the agent is gone
 """

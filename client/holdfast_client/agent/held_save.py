@@ -137,7 +137,7 @@ class HeldSave:
         """`rank_lives`: asked before the service is told that this rank has failed."""
         self.hand = hand
         self._memory = memory
-        self._documents = documents
+        self.documents = documents
         self._client = client
         self._workers = workers
         self._job = job
@@ -148,8 +148,12 @@ class HeldSave:
         self._view: CheckpointView | None = None
         self._is_tried = False
         self._tries, self._last_error = 0, ""
+        self.digests: Sequence[str] = ()
+        """Of the chunks and the documents of the sealed part."""
         self.is_over = False
         """Nothing is left to be done for it."""
+        self.is_committed = False
+        """`finish` has seen that."""
 
     @property
     def is_sealed(self) -> bool:
@@ -196,7 +200,7 @@ class HeldSave:
         self._tries += 1
         self._is_tried = True
         try:
-            self._view = writer.upload_and_seal_again(self._chunks, lambda: (summary, self.hand.index))
+            view = writer.upload_and_seal_again(self._chunks, lambda: (summary, self.hand.index))
         except BaseException as error:
             self._last_error = str(error) or type(error).__name__
             self._ledger.note(tries=1, failed_tries=1, error=f"{self}: {self._last_error}")
@@ -204,7 +208,8 @@ class HeldSave:
         finally:
             self._is_tried = False
         self._ledger.note(tries=1)
-        return self._view
+        self.digests, self._view = writer.digests, view
+        return view
 
     def stop(self) -> None:
         """Cuts the try off, as it is; nothing is tried afterwards."""
@@ -220,8 +225,8 @@ class HeldSave:
         is_committed = False
         try:
             view = self._finished()
-            is_committed = view.state is CheckpointState.COMMITTED
-            if is_committed:
+            self.is_committed = view.state is CheckpointState.COMMITTED
+            if self.is_committed:
                 log.info("committed for a rank that is gone: %s", self)
             else:
                 log.warning("sealed for a rank that is gone, and other ranks' parts are missing: %s", self)
@@ -274,7 +279,7 @@ class HeldSave:
         for chunk in self.hand.chunks:
             load = functools.partial(self._load, chunk.start, chunk.bytes)
             yield OutgoingChunk(load, chunk.digest, item_bytes=chunk.item_bytes)
-        for document in self._documents:
+        for document in self.documents:
             yield OutgoingChunk.of(document)
 
     def _load(self, start: int, count: int, stop: threading.Event) -> memoryview:

@@ -2,7 +2,8 @@
 
     training thread   hand_over() -> Share, HandOver -> Taken: from here on kill -9 loses nothing
     upload thread     HandedSave.write() -> Run -> Begun, Verified…, Ended
-    a thread of ours  reads what the agent says; its end is the agent's, and another thread looks for the next agent
+    a thread of ours  reads what the agent says (connection.py); its end is the agent's, and another thread looks for
+                      the next agent
 
 The agent's death closes the socket, and is known at once. One that is stopped says nothing, and counts as gone soon:
 as it may wake up again and read on, its memory then gets no other save. Training waits for its answer a moment, once.
@@ -11,24 +12,23 @@ as it may wake up again and read on, its memory then gets no other save. Trainin
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import queue
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
 
-from pydantic import BaseModel, ValidationError
-
+from holdfast_client.agent import connection
 from holdfast_client.agent import messages as say
-from holdfast_client.agent.channel import SEND_SECONDS, Channel, ChannelClosed, connect
-from holdfast_client.agent.shared_memory import SharedMemory
+from holdfast_client.agent.channel import ChannelClosed, connect
+from holdfast_client.agent.connection import AgentRefused, Connection, Events
+from holdfast_client.agent.lent_chunks import LentChunks
+from holdfast_client.agent.shared_memory import SharedMemory, container_room_bytes, gib
 from holdfast_client.errors import (
     ConfigurationError,
     HoldfastError,
@@ -42,12 +42,6 @@ from holdfast_protocol.checkpoints import CheckpointView, ShardSummary
 
 log = logging.getLogger("holdfast")
 
-ANSWER_SECONDS = 10.0
-"""An agent answers at once. On a crowded machine it may take a moment."""
-TRAINING_SECONDS = 1.0
-"""So long training waits for the answer; afterwards the upload thread does."""
-SILENCE_SECONDS = 15.0
-"""While a rank waits, the agent says every 2 s that it is alive."""
 RETRY_SECONDS = 60.0
 """Between two looks for an agent."""
 _LOOK_SECONDS = 0.1
@@ -55,10 +49,6 @@ _LOOK_SECONDS = 0.1
 
 class AgentGone(Exception):  # noqa: N818  (said aloud, it is what happened)
     """The agent is dead, silent, or in trouble of its own: the rank does the work itself."""
-
-
-class _AgentRefused(Exception):  # noqa: N818
-    """It says why."""
 
 
 class NodeAgent:
@@ -78,7 +68,7 @@ class NodeAgent:
         self._transfers = transfers
         self._caller = caller
         self._lock = threading.Lock()
-        self._link: _Link | None = None
+        self._link: Connection | None = None
         self._looking: threading.Thread | None = None
         self._closed = False
         self._over = threading.Event()
@@ -98,8 +88,8 @@ class NodeAgent:
             return None
         try:
             answers = link.hand_over(memory, hand, documents)
-            link.wait_until_taken(memory, answers, TRAINING_SECONDS)
-        except _AgentRefused as refused:
+            link.wait_a_moment(memory, answers)
+        except AgentRefused as refused:
             self._say(f"{refused}. Until then saves stay in this process.")
             return None
         except TimeoutError:
@@ -115,6 +105,68 @@ class NodeAgent:
         else:
             self._said.clear()
         return HandedSave(link, memory, hand.number, retry_seconds, answers)
+
+    @property
+    def keeps(self) -> int:
+        """How many states of the run the agent keeps while the next one is staged."""
+        link = self._link
+        return 0 if link is None or link.is_lost else link.keeps
+
+    def spare_memory(self, size_bytes: int) -> SharedMemory | None:
+        """Memory for the next save, so that a kept state stays where it is. None: container, node or agent have no room
+        for one more of each rank, and the log says so once; or the agent does not answer. Training waits as in
+        `hand_over`."""
+        link = self._link
+        if link is None or link.is_lost or link.owes:
+            return None
+        of_all, room = size_bytes * self._host_ranks, container_room_bytes()
+        if room is not None and room < of_all:
+            link.keep_less(f"this container's memory limit leaves {gib(room)}, and {gib(of_all)} more would be staged")
+            return None
+        try:
+            memory = SharedMemory(size_bytes)
+        except (OSError, MemoryError) as error:
+            link.keep_less(str(error))
+            return None
+        try:
+            link.share_spare(memory)
+            return memory
+        except AgentRefused as refused:
+            link.keep_less(str(refused))
+        except (TimeoutError, ChannelClosed) as gone:
+            log.debug("no spare memory: %s", gone)  # the hand-over says so
+        except BaseException:
+            memory.close()
+            raise
+        memory.close()
+        return None
+
+    def keep_less(self, why: str) -> None:
+        """No more spare memory, for this reason."""
+        if (link := self._link) is not None:
+            link.keep_less(why)
+
+    def reclaim(self, memory: SharedMemory) -> None:
+        """The next save is staged into it: the agent keeps nothing in it any longer. One that cannot be told may do so
+        all the same, and no other save may come into it."""
+        memory.is_kept = False
+        try:
+            if (link := self._link) is None:
+                raise ChannelClosed
+            link.reclaim(memory)
+        except ChannelClosed:
+            memory.may_be_read = True
+
+    def borrow(self) -> LentChunks | None:
+        """What the agent keeps of the run; the caller closes it. None without an agent."""
+        link = self._link
+        if link is None or link.is_lost:
+            return None
+        try:
+            return LentChunks(link.borrow())
+        except (AgentRefused, ChannelClosed) as gone:
+            self._say(f"the agent of this node is gone ({gone}). Saves stay in this process until it is back.")
+            return None
 
     def settle(self, seconds: float) -> None:
         """Waits until no save that a dead rank of this run has left to the agent can still be cut off by a new attempt.
@@ -135,14 +187,15 @@ class NodeAgent:
         except ChannelClosed as gone:
             self._say(f"the agent of this node is gone ({gone}). Saves stay in this process until it is back.")
 
-    def close(self) -> None:
-        """The job ends: what the agent still holds of it, and was not left to it, is given up. May be called twice."""
+    def close(self, *, is_finished: bool) -> None:
+        """The job ends: what the agent still holds of it, and was not left to it, is given up. `is_finished`: no
+        relaunch is to come, and no state is kept for it. May be called twice."""
         with self._lock:
             self._closed = True
             link, self._link = self._link, None
         self._over.set()
         if link is not None:
-            link.close()
+            link.close(is_finished=is_finished)
 
     def leave_to_parent(self) -> None:
         """In a forked child, which must neither speak for its parent nor hold its connection open."""
@@ -173,7 +226,7 @@ class NodeAgent:
 
     def _connect(self) -> None:
         try:
-            link = _Link(connect(self.path, ANSWER_SECONDS), on_lost=self._look_for_it)
+            link = Connection(connect(self.path, connection.ANSWER_SECONDS), on_lost=self._look_for_it)
         except (OSError, HoldfastError) as error:
             self._say_none(error)
             return
@@ -188,11 +241,9 @@ class NodeAgent:
                 transfers=self._transfers,
                 caller=self._caller(),
             )
-            _taken([link.ask(hello)], ANSWER_SECONDS)
-        except _AgentRefused as refused:
+            link.greet(hello)
+        except AgentRefused as refused:
             self._say(f"{refused}. Until then saves stay in this process.")
-        except TimeoutError:
-            self._say_none(f"it has not answered for {ANSWER_SECONDS:.0f} s")
         except (OSError, HoldfastError) as error:
             self._say_none(error)
         else:
@@ -224,7 +275,7 @@ class HandedSave:
 
     def __init__(
         self,
-        link: _Link,
+        link: Connection,
         memory: SharedMemory,
         number: int,
         retry_seconds: float,
@@ -259,7 +310,7 @@ class HandedSave:
             self._wait_until_taken(writer)
             self._link.channel.send(say.Run(number=self._number, summary=summary, retry_seconds=self._retry_seconds))
             return self._followed(events, writer)
-        except (ChannelClosed, _AgentRefused) as gone:
+        except (ChannelClosed, AgentRefused) as gone:
             raise AgentGone(str(gone)) from gone
         finally:
             if self._link.is_lost:
@@ -269,12 +320,12 @@ class HandedSave:
     def _is_taken(self) -> bool:
         try:
             self._link.wait_until_taken(self._memory, self._answers, 0)
-        except (TimeoutError, ChannelClosed, _AgentRefused):
+        except (TimeoutError, ChannelClosed, AgentRefused):
             return False
         return True
 
     def _wait_until_taken(self, writer: ShardWriter) -> None:
-        until = time.monotonic() + ANSWER_SECONDS
+        until = time.monotonic() + connection.ANSWER_SECONDS
         while True:
             with contextlib.suppress(TimeoutError):
                 self._link.wait_until_taken(self._memory, self._answers, _LOOK_SECONDS)
@@ -283,21 +334,25 @@ class HandedSave:
                 raise TransferStopped("The save was given up before the agent of this node had answered")
             if time.monotonic() > until:
                 self._link.lose()
-                raise ChannelClosed(f"it has not answered for {ANSWER_SECONDS:.0f} s")
+                raise ChannelClosed(f"it has not answered for {connection.ANSWER_SECONDS:.0f} s")
 
-    def release(self) -> None:
-        """The memory is for another save, unless the agent may still read it. May be called twice."""
+    def release(self, digests: Sequence[str] = ()) -> None:
+        """The memory is for another save, unless the agent may still read it. With `digests`, of its chunks and
+        documents, the agent keeps the state until another save is staged there; not if it has not said that it has the
+        save: nobody would reclaim that memory. May be called twice."""
         if self._is_released or self.is_left:
             return
         self._is_released = True
+        kept = list(digests) if self._is_taken() else []
         try:
             if self._link.is_lost:
                 raise ChannelClosed
-            self._link.channel.send(say.Release(number=self._number))
+            self._link.channel.send(say.Release(number=self._number, digests=kept))
+            self._memory.is_kept = bool(kept)
         except ChannelClosed:
             self._memory.may_be_read = True
 
-    def _followed(self, events: _Events, writer: ShardWriter) -> CheckpointView:
+    def _followed(self, events: Events, writer: ShardWriter) -> CheckpointView:
         refused: BaseException | None = None
         is_told = False
         while True:
@@ -346,147 +401,18 @@ def _outcome(ended: say.Ended, writer: ShardWriter) -> CheckpointView:
     raise error or AgentGone("it has trouble of its own; its log says more")
 
 
-_Events = queue.SimpleQueue[say.Begun | say.Verified | say.Ended | None]
-
-
-class _Link:
-    """One connection, while it lasts."""
-
-    def __init__(self, channel: Channel, on_lost: Callable[[], None] = lambda: None) -> None:
-        self.channel = channel
-        self.is_lost = False
-        self.leaves = False
-        """Without a word of its end, the agent finishes what it holds."""
-        self._on_lost = on_lost
-        self._heard_at = time.monotonic()
-        self._asking = threading.Lock()
-        self._asked: deque[Future[say.Told]] = deque()
-        """The answers that are still to come, in their order."""
-        self._events: dict[int, _Events] = {}
-        self._shared: set[int] = set()
-        self._thread = threading.Thread(target=self._read, name="holdfast-agent", daemon=True)
-        self._thread.start()
-
-    def hand_over(self, memory: SharedMemory, hand: say.HandOver, documents: Sequence[bytes]) -> list[Future[say.Told]]:
-        """The answers to expect. Raises as `ask`."""
-        answers = []
-        if memory.id not in self._shared:
-            share = say.Share(memory=memory.id, bytes=memory.bytes)
-            answers.append(self.ask(share, descriptor=memory.descriptor, seconds=TRAINING_SECONDS))
-            memory.on_close = functools.partial(self._forget, memory.id)
-        return [*answers, self.ask(hand, documents, seconds=TRAINING_SECONDS)]
-
-    def wait_until_taken(self, memory: SharedMemory, answers: Sequence[Future[say.Told]], seconds: float) -> None:
-        """`answers`: of `hand_over`. Raises _AgentRefused, ChannelClosed, and TimeoutError."""
-        _taken(answers, seconds)
-        self._shared.add(memory.id)
-
-    def _forget(self, memory: int) -> None:
-        """At once: the host may not have room for this memory and the next one."""
-        with contextlib.suppress(ChannelClosed):
-            self.channel.send(say.Forget(memory=memory))
-
-    def ask(
-        self,
-        frame: BaseModel,
-        body: Sequence[bytes] = (),
-        descriptor: int | None = None,
-        *,
-        seconds: float = SEND_SECONDS,
-    ) -> Future[say.Told]:
-        """What the agent will answer; ChannelClosed once it is gone. Raises ChannelClosed if it takes nothing for so
-        many seconds."""
-        answer: Future[say.Told] = Future()
-        with self._asking:
-            self._asked.append(answer)
-            try:
-                self.channel.send(frame, body, descriptor, seconds=seconds)
-            except BaseException:  # half a frame may be under way
-                self.lose()
-                raise
-        return answer
-
-    def settle(self, seconds: float) -> None:
-        """Raises TimeoutError, and ChannelClosed."""
-        until = time.monotonic() + seconds
-        self._heard_at = time.monotonic()
-        answer = self.ask(say.Settle())
-        while True:
-            with contextlib.suppress(TimeoutError):
-                answer.result(_LOOK_SECONDS)
-                return
-            self.lose_if_silent()
-            if time.monotonic() >= until:
-                self.lose()  # it would keep its working thread until then
-                raise TimeoutError
-
-    def follow(self, number: int) -> _Events:
-        events: _Events = queue.SimpleQueue()
-        self._heard_at = time.monotonic()
-        self._events[number] = events
-        if self.is_lost:
-            events.put(None)
-        return events
-
-    def unfollow(self, number: int) -> None:
-        self._events.pop(number, None)
-
-    def lose_if_silent(self) -> None:
-        if time.monotonic() - self._heard_at > SILENCE_SECONDS:
-            self.lose()
-
-    def lose(self) -> None:
-        """Whatever waits for the agent ends with ChannelClosed or AgentGone."""
-        self.is_lost = True
-        self.channel.shut()
-
-    def close(self) -> None:
-        if not self.leaves:
-            with contextlib.suppress(ChannelClosed):
-                self.channel.send(say.Bye())
-        self.lose()
-        self._thread.join(ANSWER_SECONDS)
-
-    def _read(self) -> None:
-        try:
-            while True:
-                text, _, descriptor = self.channel.receive()
-                if descriptor is not None:
-                    os.close(descriptor)
-                self._heard_at = time.monotonic()
-                match told := say.TOLD.validate_json(text):
-                    case say.Begun() | say.Verified() | say.Ended():
-                        if (events := self._events.get(told.number)) is not None:
-                            events.put(told)
-                    case say.Alive():
-                        pass
-                    case _:
-                        self._asked.popleft().set_result(told)
-        except (ChannelClosed, ValidationError, IndexError) as error:
-            log.debug("the agent's connection ends: %s", error)
-        finally:
-            self.is_lost = True
-            with self._asking:  # what is asked later cannot be sent
-                self.channel.close()
-                for answer in self._asked:
-                    answer.set_exception(ChannelClosed("it has ended"))
-            for waiting in [*self._events.values()]:
-                waiting.put(None)
-            self._on_lost()
-
-
 def status_of(path: Path) -> say.Status:
     """What the agent at `path` says of itself. Raises ConfigurationError if none serves there, and ServiceUnavailable
     for one that does not answer, or is of another version."""
     try:
-        link = _Link(connect(path, ANSWER_SECONDS))
+        link = Connection(connect(path, connection.ANSWER_SECONDS))
     except OSError as error:
         raise ConfigurationError(
             f"No agent serves at {path} ({error}). Start one with `holdfast agent serve`, or name its socket "
             "(--socket)."
         ) from error
     try:
-        told = link.ask(say.Report()).result(ANSWER_SECONDS)
+        told = link.ask(say.Report()).result(connection.ANSWER_SECONDS)
     except OSError as error:
         raise ServiceUnavailable(
             f"The agent at {path} does not answer ({error or 'it is stopped, or hangs'}). Look at its log, and start "
@@ -497,12 +423,3 @@ def status_of(path: Path) -> say.Status:
     if not isinstance(told, say.Status):
         raise ServiceUnavailable(f"The agent at {path} is of another version. Ask it with its own `holdfast`.")
     return told
-
-
-def _taken(answers: Sequence[Future[say.Told]], seconds: float) -> None:
-    """Returns when the agent has taken it. Raises _AgentRefused, ChannelClosed, and TimeoutError."""
-    until = time.monotonic() + seconds
-    for answer in answers:
-        told = answer.result(max(0.0, until - time.monotonic()))
-        if isinstance(told, say.Refused):
-            raise _AgentRefused(told.reason)

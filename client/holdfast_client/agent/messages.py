@@ -3,6 +3,9 @@
 rank   Hello            Share + memory   HandOver + documents   Run            Stop  Release  Settle   Forget  Bye
 agent  Welcome/Refused  Taken/Refused    Taken/Refused          Begun Verified… Ended         Settled
 
+rank   Borrow                              Reclaim
+agent  Lent + memory and documents… Taken
+
 An operator's command asks Report, without a Hello, and is answered Status.
 """
 
@@ -20,7 +23,7 @@ from holdfast_protocol.base import Digest, Fence, LaunchId, Name, RunName
 from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView, IndexOrdinals, ShardSummary, Step
 from holdfast_protocol.states import CheckpointKind
 
-VERSION = 1
+VERSION = 2
 """Of these frames. Both sides say theirs; with unlike ones the rank saves without the agent."""
 
 
@@ -65,6 +68,7 @@ class Welcome(_Frame):
     type: Literal["welcome"] = "welcome"
     version: int
     holdfast: str
+    keeps: int = Field(ge=0, description="States of a run that stay in memory while the next one is staged.")
 
 
 class Refused(_Frame):
@@ -75,7 +79,8 @@ class Refused(_Frame):
 
 
 class Taken(_Frame):
-    """The answer to Share and HandOver. From here on the save is committed even if its rank is killed."""
+    """The answer to Share and HandOver. From here on the save is committed even if its rank is killed. And the end of
+    the answers to Borrow."""
 
     type: Literal["taken"] = "taken"
 
@@ -86,12 +91,20 @@ class Share(_Frame):
     type: Literal["share"] = "share"
     memory: int
     bytes: int = Field(gt=0)
+    spare: bool = Field(default=False, description="It is for the next save, so that a kept state stays where it is.")
 
 
 class Forget(_Frame):
-    """The rank does not use this memory any more."""
+    """The rank does not use this memory any more. A state in it stays kept."""
 
     type: Literal["forget"] = "forget"
+    memory: int
+
+
+class Reclaim(_Frame):
+    """The rank stages the next save into this memory: what is kept in it is kept no longer."""
+
+    type: Literal["reclaim"] = "reclaim"
     memory: int
 
 
@@ -152,10 +165,12 @@ class Stop(_Frame):
 
 
 class Release(_Frame):
-    """The save is over for its rank, and its memory belongs to the next one. Not while a try runs."""
+    """The save is over for its rank, and its memory belongs to the next one. Not while a try runs. With digests it is
+    kept until Reclaim."""
 
     type: Literal["release"] = "release"
     number: int
+    digests: list[Digest] = Field(default=[], description="Of its chunks and documents; none: the save has failed.")
 
 
 class Settle(_Frame):
@@ -164,10 +179,17 @@ class Settle(_Frame):
     type: Literal["settle"] = "settle"
 
 
+class Borrow(_Frame):
+    """Asked by a restore: what is kept of the run?"""
+
+    type: Literal["borrow"] = "borrow"
+
+
 class Bye(_Frame):
     """The rank ends by itself, and has given up what is not over."""
 
     type: Literal["bye"] = "bye"
+    is_finished: bool = Field(default=False, description="The job has done its work: no relaunch is to come.")
 
 
 class Begun(_Frame):
@@ -233,6 +255,14 @@ class Settled(_Frame):
     left: list[int] = []
 
 
+class Lent(_Frame):
+    """One rank's part of a kept state, with the descriptor of its memory. The bytes of the documents follow."""
+
+    type: Literal["lent"] = "lent"
+    chunks: list[StagedChunk] = Field(description="Ranges of the memory.")
+    documents: list[StagedChunk] = Field(description="Ranges of the bytes that follow.")
+
+
 class Alive(_Frame):
     """Said while a rank waits for something: an agent that is stopped says nothing."""
 
@@ -272,6 +302,18 @@ class Counts(_Frame):
     last_error_at: datetime | None = None
 
 
+class KeptState(_Frame):
+    """A state that stays in memory for a relaunch."""
+
+    project: Name
+    run: Name
+    attempt: int
+    step: Step
+    parts: int
+    host_ranks: int = Field(description="With so many parts it is whole on this node.")
+    bytes: int
+
+
 class Status(_Frame):
     type: Literal["status"] = "status"
     holdfast: str
@@ -281,10 +323,11 @@ class Status(_Frame):
     memory_limit_bytes: int
     ranks: int = Field(description="Connected, or dead with saves that are not finished.")
     held: list[HeldPart]
+    kept: list[KeptState]
     counts: Counts
 
 
-Asked = Hello | Share | Forget | HandOver | Run | Stop | Release | Settle | Bye | Report
-Told = Welcome | Refused | Taken | Begun | Verified | Ended | Settled | Alive | Status
+Asked = Hello | Share | Forget | Reclaim | HandOver | Run | Stop | Release | Settle | Borrow | Bye | Report
+Told = Welcome | Refused | Taken | Begun | Verified | Ended | Settled | Lent | Alive | Status
 ASKED: TypeAdapter[Asked] = TypeAdapter(Annotated[Asked, Field(discriminator="type")])
 TOLD: TypeAdapter[Told] = TypeAdapter(Annotated[Told, Field(discriminator="type")])

@@ -45,6 +45,8 @@ class _AgentMetrics(Collector):
         for name, text, value in (
             ("memory_bytes", "Staging memory that ranks share with the agent.", found.memory_bytes),
             ("memory_limit_bytes", "The most that they may share (--memory).", found.memory_limit_bytes),
+            ("kept_bytes", "Last states that stay in it for a relaunch.", sum(state.bytes for state in found.kept)),
+            ("kept_states", "How many these are.", len(found.kept)),
             ("ranks", "Ranks that are connected, or dead with parts that are not finished.", found.ranks),
         ):
             yield GaugeMetricFamily(f"holdfast_agent_{name}", text, value)

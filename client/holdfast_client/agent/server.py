@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import gc
 import logging
 import os
@@ -18,7 +19,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -29,8 +30,9 @@ from pydantic import BaseModel, ValidationError
 from holdfast_client.agent import messages as say
 from holdfast_client.agent.channel import Channel, ChannelClosed, refuse_long
 from holdfast_client.agent.held_save import HeldSave, JobHere, Ledger, RankClient
+from holdfast_client.agent.memory_tier import Memory, MemoryTier, NoRoom, Part
 from holdfast_client.agent.process import serves_at
-from holdfast_client.agent.shared_memory import Budget, UnusableMemory, gib, map_of, untouched_bytes
+from holdfast_client.agent.shared_memory import Budget, UnusableMemory, gib
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import ConfigurationError, HoldfastError
@@ -51,12 +53,13 @@ class Agent:
     """Listens from its construction on. `serve` takes connections until `end` is called, from any thread or a signal's
     handler."""
 
-    def __init__(self, path: Path, limit_bytes: int, *, wait_seconds: float = 0.0) -> None:
-        """`path`: of the socket; its folder is made with mode 0700. `wait_seconds`: for one that was told to end, and
-        still finishes what it has. Raises ConfigurationError if the folder is not this user's alone or another agent
-        serves there."""
+    def __init__(self, path: Path, limit_bytes: int, *, keeps: int, wait_seconds: float = 0.0) -> None:
+        """`path`: of the socket; its folder is made with mode 0700. `keeps`: a MemoryTier's states. `wait_seconds`: for
+        one that was told to end, and still finishes what it has. Raises ConfigurationError if the folder is not this
+        user's alone or another agent serves there."""
         self.path = path
         self.budget = Budget(limit_bytes)
+        self.tier = MemoryTier(self.budget, keeps)
         self.ledger = Ledger()
         self._started_at = datetime.now(UTC)
         self._lock = threading.Condition()
@@ -89,7 +92,12 @@ class Agent:
     def serve(self, *, grace_seconds: float) -> int:
         """Afterwards living ranks go on by themselves. What was handed over is finished within `grace_seconds`: the end
         of a node ends its ranks too. Returns how many saves of dead ranks are lost."""
-        log.info("serving at %s; the ranks of this node may share %s", self.path, gib(self.budget.limit_bytes))
+        log.info(
+            "serving at %s; the ranks of this node may share %s; kept of each run while its next state is staged: %s",
+            self.path,
+            gib(self.budget.limit_bytes),
+            counted(self.tier.states, "state"),
+        )
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
@@ -115,6 +123,7 @@ class Agent:
             memory_limit_bytes=self.budget.limit_bytes,
             ranks=len(links),
             held=[part for link in links for part in link.held()],
+            kept=self.tier.shown(),
             counts=self.ledger.counts,
         )
 
@@ -129,6 +138,12 @@ class Agent:
         with self._lock:
             links = [link for link in self._links if link.run == run]
         return any(not link.is_dead and link.is_hung_up for link in links)
+
+    def sealed(self, run: RunName) -> list[Part]:
+        """The parts of this run's saves that are sealed, and not released yet."""
+        with self._lock:
+            links = [link for link in self._links if link.run == run]
+        return [part for link in links for part in link.sealed()]
 
     def job_of(self, hand: say.HandOver, settings: ClientSettings, host_ranks: int) -> JobHere:
         """With one more member; `leave_job` takes it off. The last one closes the job's own client."""
@@ -199,12 +214,6 @@ class Agent:
         return lost
 
 
-@dataclass(frozen=True)
-class _Memory:
-    view: memoryview
-    bytes: int
-
-
 @dataclass
 class _Rank:
     """What a rank has said of itself."""
@@ -213,7 +222,7 @@ class _Rank:
     settings: ClientSettings
     client: RankClient
     workers: TransferWorkers
-    memories: dict[int, _Memory] = field(default_factory=dict)
+    memories: dict[int, Memory] = field(default_factory=dict)
 
 
 class _Refusal(Exception):  # noqa: N818
@@ -231,7 +240,6 @@ class _Link:
         self._rank: _Rank | None = None
         self._saves: dict[int, HeldSave] = {}
         self._job: JobHere | None = None
-        self._budgeted = 0
         self._waits = threading.Event()
         """The rank waits for something that takes its time."""
         self._over = threading.Event()
@@ -273,6 +281,11 @@ class _Link:
         with self._lock:
             return [save.shown(rank_lives=not self.is_dead) for save in self._saves.values()]
 
+    def sealed(self) -> list[Part]:
+        with self._lock:
+            saves = [save for save in self._saves.values() if save.is_sealed]
+        return [part for save in saves if (part := self._part(save, save.digests)) is not None]
+
     def leave_to_rank(self) -> None:
         """The agent ends: a living rank does its work itself from here on. The agent does it too, as for a dead one:
         the end of a node may come to the agent first, and a large process takes seconds to die."""
@@ -309,7 +322,7 @@ class _Link:
             log.warning("a rank is gone, and its saves are finished here: %s", "; ".join(map(str, saves)))
         for save in saves:
             if is_dead:
-                self._work.put(save.finish)
+                self._work.put(functools.partial(self._finish, save))
             else:
                 save.stop()
 
@@ -317,7 +330,7 @@ class _Link:
         """Whether it was the last frame. Raises ChannelClosed, which ends the connection."""
         match asked:
             case say.Hello():
-                self._answer(lambda: self._greet(asked), say.Welcome(version=say.VERSION, holdfast=version("holdfast")))
+                self._answer(lambda: self._greet(asked), self._welcome())
             case say.Share():
                 self._answer(lambda: self._share(asked, descriptor))
             case say.Forget():
@@ -332,13 +345,22 @@ class _Link:
                     save.stop()
             case say.Release():
                 with self._lock:
-                    self._saves.pop(asked.number, None)
+                    save = self._saves.pop(asked.number, None)
+                if save is not None and asked.digests:
+                    self._keep(save, asked.digests)
+            case say.Reclaim():
+                if self._rank is not None and (memory := self._rank.memories.get(asked.memory)) is not None:
+                    self._agent.tier.reclaim(memory)
+            case say.Borrow():
+                self._lend()
             case say.Settle():
                 self._waits.set()
                 self._work.put(self._settle)
             case say.Report():
                 self._channel.send(self._agent.status())
             case say.Bye():
+                if asked.is_finished and self.run is not None:
+                    self._agent.tier.forget(self.run)
                 return True
         return False
 
@@ -358,26 +380,29 @@ class _Link:
         except (HoldfastError, ValidationError) as error:
             raise _Refusal(f"the agent cannot call the service as this job does: {error}") from error
         self._rank = _Rank(hello, client.settings, RankClient(client), TransferWorkers(hello.transfers))
+        self._agent.tier.join(RunName(hello.project, hello.run))
+
+    def _welcome(self) -> say.Welcome:
+        return say.Welcome(version=say.VERSION, holdfast=version("holdfast"), keeps=self._agent.tier.states)
 
     def _share(self, share: say.Share, descriptor: int | None) -> None:
         if self._rank is None or descriptor is None:
             raise ChannelClosed("a rank shares nothing")
         if share.memory in self._rank.memories:
             return  # the rank has given up the save whose answer it waited for, and shares it again with the next one
-        if why := self._agent.budget.take(share.bytes, untouched_bytes(descriptor, share.bytes)):
-            raise _Refusal(why)
         try:
-            view = memoryview(map_of(descriptor, share.bytes))
+            self._rank.memories[share.memory] = self._agent.tier.take(self._rank.hello, share, descriptor)
+        except NoRoom as error:
+            raise _Refusal(str(error)) from error
         except (UnusableMemory, OSError, ValueError) as error:
-            self._agent.budget.give_back(share.bytes)
             raise _Refusal(f"the agent cannot map the staging memory: {error}") from error
-        self._budgeted += share.bytes
-        self._rank.memories[share.memory] = _Memory(view, share.bytes)
 
     def _forget(self, memory: int) -> None:
+        with self._lock:
+            if any(save.hand.memory == memory for save in self._saves.values()):
+                return  # the job ends and has left it here: it is kept afterwards, and let go with the connection
         if self._rank is not None and (known := self._rank.memories.pop(memory, None)) is not None:
-            self._budgeted -= known.bytes
-            self._agent.budget.give_back(known.bytes)
+            self._agent.tier.let_go(known)
             self._work.put(_free_memory)  # behind the try that may still refer to it
 
     def _hold(self, hand: say.HandOver, body: bytes) -> None:
@@ -406,7 +431,34 @@ class _Link:
             self._saves[hand.number] = save
         self._agent.ledger.note(taken=1)
 
+    def _lend(self) -> None:
+        run = self.run
+        if run is None:
+            raise ChannelClosed("a rank borrows nothing before its hello")
+        with self._agent.tier.lending(run, self._agent.sealed(run)) as lent:
+            for part, descriptor in lent:
+                self._channel.send(part.lent, tuple(part.documents), descriptor)
+        self._channel.send(say.Taken())
+
+    def _part(self, save: HeldSave, digests: Sequence[str]) -> Part | None:
+        """None: its memory is gone, or these digests are another save's."""
+        rank = self._rank
+        if rank is None or (memory := rank.memories.get(save.hand.memory)) is None:
+            return None
+        if len(digests) != len(save.hand.chunks) + len(save.documents):
+            return None
+        return Part(save.hand, rank.hello.host_ranks, memory, digests, save.documents)
+
+    def _keep(self, save: HeldSave, digests: Sequence[str]) -> None:
+        if (part := self._part(save, digests)) is not None:
+            self._agent.tier.keep(part)
+
     # The working thread.
+
+    def _finish(self, save: HeldSave) -> None:
+        save.finish()
+        if save.is_committed:
+            self._keep(save, save.digests)
 
     def _do(self) -> None:
         while (work := self._work.get()) is not None:
@@ -424,11 +476,13 @@ class _Link:
         if self._rank is not None:
             self._rank.workers.close()
             self._rank.client.close()
-            self._rank.memories.clear()
+            while self._rank.memories:
+                self._agent.tier.let_go(self._rank.memories.popitem()[1])
         if self._job is not None:
             self._agent.leave_job(self._job)
+        if self.run is not None:
+            self._agent.tier.leave(self.run)
         _free_memory()
-        self._agent.budget.give_back(self._budgeted)
         self._channel.close()
         self._agent.ended(self)
 

@@ -40,6 +40,8 @@ class SharedMemory:
         self.is_closed = False
         self.may_be_read = False
         """An agent that does not answer may still read it: no other save may come into it."""
+        self.is_kept = False
+        """The agent keeps the state in it, until it is told that the next save is staged there."""
         self.on_close: Callable[[], None] | None = None
         """Of the agent that maps it too."""
 
@@ -89,13 +91,15 @@ class Budget:
     def taken_bytes(self) -> int:
         return self._taken
 
-    def take(self, size_bytes: int, untouched: int) -> str | None:
-        """None if it is taken, else why not, and what to do. `untouched`: how much new memory the system must find."""
+    def take(self, size_bytes: int, untouched: int, *, ranks: int = 1) -> str | None:
+        """None if it is taken, else why not, and what to do. `untouched`: how much new memory the system must find.
+        `ranks`: there must be room for so many of them, of which one is taken."""
+        size_of_all, untouched = size_bytes * ranks, untouched * ranks
         with self._lock:
-            if self._taken + size_bytes > self.limit_bytes:
+            if self._taken + size_of_all > self.limit_bytes:
                 return (
                     f"the ranks of this node share {gib(self._taken)} with the agent already, and "
-                    f"{gib(size_bytes)} more would be over its limit of {gib(self.limit_bytes)}. Start it with "
+                    f"{gib(size_of_all)} more would be over its limit of {gib(self.limit_bytes)}. Start it with "
                     "a larger `--memory`, or bound each rank's staging with host_memory="
                 )
             free = available_bytes()

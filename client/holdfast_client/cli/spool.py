@@ -242,6 +242,16 @@ def serve_agent(
             "half of the node's memory. Over it, a rank saves without the agent.",
         ),
     ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="STATES",
+            help="States of each run that stay in memory for a relaunch while the next one is staged: each costs the "
+            "ranks their staging memory once more. Without it HOLDFAST_AGENT_KEEP, else 1. With 0 a state stays "
+            "until the next one is staged.",
+        ),
+    ] = None,
     grace: Annotated[
         float,
         typer.Option(
@@ -256,7 +266,7 @@ def serve_agent(
         ),
     ] = None,
 ) -> None:
-    """Finish saves of this user's jobs on this node if they are killed.
+    """Finish saves of this user's jobs on this node if they are killed, and keep their last states in memory.
 
     The jobs need the same path as HOLDFAST_AGENT, or as `agent=` of the Checkpointer. On SIGTERM living jobs go on
     without the agent. Exit code 1: saves of killed ranks could not be finished within the grace. One that is about to
@@ -267,7 +277,8 @@ def serve_agent(
         raise typer.BadParameter("say how much, such as 200GiB.")
     logging.basicConfig(format="%(asctime)s holdfast agent: %(message)s", level=logging.INFO)
     logging.getLogger("urllib3").setLevel(logging.ERROR)
-    serving = Agent(socket_path(socket), limit, wait_seconds=grace)
+    keeps = ClientSettings().agent_keep if keep is None else keep
+    serving = Agent(socket_path(socket), limit, keeps=keeps, wait_seconds=grace)
     if metrics is not None:
         _serve_metrics(metrics, serving)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -298,6 +309,7 @@ def show_agent(*, socket: SocketOption = None, json: JsonOption = False) -> None
             ("agent", f"holdfast {status.holdfast}, process {status.pid}, since {as_time(status.started_at)}"),
             ("memory", f"{as_bytes(status.memory_bytes)} of {as_bytes(status.memory_limit_bytes)}"),
             ("ranks", str(status.ranks)),
+            ("kept in memory", as_bytes(sum(state.bytes for state in status.kept))),
             ("parts", f"{len(status.held)} held, {counts.taken} taken"),
             ("of dead ranks", f"{counts.finished} committed, {counts.given_up} given up"),
             ("tries", f"{counts.tries}, {counts.failed_tries} failed"),
@@ -321,4 +333,18 @@ def show_agent(*, socket: SocketOption = None, json: JsonOption = False) -> None
             for part in status.held
         ),
         nothing="It holds no save.",
+    )
+    show_table(
+        ["kept state of", ">step", ">attempt", ">size", ">parts"],
+        (
+            (
+                f"{state.project}/{state.run}",
+                str(state.step),
+                str(state.attempt),
+                as_bytes(state.bytes),
+                f"{state.parts} of {state.host_ranks}",
+            )
+            for state in status.kept
+        ),
+        nothing="It keeps no state.",
     )

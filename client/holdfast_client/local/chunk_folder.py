@@ -221,14 +221,18 @@ def _fill(slot: Slot, body: memoryview, *, durable: bool) -> None:
 
 
 def _read(descriptor: int, buffer: memoryview, stop: threading.Event | None) -> str | None:
-    """Fills the buffer; SHA-256 of it, hashed while it is in the CPU's cache. None if the file has another size."""
-    if os.fstat(descriptor).st_size != buffer.nbytes:
-        return None
+    """Fills the buffer; SHA-256 of it. None if the file has another size."""
+    return read_hashed(descriptor, buffer, stop) if os.fstat(descriptor).st_size == buffer.nbytes else None
+
+
+def read_hashed(descriptor: int, buffer: memoryview, stop: threading.Event | None, *, start: int = 0) -> str | None:
+    """Fills the buffer from `start` of the file on; SHA-256 of it, hashed while it is in the CPU's cache. None if the
+    file ends before. Raises TransferStopped, and OSError."""
     hashed, filled = hashlib.sha256(), 0
     while filled < buffer.nbytes:
         check_stop(stop)
         block = buffer[filled : filled + _BLOCK_BYTES]
-        count = os.preadv(descriptor, [block], filled)
+        count = os.preadv(descriptor, [block], start + filled)
         if count == 0:
             return None
         hashed.update(block[:count])

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.layout.plan import ChunkSizes
 from holdfast.layout.reshard import Read, ReadPlan, Room, Wants, scatter, share_out, straight, wanted_bits
 from holdfast.settings import TrainerSettings
+from holdfast_client.agent.lent_chunks import LentChunks
+from holdfast_client.agent.link import NodeAgent
 from holdfast_client.chunks.documents import CheckpointDocuments, ChunkLists
 from holdfast_client.chunks.host_chunks import HostChunks
 from holdfast_client.chunks.peers import PeerAddress, Peers, PeerServer, address_towards
@@ -75,35 +77,62 @@ class HostSharing:
 
     A job without two ranks on a host, and with no rank that swarms, needs no collective, folder or file for it.
 
-    `local`: the chunk folder that this host has anyway, its local tier; used in place of a folder for the restore."""
+    `local`: the chunk folder that this host has anyway, its local tier; used in place of a folder for the restore.
+    `agent`: the host's, whose memory is read before any folder."""
 
     def __init__(
-        self, ranks: Ranks, settings: TrainerSettings, client: Client, *, local: ChunkFolder | None = None
+        self,
+        ranks: Ranks,
+        settings: TrainerSettings,
+        client: Client,
+        *,
+        local: ChunkFolder | None = None,
+        agent: NodeAgent | None = None,
     ) -> None:
         self._ranks = ranks
         self._settings = settings
         has_hosts = len(set(ranks.host_leaders)) > 1 and (local is not None or settings.cache_bytes != 0)
         self._swarms = settings.swarm and has_hosts and client.settings.max_bytes_per_second is None
-        self.local = local
+        self._local = local
+        self._agent = agent
+
+    @contextmanager
+    def on_host(self) -> Iterator[HostChunks | None]:
+        """What is on this host before the restore; None if it has neither agent nor local tier. For the block in which
+        this rank reads."""
+        lent = None if self._agent is None else self._agent.borrow()
+        try:
+            yield None if lent is None and self._local is None else HostChunks(self._local, (), lent=lent)
+        finally:
+            if lent is not None:
+                lent.close()
 
     @contextmanager
     def of(
-        self, reads: ReadPlan, chunks: Mapping[int, Sequence[str]], late: Collection[str] = ()
+        self,
+        reads: ReadPlan,
+        chunks: Mapping[int, Sequence[str]],
+        late: Collection[str] = (),
+        *,
+        on_host: HostChunks | None = None,
     ) -> Iterator[SharedReads | None]:
         """For the block in which this rank reads; the folder is deleted afterwards. None if it shares with no other
-        rank. `late`: the tensors that it reads last, as `part_reads` takes them. Collective at its beginning; all ranks
-        must have ended their reading before the leader leaves the block."""
+        rank, and has no `on_host`, of this. What the agent has lent is shared with nobody. `late`: the tensors that it
+        reads last, as `part_reads` takes them. Collective at its beginning; all ranks must have ended their reading
+        before the leader leaves the block."""
         wanted = _digests(reads, chunks)
+        lent = None if on_host is None else on_host.lent
+        alone = None if on_host is None else SharedReads(HostChunks(self._local, (), lent=lent), wanted)
         with ExitStack() as stack:
             if not self._ranks.some_share:
-                yield None if self.local is None else SharedReads(HostChunks(self.local, ()), wanted)
+                yield alone
                 return
             universe = tuple(dict.fromkeys(digest for rank in sorted(chunks) for digest in chunks[rank]))
             server = self._server()
             first = () if server is None else _digests(part_reads(reads, chunks, late)[0], chunks)
             wants = Wants(
-                all=wanted_bits(universe, frozenset(wanted)),
-                first=b"" if server is None else wanted_bits(universe, frozenset(first)),
+                all=wanted_bits(universe, _not_lent(wanted, lent)),
+                first=b"" if server is None else wanted_bits(universe, _not_lent(first, lent)),
                 serves=server is not None,
             )
             try:
@@ -116,7 +145,7 @@ class HostSharing:
             if folder is None:
                 if server is not None:
                     server.begin(None, ())
-                yield None
+                yield alone
                 return
             share = share_out(
                 universe,
@@ -132,7 +161,7 @@ class HostSharing:
                 server.begin(folder, share.owned)
                 addresses = {digest: offers[rank].address for digest, rank in share.owners.items()}
                 peers = Peers({digest: each for digest, each in addresses.items() if each is not None}, server)
-            yield SharedReads(HostChunks(folder, share.shared, peers), share.order)
+            yield SharedReads(HostChunks(folder, share.shared, peers, lent), share.order)
 
     def _server(self) -> PeerServer | None:
         """None if this rank passes nothing on to other hosts, and takes nothing from them."""
@@ -151,7 +180,7 @@ class HostSharing:
         """The host's leader makes one, unless there is a local tier, or nobody to share with."""
         alone = len(self._ranks.host_ranks) == 1 and not self._swarms
         limit = self._settings.cache_bytes
-        if self.local is not None or alone or limit == 0 or self._ranks.rank != self._ranks.host_leader:
+        if self._local is not None or alone or limit == 0 or self._ranks.rank != self._ranks.host_leader:
             return None
         where = self._settings.cache_dir
         try:
@@ -165,8 +194,8 @@ class HostSharing:
         return folder, min(DEFAULT_CACHE_BYTES, free) if limit is None else limit
 
     def _folder(self, stack: ExitStack, offered: tuple[Path, int] | None) -> ChunkFolder | None:
-        if self.local is not None:
-            return self.local
+        if self._local is not None:
+            return self._local
         if offered is None:
             return None
         path, limit_bytes = offered
@@ -183,6 +212,10 @@ class HostSharing:
 
 def _digests(reads: ReadPlan, chunks: ChunkLists) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chunks[rank][ordinal] for rank, ordinal in reads.by_chunk))
+
+
+def _not_lent(digests: Iterable[str], lent: LentChunks | None) -> frozenset[str]:
+    return frozenset(digest for digest in digests if lent is None or lent.size(digest) is None)
 
 
 def part_reads(reads: ReadPlan, chunks: ChunkLists, late: Collection[str]) -> tuple[ReadPlan, ReadPlan]:
@@ -214,17 +247,17 @@ class CheckpointSource(CheckpointDocuments):
         point: RestorePoint,
         *,
         workers: TransferWorkers,
-        local: ChunkFolder | None = None,
+        host: HostChunks | None = None,
     ) -> None:
-        """`run` and `point`: the request and the service's choice; the checkpoint must match both. `local`: this host's
-        local tier, which is searched for documents first."""
+        """`run` and `point`: the request and the service's choice; the checkpoint must match both. `host`: is searched
+        for documents first."""
         super().__init__(
             client,
             point.checkpoint_id,
             SavedAs(str(run), point.step, point.world_size),
             point.digest,
             workers=workers,
-            host=None if local is None else HostChunks(local, ()),
+            host=host,
         )
 
     def read(

@@ -89,10 +89,11 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Read:
-    """One rank's bytes: `from_host_bytes` of the `bytes` lay on its host already, `from_peers_bytes` came from other
-    hosts; `from_stores`: fetched by store."""
+    """One rank's bytes: of the `bytes`, `from_memory_bytes` were in its node agent's memory, `from_host_bytes` on its
+    host's disk, and `from_peers_bytes` came from other hosts; `from_stores`: fetched by store."""
 
     bytes: int
+    from_memory_bytes: int
     from_host_bytes: int
     from_peers_bytes: int
     from_stores: dict[StoreRole, int]
@@ -276,17 +277,18 @@ class Restorer:
         began = time.monotonic()
         verdicts: list[BackgroundVerdict] = []
         with ExitStack() as held:
+            on_host = held.enter_context(self._sharing.on_host())
             source = held.enter_context(
-                CheckpointSource(
-                    self._session.client, self._session.run, point, workers=self._workers, local=self._sharing.local
-                )
+                CheckpointSource(self._session.client, self._session.run, point, workers=self._workers, host=on_host)
             )
             documents = read_documents(self._ranks, source, rank_trees=True)
             planned = self._plan_on_all(state, documents, asked)
             held.callback(planned.arrivals.let_go)
             # No rank leaves until all have read, because the folder that they share is deleted with the block.
             with ExitStack() as sharing:
-                shared = sharing.enter_context(self._sharing.of(planned.reads, documents.chunks, planned.late))
+                shared = sharing.enter_context(
+                    self._sharing.of(planned.reads, documents.chunks, planned.late, on_host=on_host)
+                )
                 reading = _Reading(source, documents, planned, shared)
                 first, rest = part_reads(planned.reads, documents.chunks, planned.late)
 
@@ -328,7 +330,7 @@ class Restorer:
                 point.step,
                 self._derived_anew(documents, other_devices=other_devices),
                 readable_bytes(sum(each.bytes for each in read)),
-                _from_hosts(sum(each.from_host_bytes for each in read), sum(each.from_peers_bytes for each in read)),
+                _from_hosts(read),
                 _from_others(each.from_stores for each in read),
                 time.monotonic() - began,
                 "; the state of optimizers is still read, and their first step waits for it" if planned.streams else "",
@@ -376,10 +378,12 @@ class Restorer:
             count = source.read(
                 reads, documents.layout, documents.chunks, reading.rooms, shared=shared, on_bytes=arrived
             )
-        peers = None if shared is None else shared.host.peers
+        host = None if shared is None else shared.host
+        peers = None if host is None else host.peers
         return _Read(
             count,
-            0 if shared is None else shared.host.taken_bytes,
+            0 if host is None else host.lent_bytes,
+            0 if host is None else host.taken_bytes,
             0 if peers is None else peers.taken_bytes,
             source.bytes_from,
         )
@@ -464,11 +468,17 @@ class Restorer:
         )
 
 
-def _from_hosts(found: int, passed_on: int) -> str:
-    parts = [f"{readable_bytes(found)} of it found on the hosts"] if found else []
-    if passed_on:
-        parts.append(f"{readable_bytes(passed_on)} passed on from host to host")
-    return f" ({', '.join(parts)})" if parts else ""
+def _from_hosts(read: Sequence[_Read]) -> str:
+    found = [
+        f"{readable_bytes(count)} {what}"
+        for count, what in (
+            (sum(each.from_memory_bytes for each in read), "of it in the memory of the node agents"),
+            (sum(each.from_host_bytes for each in read), "of it found on the hosts"),
+            (sum(each.from_peers_bytes for each in read), "passed on from host to host"),
+        )
+        if count
+    ]
+    return f" ({', '.join(found)})" if found else ""
 
 
 def _from_others(read: Iterable[dict[StoreRole, int]]) -> str:

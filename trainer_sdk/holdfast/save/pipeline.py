@@ -256,14 +256,15 @@ class SavePipeline:
         kept = dataclasses.replace(job, record=record)
         with self._lock:  # in one step: close() calls a save without a record lost
             self._in_flight[job.number] = kept
-        staged.hashed([chunk.digest for chunk in record.chunks])
+        digests = [chunk.digest for chunk in record.chunks]
+        staged.hashed(digests)
         self._reports.kept()
-        self._release(job)
+        self._release(job, digests)
         return kept
 
-    def _release(self, job: SaveJob) -> None:
+    def _release(self, job: SaveJob, digests: Sequence[str] = ()) -> None:
         if job.handed is not None:
-            job.handed.release()
+            job.handed.release(digests)
         if isinstance(job.staged, StagedShard):
             job.staged.give_up()
             job.staged.release()
@@ -303,7 +304,7 @@ class SavePipeline:
         finally:
             self._watch.tell(job.number, committed)
             if job.record is None:
-                self._release(job)
+                self._release(job, self._writer.digests if committed is not None and self._writer is not None else ())
         ended: tuple[SaveFailed, SaveState] | None = None
         try:
             if committed is not None:

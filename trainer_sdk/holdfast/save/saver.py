@@ -34,6 +34,7 @@ from holdfast.staging import StagedShard, StagingArea, WindowedShard
 from holdfast.state.capture import CapturedState, capture
 from holdfast.state.components import Declarations, capture_rng, path_of
 from holdfast.state.replicas import check_components, check_optimizers, first_difference, shared_by
+from holdfast_client.agent.link import NodeAgent
 from holdfast_client.chunks.workers import WorkerThreads
 from holdfast_protocol.checkpoints import MAX_METRICS, Component, HealthVerdict, MetricValue, ShardSummary
 from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
@@ -113,10 +114,9 @@ class Saver:
         window_bytes: int | None,
         overlap: bool,
         helpers: WorkerThreads,
-        shared: bool = False,
+        agent: NodeAgent | None = None,
     ) -> None:
-        """`helpers`: threads that are idle while training waits for the copy. `shared`: a node agent can read what is
-        staged."""
+        """`helpers`: threads that are idle while training waits for the copy. `agent`: can read what is staged."""
         self._session = session
         self._ranks = session.ranks
         self._pipeline = pipeline
@@ -131,7 +131,7 @@ class Saver:
             helpers=helpers,
             overlap=overlap,
             waiting=session.progress.saving,
-            shared=shared,
+            agent=agent,
         )
         self._number = 0
         self._plan: LocalPlan | None = None

@@ -32,12 +32,12 @@ class AddressTakenError(RuntimeError):
 class Slab:
     """Page-aligned host memory; page-locked once it is to take a GPU's tensors. All access to it is in this class."""
 
-    def __init__(self, capacity_bytes: int, *, shared: bool = False) -> None:
-        """`shared`: a node agent can map it too. Raises MemoryError or OSError if the host has too little memory. Asks
-        nothing of CUDA."""
+    def __init__(self, capacity_bytes: int, *, shared: bool = False, memory: SharedMemory | None = None) -> None:
+        """`shared`: a node agent can map it too. `memory`: that such an agent maps already. Raises MemoryError or
+        OSError if the host has too little memory. Asks nothing of CUDA."""
         self.capacity_bytes = capacity_bytes
         size = max(capacity_bytes, PAGE_BYTES)
-        self.shared = _shared_memory(size) if shared else None
+        self.shared = memory if memory is not None else _shared_memory(size) if shared else None
         self._memory = mmap.mmap(-1, size) if self.shared is None else self.shared.map
         self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.view = memoryview(self._memory)
@@ -48,6 +48,11 @@ class Slab:
     def may_be_read(self) -> bool:
         """A node agent that does not answer may still read the last save in it."""
         return self.shared is not None and self.shared.may_be_read
+
+    @property
+    def is_lock_refused(self) -> bool:
+        """It cannot be page-locked, and copies into it take longer."""
+        return self._refused
 
     def lock_for(self, gpu: torch.device) -> None:
         """Page-locks it, once, so that the copy engine of `gpu`, and of every other GPU, writes to it by itself. Memory

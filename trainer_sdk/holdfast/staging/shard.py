@@ -18,7 +18,6 @@ import torch
 
 from holdfast.layout.plan import LocalPlan
 from holdfast.staging.copy import (
-    AddressTakenError,
     Copier,
     Copy,
     Copying,
@@ -30,7 +29,9 @@ from holdfast.staging.copy import (
     whole_copy,
 )
 from holdfast.staging.overlap import LateCopy, Overlap
+from holdfast.staging.places import Place, Places
 from holdfast.state.tensors import TensorPiece, torch_dtype
+from holdfast_client.agent.link import NodeAgent
 from holdfast_client.agent.shared_memory import SharedMemory
 from holdfast_client.chunks.workers import WorkerThreads
 from holdfast_client.transport import check_stop
@@ -432,46 +433,6 @@ class _GivenUpError(Exception):
 log = logging.getLogger("holdfast")
 
 
-class StagingBusyError(RuntimeError):
-    """Every slab still holds a save that is not released. Wait for it, or decline this save."""
-
-
-@dataclass
-class _Place:
-    """A slab and its layout. Belongs to one save at a time."""
-
-    def __init__(self, *, shared: bool) -> None:
-        self._shared = shared
-        self.slab: Slab | None = None
-        self.layout: WholeLayout | WindowLayout | None = None
-        self._unusable: list[Slab] = []
-
-    def with_room(self, capacity_bytes: int) -> Slab:
-        """A slab of at least this size, with whatever an earlier layout has left in it."""
-        self.layout = None
-        if self.slab is not None and self.slab.capacity_bytes >= capacity_bytes:
-            return self.slab
-        self.release()  # first: the host may not have room for both slabs
-        self.slab = Slab(capacity_bytes, shared=self._shared)
-        return self.slab
-
-    def lock_for(self, gpu: torch.device) -> None:
-        """As Slab's. The next save has another slab if this one's address is taken."""
-        assert self.slab is not None  # the layout is over it
-        try:
-            self.slab.lock_for(gpu)
-        except AddressTakenError:
-            # Kept, or the system would give its address to the next slab.
-            self._unusable.append(self.slab)
-            self.slab = self.layout = None
-            raise
-
-    def release(self) -> None:
-        slab, self.slab, self.layout = self.slab, None, None
-        if slab is not None:
-            slab.release()
-
-
 class StagingArea:
     """Owns the slabs. `stage` runs on the training thread; a shard's `release` on any."""
 
@@ -483,23 +444,20 @@ class StagingArea:
         helpers: WorkerThreads | None = None,
         overlap: bool = False,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
-        shared: bool = False,
+        agent: NodeAgent | None = None,
     ) -> None:
         """`slabs`: saves that may be held at once. Each costs host memory: the rank's share of the state, or
         `window_bytes` if that is less. A window must have room for the largest chunk.
         `helpers`: threads that may be idle while training waits; they copy as well.
         `overlap`: what only an optimizer's step changes is copied while training goes on. Of one save at a time: the
         next stage() comes after the release of the last shard. `waiting`: entered while a step waits for that.
-        `shared`: the slabs are memory that a node agent can map too."""
+        `agent`: the slabs are memory that it can map too, and there are more of them for the states that it keeps."""
         if slabs < 1:
             raise ValueError(f"a staging area needs at least one slab, not {slabs}")
         if sys.byteorder != "little":
             raise RuntimeError("chunks hold little-endian bytes, and this machine is big-endian")
         self._window_bytes = window_bytes
-        self._lock = threading.Lock()
-        self._places = [_Place(shared=shared) for _ in range(slabs)]
-        self._free = list(self._places)
-        self._closed = False
+        self._places = Places(slabs, agent)
         self._copier = Copier(helpers)
         self._overlap = Overlap(self._copier, waiting) if overlap else None
         self._distrusted: set[str] = set()
@@ -507,8 +465,7 @@ class StagingArea:
     @property
     def free(self) -> int:
         """Slabs that stage() could use now."""
-        with self._lock:
-            return len(self._free)
+        return self._places.free
 
     @torch.inference_mode(mode=False)  # a slab that is made in that mode cannot be written to outside of it
     def stage(
@@ -523,12 +480,7 @@ class StagingArea:
         `meanwhile` is called once, while a device's copies are running.
         Raises StagingBusyError if no slab is free.
         """
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("this staging area is closed")
-            if not self._free:
-                raise StagingBusyError("every staging slab holds a save that is still uploading")
-            place = self._free.pop()
+        place = self._places.take(lambda: self._whole_bytes(plan))
         try:
             stored = _stored(plan, pieces)
             layout = place.layout
@@ -539,11 +491,11 @@ class StagingArea:
                 place.lock_for(gpu)
             if isinstance(layout, WholeLayout):
                 late = layout.fill(self._copier, stored, meanwhile, self._overlap)
-                return WholeShard(layout, lambda: self._return(place), late)
+                return WholeShard(layout, lambda: self._places.give_back(place), late)
             meanwhile()
-            return WindowedShard(layout, self._copier, stored, lambda: self._return(place))
+            return WindowedShard(layout, self._copier, stored, lambda: self._places.give_back(place))
         except BaseException:
-            self._return(place)
+            self._places.give_back(place)
             raise
 
     def forget_frozen(self) -> None:
@@ -561,30 +513,23 @@ class StagingArea:
         """Releases the memory: free slabs now, held ones with their save. No stage() after this."""
         if self._overlap is not None:
             self._overlap.close()
-        with self._lock:
-            self._closed = True
-            places, self._free = self._free, []
-        for place in places:
-            place.release()
+        self._places.close()
 
-    def _laid_out(self, place: _Place, plan: LocalPlan) -> WholeLayout | WindowLayout:
+    def _whole_bytes(self, plan: LocalPlan) -> int | None:
+        """Bytes of a slab for all of it; None: it goes through a window."""
         _, size = chunk_starts(plan)
-        if self._window_bytes is not None and size > self._window_bytes:
+        return None if self._window_bytes is not None and size > self._window_bytes else size
+
+    def _laid_out(self, place: Place, plan: LocalPlan) -> WholeLayout | WindowLayout:
+        size = self._whole_bytes(plan)
+        if size is None:
+            assert self._window_bytes is not None  # it is too small
             if any(spec.pack == "declared" for spec in plan.specs):
                 log.warning(
                     "the state is larger than host_memory: tensors declared frozen are staged at every save too"
                 )
             return WindowLayout(plan, place.with_room(self._window_bytes))
         return WholeLayout.over(place.with_room(size), plan, self._distrusted)
-
-    def _return(self, place: _Place) -> None:
-        if place.slab is not None and place.slab.may_be_read:
-            place.release()
-        with self._lock:
-            if not self._closed:
-                self._free.append(place)
-                return
-        place.release()
 
 
 def _stored(plan: LocalPlan, pieces: Sequence[TensorPiece]) -> list[TensorPiece]:

@@ -1,0 +1,236 @@
+"""Which states the node agent keeps in memory, and whom they make room for; and what a restore makes of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+
+import pytest
+
+from holdfast_client.agent import memory_tier
+from holdfast_client.agent.lent_chunks import LentChunks
+from holdfast_client.agent.memory_tier import MemoryTier, NoRoom, Part
+from holdfast_client.agent.messages import Caller, HandOver, Hello, Lent, Share, StagedChunk
+from holdfast_client.agent.shared_memory import Budget, SharedMemory
+from holdfast_protocol.base import RunName
+from holdfast_protocol.checkpoints import IndexOrdinals, ShardSummary
+from holdfast_protocol.states import CheckpointKind
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="agents need Linux")
+PAGE = 4096
+RUN = RunName("p", "r")
+
+
+class Node:
+    """A tier with room for `pages`, and the ranks of its node."""
+
+    def __init__(self, pages=100, *, states=1, ranks=1):
+        self.budget = Budget(pages * PAGE)
+        self.tier = MemoryTier(self.budget, states)
+        self.ranks = ranks
+
+    @property
+    def pages(self):
+        return self.budget.taken_bytes // PAGE
+
+    def memory(self, *, spare=False, run=RUN):
+        """One page that a rank of the run has shared."""
+        hello = Hello(
+            version=1,
+            holdfast="1",
+            project=run.project,
+            run=run.run,
+            rank=0,
+            host_ranks=self.ranks,
+            transfers=1,
+            caller=Caller(settings={}, token=None),
+        )
+        theirs = SharedMemory(PAGE)
+        try:
+            return self.tier.take(hello, Share(memory=theirs.id, bytes=PAGE, spare=spare), theirs.descriptor)
+        finally:
+            theirs.close()
+
+    def keep(self, memory, number, *, rank=0, attempt=1, run=RUN):
+        hand = HandOver(
+            project=run.project,
+            run=run.run,
+            epoch=1,
+            attempt=attempt,
+            launch_id="a" * 8,
+            number=number,
+            step=number,
+            kind=CheckpointKind.PERIODIC,
+            world_size=self.ranks,
+            rank=rank,
+            memory=1,
+            chunks=[],
+            documents=[2],
+            index=IndexOrdinals(shard=0, layout=None),
+            summary=ShardSummary(components={}),
+            retry_seconds=0,
+        )
+        self.tier.keep(Part(hand, self.ranks, memory, ["d" * 64], [b"{}"]))
+
+    def kept(self, run=RUN):
+        with self.tier.lending(run, ()) as lent:
+            return [(part.hand.attempt, part.hand.number, part.hand.rank) for part, _ in lent]
+
+
+def test_a_state_goes_when_the_next_one_is_whole_for_all_ranks_of_the_node():
+    node = Node(ranks=2)
+    for rank in range(2):
+        node.keep(node.memory(), 1, rank=rank)
+    node.keep(node.memory(), 2, rank=1)
+    assert node.kept() == [(1, 1, 0), (1, 1, 1), (1, 2, 1)]
+    node.keep(node.memory(), 2, rank=0)
+    assert node.kept() == [(1, 2, 1), (1, 2, 0)]
+
+
+def test_more_states_stay_if_they_are_asked_for():
+    node = Node(states=2)
+    for number in range(1, 5):
+        node.keep(node.memory(), number)
+    assert node.kept() == [(1, 3, 0), (1, 4, 0)]
+
+
+def test_states_that_are_never_whole_do_not_pile_up():
+    node = Node(ranks=2)
+    for number in range(1, 6):
+        node.keep(node.memory(), number)
+    assert node.kept() == [(1, 4, 0), (1, 5, 0)]
+
+
+def test_a_later_attempts_state_counts_as_the_newer_one():
+    node = Node()
+    node.keep(node.memory(), 7)
+    node.keep(node.memory(), 1, attempt=2)
+    assert node.kept() == [(2, 1, 0)]
+
+
+def test_a_state_is_gone_when_its_rank_stages_the_next_one_there():
+    node = Node()
+    memory = node.memory()
+    node.keep(memory, 1)
+    node.tier.reclaim(memory)
+    assert (node.kept(), node.pages) == ([], 1)
+
+
+def test_memory_is_given_back_when_no_rank_and_no_kept_state_needs_it():
+    node = Node()
+    first, second = node.memory(), node.memory(spare=True)
+    node.keep(first, 1)
+    node.tier.let_go(first)
+    assert (node.pages, first.is_closed) == (2, False)
+    node.keep(second, 2)
+    assert (node.pages, first.is_closed) == (1, True)
+    node.tier.let_go(second)
+    assert node.kept() == [(1, 2, 0)]
+    node.tier.forget(RUN)
+    assert (node.kept(), node.pages, second.is_closed) == ([], 0, True)
+
+
+def test_states_of_launches_that_have_ended_make_room_and_those_of_living_ones_do_not():
+    node, other = Node(3), RunName("p", "other")
+    left, living = node.memory(), node.memory(run=other)
+    node.keep(living, 1, run=other)
+    node.keep(left, 1)
+    node.tier.let_go(left)
+    node.memory(run=other)
+    assert node.kept() == [(1, 1, 0)]
+    node.memory(run=other)
+    assert node.kept() == []
+    with pytest.raises(NoRoom, match="--memory"):
+        node.memory(run=other)
+    assert node.kept(other) == [(1, 1, 0)]
+
+
+def test_all_ranks_of_a_node_have_one_more_or_none():
+    node = Node(5, ranks=3)
+    for _ in range(3):
+        node.memory()
+    for _ in range(3):
+        with pytest.raises(NoRoom, match="--memory"):
+            node.memory(spare=True)
+    assert node.pages == 3
+    node = Node(6, ranks=3)
+    for _ in range(3):
+        node.memory()
+    for _ in range(3):
+        node.memory(spare=True)
+    assert node.pages == 6
+
+
+def test_a_run_without_a_launch_is_forgotten_after_a_while_and_a_launch_that_comes_in_time_finds_it(monkeypatch):
+    monkeypatch.setattr(memory_tier, "IDLE_SECONDS", 3600)
+    node, forgotten = Node(), threading.Event()
+    forget = node.tier.forget
+    monkeypatch.setattr(node.tier, "forget", lambda run: (forget(run), forgotten.set()))
+    node.tier.join(RUN)
+    memory = node.memory()
+    node.keep(memory, 1)
+    node.tier.let_go(memory)
+    node.tier.leave(RUN)
+    timer = node.tier._idle[RUN]
+    node.tier.join(RUN)
+    timer.join(60)
+    assert node.kept() == [(1, 1, 0)]
+    monkeypatch.setattr(memory_tier, "IDLE_SECONDS", 0)
+    node.tier.leave(RUN)
+    assert forgotten.wait(60)
+    assert (node.kept(), node.pages) == ([], 0)
+
+
+def lent(body, *ranges, documents=()):
+    """LentChunks of one memory with this content, and of documents; and the memory."""
+    memory = SharedMemory(max(PAGE, len(body)))
+    memory.map[: len(body)] = body
+    start, told = 0, []
+    for document in documents:
+        told.append(StagedChunk(start=start, bytes=len(document), digest=digest(document)))
+        start += len(document)
+    chunks = [StagedChunk(start=begin, bytes=end - begin, digest=digest(body[begin:end])) for begin, end in ranges]
+    part = Lent(chunks=chunks, documents=told)
+    return LentChunks([(part, b"".join(documents), os.dup(memory.descriptor))]), memory
+
+
+def digest(body):
+    return hashlib.sha256(body).hexdigest()
+
+
+def read(chunks, body):
+    """The bytes that are found under the digest of `body`."""
+    buffer = bytearray(len(body))
+    return bytes(buffer) if chunks.read_into(digest(body), memoryview(buffer), threading.Event()) else None
+
+
+def test_chunks_and_documents_are_read_and_others_are_not_there():
+    chunks, memory = lent(b"abcdefgh", (0, 3), (3, 8), documents=(b"one", b"another"))
+    for body in (b"abc", b"defgh", b"one", b"another"):
+        assert (chunks.size(digest(body)), read(chunks, body)) == (len(body), body)
+    assert (chunks.size(digest(b"x")), read(chunks, b"x")) == (None, None)
+    memory.close()
+    assert read(chunks, b"abc") == b"abc", "also when its process has let it go"
+    chunks.close()
+    chunks.close()
+
+
+def test_other_bytes_than_the_digest_says_are_not_there_and_the_log_says_so(caplog):
+    chunks, memory = lent(b"abcdefgh", (0, 3), (3, 8))
+    memory.map[1:2] = b"B"
+    assert read(chunks, b"abc") is None
+    assert chunks.size(digest(b"abc")) is None
+    assert read(chunks, b"defgh") == b"defgh"
+    assert "other bytes for chunk" in caplog.text
+    memory.close()
+    chunks.close()
+
+
+def test_a_range_behind_the_end_of_the_memory_is_not_there():
+    memory = SharedMemory(PAGE)
+    part = Lent(chunks=[StagedChunk(start=PAGE - 1, bytes=3, digest=digest(b"abc"))], documents=[])
+    chunks = LentChunks([(part, b"", os.dup(memory.descriptor))])
+    assert read(chunks, b"abc") is None
+    memory.close()
+    chunks.close()

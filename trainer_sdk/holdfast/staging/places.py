@@ -1,0 +1,141 @@
+"""The slabs of a staging area, and which one the next save gets: with a node agent, one whose state need not stay."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from holdfast.staging.copy import PAGE_BYTES, AddressTakenError, Slab
+from holdfast_client.agent.link import NodeAgent
+from holdfast_client.agent.shared_memory import SharedMemory
+
+if TYPE_CHECKING:
+    from holdfast.staging.shard import WholeLayout, WindowLayout
+
+
+class StagingBusyError(RuntimeError):
+    """Every slab still holds a save that is not released. Wait for it, or decline this save."""
+
+
+class Place:
+    """A slab and its layout. Belongs to one save at a time."""
+
+    def __init__(self, *, shared: bool, spare: SharedMemory | None = None) -> None:
+        """`spare`: memory that a node agent has room for beside that of the other places."""
+        self._shared = shared
+        self.is_spare = spare is not None
+        self.slab: Slab | None = None if spare is None else Slab(spare.bytes, memory=spare)
+        self.layout: WholeLayout | WindowLayout | None = None
+        self._unusable: list[Slab] = []
+
+    @property
+    def kept(self) -> SharedMemory | None:
+        """Its memory, if a node agent keeps the state in it."""
+        memory = None if self.slab is None else self.slab.shared
+        return memory if memory is not None and memory.is_kept else None
+
+    def with_room(self, capacity_bytes: int) -> Slab:
+        """A slab of at least this size, with whatever an earlier layout has left in it."""
+        self.layout = None
+        if self.slab is not None and self.slab.capacity_bytes >= capacity_bytes:
+            return self.slab
+        self.release()  # first: the host may not have room for both slabs
+        self.slab = Slab(capacity_bytes, shared=self._shared)
+        return self.slab
+
+    def lock_for(self, gpu: torch.device) -> None:
+        """As Slab's. The next save has another slab if this one's address is taken."""
+        assert self.slab is not None  # the layout is over it
+        try:
+            self.slab.lock_for(gpu)
+        except AddressTakenError:
+            # Kept, or the system would give its address to the next slab.
+            self._unusable.append(self.slab)
+            self.slab = self.layout = None
+            raise
+
+    def release(self) -> None:
+        slab, self.slab, self.layout = self.slab, None, None
+        if slab is not None:
+            slab.release()
+
+
+class Places:
+    """`take` is for the training thread; all else for any."""
+
+    def __init__(self, count: int, agent: NodeAgent | None) -> None:
+        self._agent = agent
+        self._lock = threading.Lock()
+        self._all = [Place(shared=agent is not None) for _ in range(count)]
+        self._free = list(self._all)
+        """Kept states in the order of their saves."""
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter([*self._all])
+
+    def __getitem__(self, number: int) -> Place:
+        return self._all[number]
+
+    @property
+    def free(self) -> int:
+        """Places that `take` could give now."""
+        with self._lock:
+            return len(self._free)
+
+    def take(self, spare_bytes: Callable[[], int | None]) -> Place:
+        """One without a kept state, else a new one, if the agent and the memory limits allow, else the one with the
+        oldest state. `spare_bytes`: of a new one; None: there can be none. Raises StagingBusyError if none is free."""
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this staging area is closed")
+            if not self._free:
+                raise StagingBusyError("every staging slab holds a save that is still uploading")
+            place = next((place for place in reversed(self._free) if place.kept is None), None)
+            if place is not None:
+                self._free.remove(place)
+                return place
+        if (spare := self._spare(spare_bytes)) is not None:
+            self._all.append(spare)
+            return spare
+        with self._lock:
+            place = self._free.pop(0)
+        if self._agent is not None and (memory := place.kept) is not None:
+            self._agent.reclaim(memory)
+            if memory.may_be_read:
+                place.release()
+        return place
+
+    def give_back(self, place: Place) -> None:
+        """Its save is released."""
+        slab = place.slab
+        if slab is not None and slab.may_be_read:
+            place.release()
+        if slab is not None and place.is_spare and slab.is_lock_refused and self._agent is not None:
+            self._agent.keep_less("the staging memory for one more state cannot be page-locked")
+            self._all.remove(place)
+            place.release()
+            return
+        with self._lock:
+            if not self._closed:
+                self._free.append(place)
+                return
+        place.release()
+
+    def close(self) -> None:
+        """Releases the memory: of free places now, of held ones with their save."""
+        with self._lock:
+            self._closed = True
+            places, self._free = self._free, []
+        for place in places:
+            place.release()
+
+    def _spare(self, spare_bytes: Callable[[], int | None]) -> Place | None:
+        if self._agent is None or len(self._all) > self._agent.keeps:
+            return None
+        size = spare_bytes()
+        memory = None if size is None else self._agent.spare_memory(max(size, PAGE_BYTES))
+        return None if memory is None else Place(shared=True, spare=memory)
