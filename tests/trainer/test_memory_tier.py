@@ -21,6 +21,7 @@ import holdfast
 import holdfast.checkpointer
 from holdfast import errors
 from holdfast.layout.plan import ChunkSizes
+from holdfast.staging import StagingArea
 from holdfast_client.agent import connection, link
 from holdfast_client.agent.lent_chunks import LentChunks
 
@@ -175,6 +176,38 @@ def save_and_fail(run, *, saves=1, local=None):
         for step in range(start, start + saves):
             ckpt.save(step, state_of(step, SIZE)).committed.result(timeout=60)
         raise ZeroDivisionError
+
+
+def test_a_launch_that_ends_while_it_stages_has_the_state_before_in_memory(run, agent, proxy, monkeypatch):
+    stage, states = StagingArea.stage, []
+
+    def ending(self, *of, **others):
+        states.append(stage(self, *of, **others))
+        if len(states) == 3:
+            raise ZeroDivisionError
+        return states[-1]
+
+    monkeypatch.setattr(StagingArea, "stage", ending)
+    with pytest.raises((ZeroDivisionError, errors.SaveFailed)):
+        save_and_fail(run, saves=3)
+    assert restored(run) == at(1)
+    assert proxy.count("get") == 0
+
+
+def save_wrong_and_fail(run):
+    with holdfast.Checkpointer(run, chunk_sizes=SIZES) as ckpt:
+        ckpt.restore({})
+        ckpt.save(0, state_of(0, SIZE)).committed.result(timeout=60)
+        assert isinstance(ckpt.save(0, state_of(5, SIZE)).committed.exception(timeout=60), errors.SaveFailed)
+        raise ZeroDivisionError
+
+
+def test_a_save_that_fails_is_not_kept_and_takes_no_place(run, agent, proxy):
+    with pytest.raises(ZeroDivisionError):
+        save_wrong_and_fail(run)
+    wait_until(lambda: len(memories(agent)) == 1)
+    assert restored(run) == at(0)
+    assert proxy.count("get") == 0
 
 
 def save_and_fail_at_once(run, agent):

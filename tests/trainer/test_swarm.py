@@ -17,6 +17,7 @@ import pytest
 import torch
 from gloo import run_ranks
 from tests.support.fault_proxy import fault_proxy
+from tests.support.node_agent import agent_serve
 from tests.trainer.test_shared_fetch import SIZES, fetches, left_in, model, whole
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -288,3 +289,29 @@ def test_the_rest_of_a_streamed_restore_is_passed_on_too(proxy, cache, run):
     assert run_ranks(restore_streamed, 3, run) == [saved] * 3
     assert set(fetches(proxy).values()) == {1}
     assert left_in(cache) == []
+
+
+def save_and_fail(rank, run, agent):
+    with contextlib.suppress(ZeroDivisionError):
+        with holdfast.Checkpointer(run, create=True, chunk_sizes=SIZES, agent=agent) as ckpt:
+            ckpt.restore({})
+            ckpt.save(0, {"model": model(1)}).committed.result(timeout=60)
+            raise ZeroDivisionError
+    return whole(model(1))
+
+
+def restore_on_a_host_with_the_state_in_memory_and_one_without(rank, run, agent):
+    if rank == 0:
+        os.environ["HOLDFAST_AGENT"] = str(agent)
+    return restore_and_listen(rank, run, 1, model)
+
+
+def test_a_host_that_has_the_state_in_memory_owns_nothing_and_no_host_waits_for_it(proxy, cache, run, tmp_path):
+    with agent_serve(tmp_path / "agent.log") as agent:
+        saved = run_ranks(save_and_fail, 2, run, agent.socket)
+        proxy.heal()
+        results = run_ranks(
+            restore_on_a_host_with_the_state_in_memory_and_one_without, 2, run, agent.socket, timeout_seconds=300
+        )
+    assert results == [((1, saved[0]), 0)] * 2
+    assert set(fetches(proxy).values()) == {1}
