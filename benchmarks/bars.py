@@ -18,6 +18,8 @@ BARS = {
     "posix_save_vs_dcp": (_AT_LEAST, 1.0),
     "s3_restore_vs_s3torchconnector": (_AT_LEAST, 1.3),
     "posix_restore_vs_dcp": (_AT_LEAST, 2.0),
+    "memory_restore_vs_s3_restore": (_AT_MOST, 0.25),
+    "memory_restore_seconds": (_AT_MOST, 1.0),
     "s3_restore_cpu_s_per_gb": (_AT_MOST, 1.2),
     "save_peak_extra_memory_ratio": (_AT_MOST, 1.1),
     "bounded_save_peak_extra_mib": (_AT_MOST, 256),

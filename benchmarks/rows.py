@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, Literal
 
 from benchmarks.processes import Failed, Figures
-from benchmarks.schedule import BOUNDED, COMPRESSION, GPU, OVERLAPPED, STREAMED, TRAINING_COMPRESSED, Measures
+from benchmarks.schedule import BOUNDED, COMPRESSION, GPU, KEPT, OVERLAPPED, STREAMED, TRAINING_COMPRESSED, Measures
 
 _GB = 1e9
 _MIB = 1024 * 1024
@@ -171,6 +171,22 @@ class Rows:
                 "lower",
                 "s",
                 "until restore(stream=True) returned, over all of the same restore; nothing trains beside it",
+            ),
+            _ratio(
+                "memory_restore_vs_s3_restore",
+                self._median(f"{KEPT.label}, restore", _of("seconds")),
+                self._median("s3 holdfast, restore", _of("seconds")),
+                "lower",
+                "s",
+                "in a fresh process, until its first step can run, every byte verified; from the node agent's memory",
+            ),
+            _beside(
+                "memory_restore_seconds",
+                self._median(f"{KEPT.label}, restore", _of("seconds")),
+                self._median("s3 holdfast, restore", _of("seconds")),
+                "lower",
+                "s",
+                "the same",
             ),
             _beside(
                 "s3_restore_cpu_s_per_gb",

@@ -31,6 +31,8 @@ class Subject:
     restore: str | None = None
     rounds: int = 1
     ranks: int = 1
+    agent: bool = False
+    """With the agent of a node."""
     threads: tuple[int, ...] = ()
     """The ways to try; none where it has no such setting."""
     in_a_bar: bool = True
@@ -58,9 +60,18 @@ POSIX = (
         "posix dcp.async_save, stager kept", "files", "dcp_save", rounds=_FAST, options=_FILES | {"mode": "stager"}
     ),
 )
+KEPT = Subject(
+    "s3 holdfast, state kept by the node agent",
+    "holdfast-s3",
+    "holdfast_save",
+    "holdfast_restore",
+    agent=True,
+    options={"relaunched": True},
+)
 S3 = (
     Subject("s3 bare", "s3", "raw_s3"),
     Subject("s3 holdfast", "holdfast-s3", "holdfast_save", "holdfast_restore"),
+    KEPT,
     Subject("s3 bare, SHA-256 checked by the server", "s3", "raw_s3", options={"checksum": True}, in_a_bar=False),
     Subject("s3 s3torchconnector", "s3", "dcp_save", "dcp_restore", threads=(1, 2, 4, 8), options=_CONNECTOR),
     Subject("s3 torch.save + boto3", "s3", "torch_boto3", "torch_boto3", in_a_bar=False),
@@ -157,7 +168,7 @@ class Schedule:
     def _save_and_restore(self, subject: Subject, label: str) -> float:
         """The save's seconds; infinite where it could not be measured."""
         python = self.peers if subject.is_peer and self.peers else Path(sys.executable)
-        with servers(subject.place) as started:
+        with servers(subject.place, agent=subject.agent) as started:
             spec = self._spec(subject.save, subject.rounds, started, subject.options)
             saved = self._note(label, measured(python, spec, started.environment, ranks=subject.ranks))
             if isinstance(saved, Failed):

@@ -9,11 +9,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from tests.support.node_agent import agent_serve
 from tests.support.seaweedfs import seaweedfs_server
 from tests.support.serve import holdfast_serve
 from tests.support.store_servers import StoreServer
@@ -34,8 +35,9 @@ class Servers:
 
 
 @contextmanager
-def servers(place: Place, cores: set[int] | None = None) -> Iterator[Servers]:
-    """`cores`: where the servers may run; wherever this process may where it is None."""
+def servers(place: Place, cores: set[int] | None = None, *, agent: bool = False) -> Iterator[Servers]:
+    """`cores`: where the servers may run; wherever this process may where it is None. `agent`: a node agent too, beside
+    a service."""
     with _scratch() as folder, _on(cores):
         match place:
             case "files":
@@ -46,7 +48,15 @@ def servers(place: Place, cores: set[int] | None = None) -> Iterator[Servers]:
             case _:
                 with holdfast_serve(folder, store="s3" if place == "holdfast-s3" else "posix", forked=False) as service:
                     pids = {"service": service.process.pid} | _pids(service.store)
-                    yield Servers(folder, pids=pids, environment=service.environment)
+                    with _agent(folder) if agent else nullcontext({}) as told:
+                        yield Servers(folder, pids=pids, environment=service.environment | told)
+
+
+@contextmanager
+def _agent(folder: Path) -> Iterator[dict[str, str]]:
+    """What its jobs are told of it."""
+    with agent_serve(folder / "agent.log", forked=False) as served:
+        yield {"HOLDFAST_AGENT": str(served.socket)}
 
 
 def _pids(store: StoreServer | None) -> dict[str, int]:

@@ -14,6 +14,7 @@ from benchmarks.spec import Spec
 from benchmarks.state import build
 from holdfast import Checkpointer
 from holdfast.save import saver as saving
+from holdfast_protocol.states import AttemptOutcome
 
 RUN = "bench/state"
 
@@ -40,7 +41,10 @@ def run(spec: Spec) -> dict[str, Any]:
             other.step()
             return Saved(stalled_at, capture_seconds[-1], checkpointer.stats.sent_bytes - sent_bytes)
 
-        return measure_saves(spec, state, save)
+        figures = measure_saves(spec, state, save)
+        if spec.options.get("relaunched"):
+            checkpointer.close(AttemptOutcome.PREEMPTED, "the benchmark launches it again")
+        return figures
 
 
 @contextmanager

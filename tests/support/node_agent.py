@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.processes import ServerProcess
-from tests.support.serve import ENTRY_POINT, without_holdfast_settings
+from tests.support.serve import ENTRY_POINT, HOLDFAST, without_holdfast_settings
 
 
 @dataclass
@@ -23,17 +23,18 @@ class ServedAgent:
 
 
 @contextmanager
-def agent_serve(log: Path, *options: str, socket: Path | None = None) -> Iterator[ServedAgent]:
-    """It knows nothing of the service: each rank tells it. `socket`: in place of one in a folder of its own."""
+def agent_serve(log: Path, *options: str, socket: Path | None = None, forked: bool = True) -> Iterator[ServedAgent]:
+    """It knows nothing of the service: each rank tells it. `socket`: in place of one in a folder of its own.
+    `forked`: as a ServerProcess's."""
     # Not below pytest's own folder, whose path may be longer than a socket's can be.
     with tempfile.TemporaryDirectory(prefix="holdfast-agent-") as folder:
         where = socket or Path(folder) / "agent.sock"
         process = ServerProcess(
-            [ENTRY_POINT, "agent", "serve", "--socket", str(where), *options],
+            [ENTRY_POINT if forked else HOLDFAST, "agent", "serve", "--socket", str(where), *options],
             log=log,
             ready=lambda: "serving at" in log.read_text() if log.exists() else False,
             env=without_holdfast_settings(),
-            forked=True,
+            forked=forked,
         )
         try:
             yield ServedAgent(where, process)
