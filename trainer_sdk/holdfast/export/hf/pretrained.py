@@ -119,7 +119,7 @@ def _class_of(config: dict[str, Any], given: Any) -> type:
     except ImportError as error:
         raise ConfigurationError(f"{error}. Install it: pip install 'holdfast[hf]'.") from None
     named = config.get("architectures")
-    found = given or (getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None)
+    found: Any = given or (getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None)
     if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) and found.config_class is not None:
         return found
     if given is not None:
