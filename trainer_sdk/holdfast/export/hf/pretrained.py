@@ -119,8 +119,9 @@ def _class_of(config: dict[str, Any], given: Any) -> type:
     except ImportError as error:
         raise ConfigurationError(f"{error}. Install it: pip install 'holdfast[hf]'.") from None
     named = config.get("architectures")
-    found: Any = given or (getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None)
-    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) and found.config_class is not None:
+    found = given or (getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None)
+    base = transformers.PreTrainedModel
+    if isinstance(found, type) and issubclass(found, base) and getattr(found, "config_class", None):
         return found
     if given is not None:
         raise ConfigurationError(f"{given!r:.100} is no class of a model, such as LlamaForCausalLM.")
