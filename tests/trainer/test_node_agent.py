@@ -151,17 +151,6 @@ def test_the_agent_maps_no_memory_that_a_job_has_given_up(run, agent_of_one_slab
     wait_until(lambda: not mapped(agent))
 
 
-def test_memory_that_is_shared_again_is_counted_once(run, agent):
-    with holdfast.Checkpointer(run, agent=agent.socket) as ckpt:
-        ckpt.restore({})
-        ckpt.save(0, state_at(0)).committed.result(timeout=60)
-        counted = link.status_of(agent.socket).memory_bytes
-        ckpt.parts.agent._link._shared.clear()  # as after a save that was given up before the agent had answered
-        ckpt.save(1, state_at(1)).committed.result(timeout=60)
-        assert link.status_of(agent.socket).memory_bytes == counted > 0
-    wait_until(lambda: not link.status_of(agent.socket).memory_bytes)
-
-
 @pytest.mark.usefixtures("only_the_agent_uploads")
 def test_an_agent_without_a_free_descriptor_rests_until_it_has_one(run, agent):
     process = agent.process.pid
