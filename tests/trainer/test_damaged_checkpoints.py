@@ -275,7 +275,7 @@ def test_a_document_that_says_what_cannot_be_is_that_checkpoints_fault_and_the_o
 
 def of_a_newer_holdfast(document):
     kind, _, number = document["format"].rpartition("-")
-    document["format"] = f"{kind}-{int(number) + 1}"
+    document["format"] = f"{kind}-{int(number) + 2}"  # the next one of an index is of tensor subclasses
 
 
 @pytest.mark.parametrize("changed", ["change_layout", "change_index"])
@@ -284,7 +284,7 @@ def test_a_document_of_a_newer_holdfast_is_refused_and_no_older_checkpoint_is_ta
     state = {"model": torch.nn.Linear(4, 4), "notes": {}}
     before = state["model"].weight.tolist()
     with holdfast.Checkpointer(run) as ckpt:
-        with pytest.raises(errors.NewerFormat, match=r"format is .*-[23], and this holdfast reads .*-[12]\. "):
+        with pytest.raises(errors.NewerFormat, match=r"format is .*-[34], and this holdfast reads .*-[13]\. "):
             ckpt.restore(state)
         assert (state["model"].weight.tolist(), state["notes"]) == (before, {})
         assert ckpt.restore(state, at="3") == 4

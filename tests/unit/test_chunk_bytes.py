@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 
-from holdfast.layout.chunk_bytes import chunks_of, same_bytes
+from holdfast.layout.chunk_bytes import Runs, chunks_of, same_bytes
 from holdfast.layout.plan import ChunkSizes, place, whole
 
 
@@ -31,7 +31,7 @@ def test_each_tensor_is_resolved_once_and_dropped_before_the_next():
         found = values[piece.tensor].copy().view(Resolved)
         asked.append(piece.tensor)
         last.append(weakref.ref(found))
-        return found
+        return Runs((found,))
 
     chunks = [bytes(chunk) for chunk in chunks_of(shard, resolve)]
     assert asked == ["a", "b", "c"]
@@ -46,10 +46,10 @@ def test_large_tensors_are_compared_to_their_last_byte_without_a_copy_of_their_s
     one, other = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
     tracemalloc.start()
     try:
-        assert same_bytes(one, other)
+        assert same_bytes(Runs((one,)), 0, other)
         assert tracemalloc.get_traced_memory()[1] < size // 2
     finally:
         tracemalloc.stop()
     other[-1] = 1
-    assert not same_bytes(one, other)
-    assert not same_bytes(one, one[:-1])
+    assert not same_bytes(Runs((one,)), 0, other)
+    assert not same_bytes(Runs((one[:-1],)), 0, one)

@@ -222,7 +222,6 @@ class HeldSave:
     def finish(self) -> None:
         """Its rank is dead, or out of reach. Returns when the checkpoint is committed or cannot be any more; the log
         says which."""
-        is_committed = False
         try:
             view = self._finished()
             self.is_committed = view.state is CheckpointState.COMMITTED
@@ -236,7 +235,7 @@ class HeldSave:
             log.warning("not committed for a rank that is gone: %s. %s", self, error)
         finally:
             self.is_over = True
-            self._ledger.note(finished=int(is_committed), given_up=int(not is_committed))
+            self._ledger.note(finished=int(self.is_committed), given_up=int(not self.is_committed))
 
     def _finished(self) -> CheckpointView:
         until = time.monotonic() + self.hand.retry_seconds

@@ -266,7 +266,9 @@ def serve_agent(
         ),
     ] = None,
 ) -> None:
-    """Finish saves of this user's jobs on this node if they are killed, and keep their last states in memory.
+    """Finish saves of killed jobs on this node, and keep their states.
+
+    It serves the jobs of this user, and keeps the last states of each run in memory.
 
     The jobs need the same path as HOLDFAST_AGENT, or as `agent=` of the Checkpointer. On SIGTERM living jobs go on
     without the agent. Exit code 1: saves of killed ranks could not be finished within the grace. One that is about to

@@ -56,15 +56,23 @@ def chunks_of(shard: ShardLayout, resolve: Callable[[Piece], Runs], *, in_place:
             if resolved is None or resolved[0] is not piece:
                 resolved = None  # dropped first: there may be no room for two
                 resolved = piece, resolve(piece)
-            at = segment.offset
-            for part in resolved[1].between(start, start + segment.bytes):
-                if in_place and part.size == size:
-                    chunk = part
-                    break
-                chunk = np.zeros(size, dtype=np.uint8) if chunk is None else chunk
-                chunk[at : at + part.size] = part
-                at += part.size
+            chunk = _filled(chunk, size, resolved[1], start, segment, in_place=in_place)
         yield (np.zeros(size, dtype=np.uint8) if chunk is None else chunk).data
+
+
+def _filled(
+    chunk: Bytes | None, size: int, runs: Runs, start: int, segment: Segment, *, in_place: bool
+) -> Bytes | None:
+    """The chunk with the segment, which lies at `start` of the tensor's bytes. A function of its own, so that nothing
+    refers to the tensor afterwards."""
+    at = segment.offset
+    for part in runs.between(start, start + segment.bytes):
+        if in_place and part.size == size:
+            return part
+        chunk = np.zeros(size, dtype=np.uint8) if chunk is None else chunk
+        chunk[at : at + part.size] = part
+        at += part.size
+    return chunk
 
 
 def same_bytes(one: Runs, start: int, other: Bytes) -> bool:
