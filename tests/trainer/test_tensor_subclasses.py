@@ -82,6 +82,13 @@ class Scaled(torch.Tensor):
         raise NotImplementedError(func)
 
 
+class Precomputed(Scaled):
+    """Its scale comes with the first step, as that of torchao's weights for float8 training."""
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["codes", *(["scale"] if self.scale is not None else [])], {"settings": self.settings}
+
+
 SETTINGS = (Settings(Mode.CUT, 4), Extent(-1.0, float("inf")), torch.Size([2]), torch.bfloat16)
 KNOWN = [Scaled, Settings, Mode, Extent]
 
@@ -176,6 +183,19 @@ def test_what_was_built_otherwise_is_refused_before_anything_changes(known: None
         assert insides(live.weight) == before
     with pytest.raises(StateMismatchError, match="does not have it"):
         load({"model": nn.Linear(3, 2, bias=False)}, [saved])
+
+
+def test_what_has_other_tensors_inside_by_now_is_refused_by_their_names() -> None:
+    codes = scaled(1).codes
+    states = [{"model": nn.Module()} for _ in range(2)]
+    for state, scale in zip(states, (torch.tensor(2.0), None), strict=True):
+        inside: Any = codes, scale, None
+        state["model"].weight = nn.Parameter(Precomputed(*inside), requires_grad=False)
+    with (
+        safe_globals([Precomputed]),
+        pytest.raises(StateMismatchError, match=r"model/weight.*codes, scale inside, and has codes now.*before the"),
+    ):
+        load(states[1], [save(states[0])])
 
 
 @pytest.mark.parametrize("pattern", ["model/weight", "model/weight:scale", "model/w*"])

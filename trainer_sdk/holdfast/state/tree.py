@@ -343,6 +343,13 @@ def check_alike(path: str, live: torch.Tensor, saved: WrappedTensor) -> None:
         return
     if now.whole is not None and saved.whole is not None and now.size != saved.size:
         refuse_other_shards(path)
+    if now.kind == saved.kind and now.inner.keys() != saved.inner.keys():
+        inside, there = (", ".join(sorted(each.inner))[:200] for each in (saved, now))
+        raise StateMismatchError(
+            path,
+            f"it was saved with {inside} inside, and has {there} now",
+            "its library makes some of these tensors in the middle of training: have it make them before the restore",
+        )
     raise StateMismatchError(
         path,
         f"it was saved as a {saved.kind[:200]} and is now a {now.kind}, or one with other sizes or settings",
