@@ -24,7 +24,7 @@ def test_the_index_of_a_newer_holdfast_is_not_called_damage(told: str, code: Pro
         proven_layout(
             [shard],
             sizes,
-            dict(zip(digests, documents, strict=True)),
+            lambda _: dict(zip(digests, documents, strict=True)),
             checkpoint_digest([shard.digest]),
             SavedAs("demo/gpt", 7, 1),
         )
