@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,34 +20,10 @@ from transformers import (
 
 import holdfast
 from holdfast.integrations.hf_files import ModelFiles
-from holdfast_client import Client
-from holdfast_protocol.base import RunName
-from holdfast_protocol.runs import EditProject
 from tests.e2e.test_pull_hf import TOKENS, assert_same, config_of, gpt2, llama, pulled, save, train
-from tests.support.serve import ServedHoldfast, holdfast_serve
 from tests.trainer.gloo import run_ranks
 
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory) -> Iterator[ServedHoldfast]:
-    with holdfast_serve(tmp_path_factory.mktemp("service")) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def client(served, monkeypatch) -> Iterator[Client]:
-    for name, value in served.environment.items():
-        monkeypatch.setenv(name, value)
-    with Client() as connected:
-        connected.projects.edit("tests", EditProject())
-        yield connected
-
-
-@pytest.fixture
-def run(client) -> RunName:
-    run = RunName("tests", f"r{uuid.uuid4().hex}")
-    client.runs.create(run.project, run.run)
-    return run
+pytestmark = pytest.mark.usefixtures("client")
 
 
 def tied_llama(**options):

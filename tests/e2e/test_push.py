@@ -8,8 +8,6 @@ import os
 import secrets
 import signal
 import stat
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,34 +25,11 @@ from holdfast.export.push import NotSent, push
 from holdfast_client import Client
 from holdfast_client.cli.main import app
 from holdfast_protocol.base import RunName
-from holdfast_protocol.runs import EditProject, Latest, parse_point
+from holdfast_protocol.runs import Latest, parse_point
 from tests.support.forked import fork_server
 from tests.support.hf_models import config_of, gpt2, save, train
 from tests.support.s3_folder import S3Folder
 from tests.support.seaweedfs import SeaweedFS
-from tests.support.serve import ServedHoldfast, holdfast_serve
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory) -> Iterator[ServedHoldfast]:
-    with holdfast_serve(tmp_path_factory.mktemp("service")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(served, monkeypatch) -> Iterator[Client]:
-    for name, value in served.environment.items():
-        monkeypatch.setenv(name, value)
-    with Client() as connected:
-        connected.projects.edit("tests", EditProject())
-        yield connected
-
-
-@pytest.fixture
-def run(client) -> RunName:
-    run = RunName("tests", f"r{uuid.uuid4().hex}")
-    client.runs.create(run.project, run.run)
-    return run
 
 
 @pytest.fixture
