@@ -45,7 +45,7 @@ def wait_for(socket, holds):
 
 def test_an_operator_sees_what_the_agent_holds_of_whom_and_what_became_of_it(run, service, tmp_path, monkeypatch):
     address = f"127.0.0.1:{free_ports()}"
-    monkeypatch.setattr(link, "ANSWER_SECONDS", 90)  # a crowded machine answers late
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 90)  # a crowded machine answers late
     with agent_serve(tmp_path / "log", "--memory", "64MiB", "--metrics", address) as agent:
         monkeypatch.setenv("HOLDFAST_AGENT", str(agent.socket))
         with launched(RANK, run, 1, "told", MIB) as [rank]:
