@@ -24,6 +24,7 @@ from tests.support.oidc_provider import OidcProvider, oidc_provider
 from tests.support.pgbouncer import PgBouncer, pgbouncer
 from tests.support.postgres import PostgresServer, postgres_server
 from tests.support.prepare import NotHereError
+from tests.support.progress import Progress
 from tests.support.prometheus import promtool
 from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
 from tests.support.wakeup_fd import wakeup_fd
@@ -39,6 +40,11 @@ _ANY_PACE = {"deadline": None, "suppress_health_check": list(HealthCheck), "prin
 settings.register_profile("gate", derandomize=True, max_examples=100, stateful_step_count=40, **_ANY_PACE)
 settings.register_profile("long", max_examples=600, stateful_step_count=60, **_ANY_PACE)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(config))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
