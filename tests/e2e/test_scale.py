@@ -26,7 +26,7 @@ OPERATORS = {"page of runs", "usage of a project", "projects", "controllers", "/
 
 @pytest.mark.timeout(1000)
 def test_a_small_scale_run_has_every_figure(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.scale", "--ranks", "4,8", "--repeats", "1", "--checkpoints", "40,200"]
+    command = [sys.executable, "-m", "benchmarks.scale", "--ranks", "4", "--repeats", "1", "--checkpoints", "40"]
     ran = subprocess.run(
         [*command, "--calls", "3", "--throughput-ranks", "0", "--without-plot", "--results", str(tmp_path)],
         cwd=REPOSITORY,
@@ -36,12 +36,12 @@ def test_a_small_scale_run_has_every_figure(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found = json.loads((tmp_path / "scale.json").read_text())
-    assert [row["ranks"] for row in found["storms"]] == [4, 8]
+    assert [row["ranks"] for row in found["storms"]] == [4]
     for row in found["storms"]:
         assert 0 < row["calls_a_rank"] <= 2.0, "a small shard is begun and sealed, and nothing is tried again"
         parts = ("client_cpu_ms_a_rank", "service_cpu_ms_a_rank", "database_cpu_ms_a_rank", "service_memory_bytes")
         assert all(row[name] > 0 for name in parts)
-    assert found["calls"].keys() == {"40", "200"}
+    assert found["calls"].keys() == {"40"}
     for measured in found["calls"].values():
         assert measured["calls"].keys() == JOBS | OPERATORS
         assert all(0 < each["p50_ms"] <= each["p99_ms"] for each in measured["calls"].values())

@@ -12,7 +12,7 @@ from holdfast_service.settings import ServiceSettings
 from tests.support.service import RunningService, running_service
 
 # An example here is a conversation of many calls, and there are two databases.
-PROFILE = settings(max_examples=settings().max_examples // 6)
+PROFILE = settings(max_examples=settings().max_examples // 10)
 assert Phase.shrink in PROFILE.phases
 
 
