@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,12 +11,13 @@ import holdfast
 from holdfast import errors
 from holdfast_client.local.tier import LocalTier
 from holdfast_protocol.states import CheckpointState
+from tests.support.forked import run_forked
 from tests.support.ranks import launched, read_until
 from tests.support.seaweedfs import seaweedfs_server
+from tests.support.serve import ENTRY_POINT
 from tests.support.training import Job, train, values
 
 TRAINER = "tests.chaos.spooling_trainer"
-HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
 
 
 @pytest.fixture
@@ -65,7 +63,7 @@ def committed(client, run):
 
 
 def cli(*arguments):
-    return subprocess.run([HOLDFAST, "spool", *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    return run_forked(ENTRY_POINT, ["spool", *map(str, arguments)], environment=os.environ)
 
 
 @pytest.mark.rule("late-save-adoption")

@@ -36,8 +36,8 @@ from holdfast_protocol.base import RunName
 from holdfast_protocol.pruning import PruneCheckpoints
 from holdfast_protocol.runs import Latest, parse_point
 from holdfast_protocol.states import AttemptOutcome, CheckpointState
-from tests.support.forked import ForkedProgram
-from tests.support.serve import HOLDFAST
+from tests.support.forked import ForkedProgram, run_forked
+from tests.support.serve import ENTRY_POINT
 from tests.support.training import Job
 from tests.trainer.gloo import run_ranks
 
@@ -65,9 +65,7 @@ def bring(client, run, source, step=None, *, only=(), on_note=lambda note: None,
 
 
 def holdfast_command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [HOLDFAST, *map(str, arguments)], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
-    )
+    return run_forked(ENTRY_POINT, [str(argument) for argument in arguments], environment=os.environ)
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -35,8 +35,8 @@ from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import EditCheckpoint
 from holdfast_protocol.runs import EditProject, Latest, parse_selector
 from holdfast_protocol.states import Health
-from tests.support.forked import fork_server
-from tests.support.serve import HOLDFAST, ServedHoldfast, holdfast_serve
+from tests.support.forked import fork_server, run_forked
+from tests.support.serve import ENTRY_POINT, ServedHoldfast, holdfast_serve
 from tests.support.training import Job, Net, train, values
 from tests.trainer.gloo import run_ranks
 
@@ -70,10 +70,8 @@ def save(run: RunName, state: dict, step: int = 1) -> None:
         ckpt.save(step, state, metrics={"loss": 0.5}).committed.result(timeout=60)
 
 
-def holdfast_command(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [HOLDFAST, *arguments], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, **options
-    )
+def holdfast_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_forked(ENTRY_POINT, arguments, environment=os.environ)
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:

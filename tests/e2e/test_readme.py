@@ -33,7 +33,7 @@ def test_the_example_is_at_most_ten_lines() -> None:
 
 
 def test_the_example_runs_as_pasted_and_resumes(tmp_path: Path) -> None:
-    with holdfast_serve(tmp_path, forked=False) as service:
+    with holdfast_serve(tmp_path) as service:
         # Only the two settings that the README names: the token must not be found in a data folder.
         token = (tmp_path / "data" / "token").read_text().strip()
         environment = without_holdfast_settings() | {"HOLDFAST_URL": service.url, "HOLDFAST_TOKEN": token}
@@ -62,7 +62,7 @@ def test_plain_values_are_read_back_as_the_quickstart_says(tmp_path: Path) -> No
     )
     promised = re.findall(r"`(from step [^`]+)`", QUICKSTART)
     assert len(promised) == 2
-    with holdfast_serve(tmp_path, forked=False) as service:
+    with holdfast_serve(tmp_path) as service:
         for line in promised:
             done = subprocess.run(
                 [sys.executable, "-c", block],

@@ -18,6 +18,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -32,6 +33,7 @@ _IMPORTED = [
     "holdfast_client.cli.main",
     "holdfast_service.cli",
     "holdfast_service.serve",
+    "pytest",  # a function of a test's file is imported with that file
 ]
 _PR_SET_PDEATHSIG = 1
 
@@ -46,7 +48,8 @@ def fork_server() -> ForkServerContext:
 class ForkedProgram:
     """`python -m module arguments…`, or an entry point `module:function`, with what a test uses of subprocess.Popen.
 
-    All output goes to `log`. Without one, what it prints goes to `stdout`, and its errors to those of the tests.
+    All output goes to `log`. Without one, what it prints goes to `stdout`, and its errors to the file `errors`, or to
+    those of the tests.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class ForkedProgram:
         environment: Mapping[str, str],
         folder: Path | None = None,
         log: Path | None = None,
+        errors: Path | None = None,
     ) -> None:
         context = fork_server()
         stdin, ours = context.Pipe(duplex=False)
@@ -66,7 +70,7 @@ class ForkedProgram:
         # As a daemon it is ended with the test process, if a test forgets it.
         self._process = context.Process(
             target=_run,
-            args=(program, list(arguments), dict(environment), folder or Path.cwd(), stdin, stdout, log),
+            args=(program, list(arguments), dict(environment), folder or Path.cwd(), stdin, stdout, log, errors),
             daemon=True,
         )
         self._process.start()
@@ -104,6 +108,21 @@ class ForkedProgram:
         self.send_signal(signal.SIGKILL)
 
 
+def run_forked(
+    program: str, arguments: Sequence[str], *, environment: Mapping[str, str], typed: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run` with its output captured, of a ForkedProgram that ends by itself. `typed`: its stdin."""
+    with tempfile.NamedTemporaryFile() as errors:
+        program_errors = Path(errors.name)
+        process = ForkedProgram(program, arguments, environment=environment, errors=program_errors)
+        with process.stdin, process.stdout:
+            process.stdin.write(typed or "")
+            process.stdin.close()
+            printed = process.stdout.read()
+            code = process.wait(120)
+        return subprocess.CompletedProcess([program, *arguments], code, printed, program_errors.read_text())
+
+
 def own_random_numbers() -> None:
     """Those of a new process: a fork has its parent's."""
     import numpy as np
@@ -122,6 +141,7 @@ def _run(
     stdin: Connection,
     stdout: Connection,
     log: Path | None,
+    errors: Path | None,
 ) -> None:
     end_with_parent()
     os.setsid()
@@ -130,6 +150,9 @@ def _run(
     if log is not None:
         with log.open("ab") as output:
             os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+    if errors is not None:
+        with errors.open("ab") as output:
             os.dup2(output.fileno(), 2)
     sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
     sys.stderr = open(2, "w", buffering=1, closefd=False)

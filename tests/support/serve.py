@@ -20,6 +20,7 @@ from typing import Literal
 
 import urllib3
 
+from tests.support.forked import run_forked
 from tests.support.ports import free_ports
 from tests.support.postgres import postgres_server
 from tests.support.processes import ServerProcess
@@ -89,14 +90,7 @@ def holdfast_serve(
 
 def run_holdfast(*arguments: str, typed: str | None = None, **settings: str) -> subprocess.CompletedProcess[str]:
     """A command that ends by itself, with these settings and no others. `typed`: what it reads from stdin."""
-    return subprocess.run(
-        [HOLDFAST, *arguments],
-        env=without_holdfast_settings() | settings,
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_forked(ENTRY_POINT, arguments, environment=without_holdfast_settings() | settings, typed=typed)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,7 +20,8 @@ import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.scheduler import AcceleratedScheduler
 from tests.support.damage import chunks_of, files_of, flip
-from tests.support.serve import HOLDFAST
+from tests.support.forked import run_forked
+from tests.support.serve import ENTRY_POINT
 from tests.trainer.conftest import Service
 from tests.trainer.gloo import run_ranks
 from tests.trainer.roundtrip import load, save
@@ -318,7 +318,7 @@ def test_what_the_limit_means_is_said_once_with_commands_that_work(
     commands = re.findall(r"`holdfast ([^`]+)`", said)
     assert commands == [f"retention plan {run}", f"policies put retention {run} --keep-last 3"]
     for command in commands:
-        subprocess.run([HOLDFAST, *command.split()], check=True, capture_output=True)
+        run_forked(ENTRY_POINT, command.split(), environment=os.environ).check_returncode()
 
 
 def test_the_limit_is_that_of_the_trainer() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,10 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.forked import run_forked
 from tests.support.ports import free_ports
 from tests.support.processes import ServerProcess
 from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
-from tests.support.serve import ENTRY_POINT, HOLDFAST, is_ready, without_holdfast_settings
+from tests.support.serve import ENTRY_POINT, is_ready, without_holdfast_settings
 from tests.support.training import Job, values
 
 import holdfast
@@ -124,13 +124,7 @@ def test_a_job_is_resumed_bit_for_bit_from_the_second_store_while_the_first_is_u
     stores.first_goes_away()
     stores.start_again()
 
-    drill = subprocess.run(
-        [HOLDFAST, "drills", "start", _RUN, "--json"],
-        env=stores.environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    drill = run_forked(ENTRY_POINT, ["drills", "start", _RUN, "--json"], environment=stores.environment)
     assert drill.returncode == 0, drill.stderr
     result = json.loads(drill.stdout)["result"]
     assert (result["step"], result["newest_step"], result["rpo_steps"], result["store"]) == (0, 1, 1, "second")
@@ -138,19 +132,15 @@ def test_a_job_is_resumed_bit_for_bit_from_the_second_store_while_the_first_is_u
     assert result["bytes"] > 0
     assert (result["rto_objective_seconds"], result["rpo_objective_seconds"]) == (3600, None)
     assert [(each["step"], each["reason"]) for each in result["skipped"]] == [(1, "unavailable")]
-    shown = subprocess.run(
-        [HOLDFAST, "copies", "list", _RUN], env=stores.environment, capture_output=True, text=True, timeout=60
-    )
+    shown = run_forked(ENTRY_POINT, ["copies", "list", _RUN], environment=stores.environment)
     assert shown.returncode == 0
     assert "tests/gpt" in shown.stdout
 
     pulled = tmp_path / "pulled"
-    pull = subprocess.run(
-        [HOLDFAST, "checkpoints", "pull", f"{_RUN}@latest", str(pulled), "--only", "model"],
-        env=stores.environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
+    pull = run_forked(
+        ENTRY_POINT,
+        ["checkpoints", "pull", f"{_RUN}@latest", str(pulled), "--only", "model"],
+        environment=stores.environment,
     )
     assert pull.returncode == 0, pull.stderr
     assert "read from the second store" in pull.stderr
