@@ -28,7 +28,7 @@ class ServerProcess:
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
-        start_seconds: float = 120,
+        start_seconds: float = 240,
         forked: bool = False,
     ) -> None:
         self._log = log
