@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from holdfast_service.serve import answer_evenly
 from tests.support.databases import PostgresCatalogs
 from tests.support.rank import Job
 from tests.support.serve import request_without_its_body, run_holdfast
@@ -30,6 +33,9 @@ def served(postgres_catalogs: PostgresCatalogs, tmp_path: Path) -> Iterator[Serv
 
 def test_they_serve_one_port_count_together_and_end_together(served: ServedBySeveral) -> None:
     processes = [psutil.Process(pid) for pid in served.alive("serve") | served.alive("worker")]
+    nice = psutil.Process().nice()
+    assert {psutil.Process(pid).nice() for pid in served.alive("serve")} == {nice}
+    assert {psutil.Process(pid).nice() for pid in served.alive("worker")} == {min(19, nice + 5)}, "calls come first"
     with served.http() as http:
         for number in range(10):
             Job(http, f"demo/gpt-{number}", create=True)
@@ -43,6 +49,17 @@ def test_they_serve_one_port_count_together_and_end_together(served: ServedBySev
     served.service.process.wait(60)
     assert "Traceback" not in served.service.process.log_text
     assert not any(each.is_running() for each in processes)
+
+
+def test_a_process_that_answers_looks_at_nothing_again_that_it_has_loaded() -> None:
+    switch, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    try:
+        answer_evenly()
+        assert sys.getswitchinterval() == pytest.approx(0.001)
+        assert gc.get_objects(generation=2) == []
+    finally:
+        sys.setswitchinterval(switch)
+        gc.set_threshold(*thresholds)
 
 
 def _requests(metrics: str) -> Counter[str]:
