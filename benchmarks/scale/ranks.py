@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pydantic import BaseModel
 
+from benchmarks.measure import take_what_is_left
 from holdfast_client import host_calls
 from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers, WorkerThreads
@@ -37,6 +38,8 @@ class Orders(BaseModel):
     first: int
     last: int
     ranks_per_host: int
+    take_what_is_left: bool = False
+    """Of the machine's cores, as ranks that have cores of their own."""
 
 
 class Told(BaseModel):
@@ -130,7 +133,10 @@ def main() -> None:
     sys.setswitchinterval(0.2)
     # A host has cores of its own, on which its ranks come within a moment. Here all hosts share these few.
     host_calls.BEGIN_WINDOW_SECONDS = host_calls.SEAL_WINDOW_SECONDS = host_calls.SILENCE_SECONDS = 30.0
-    ranks = Ranks(Orders.model_validate_json(sys.stdin.readline()))
+    orders = Orders.model_validate_json(sys.stdin.readline())
+    if orders.take_what_is_left:
+        take_what_is_left()
+    ranks = Ranks(orders)
     ranks.save_once()
     print(READY, flush=True)
     sys.stdin.readline()

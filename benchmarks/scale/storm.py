@@ -38,7 +38,7 @@ from holdfast_protocol.states import CheckpointState
 from holdfast_service.db.engine import Database
 from holdfast_service.db.migrate import upgrade
 
-_PROJECT = "scale"
+PROJECT = "scale"
 _LEAST_PROCESSES = 2
 _RANKS_PER_PROCESS = 512
 """At most: the threads of more would wait for each other, which ranks of many hosts do not."""
@@ -141,16 +141,31 @@ def _fill(url: str, checkpoints: int, store_url: str) -> None:
         fill(connection, checkpoints=checkpoints, runs=RUNS, projects=PROJECTS, store_url=store_url)
 
 
-def storm(cluster: Cluster, ranks: int, *, ranks_per_host: int = RANKS_PER_HOST) -> Storm:
-    """On hosts of so many ranks; the last may have fewer. Raises RuntimeError if a rank fails or the checkpoint is not
-    committed."""
+def storm(
+    cluster: Cluster,
+    ranks: int,
+    *,
+    ranks_per_host: int = RANKS_PER_HOST,
+    token: str | None = None,
+    take_what_is_left: bool = False,
+) -> Storm:
+    """On hosts of so many ranks; the last may have fewer. `token`: the ranks'. `take_what_is_left`: of the cores, they
+    get what service and database do not want. Raises RuntimeError if a rank fails or the checkpoint is not committed.
+    """
     with cluster.client() as client, ExitStack() as stack:
-        run = RunName(_PROJECT, f"of-{ranks}")
+        run = RunName(PROJECT, f"of-{ranks}")
         begin = begin_for(client, run, ranks)
         processes = [
-            stack.enter_context(_ranks(cluster, orders))
+            stack.enter_context(_ranks(cluster, orders, token))
             for orders in (
-                Orders(run=str(run), begin=begin, first=first, last=last, ranks_per_host=ranks_per_host)
+                Orders(
+                    run=str(run),
+                    begin=begin,
+                    first=first,
+                    last=last,
+                    ranks_per_host=ranks_per_host,
+                    take_what_is_left=take_what_is_left,
+                )
                 for first, last in _parts(ranks)
             )
         ]
@@ -203,13 +218,15 @@ def _parts(ranks: int) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def _ranks(cluster: Cluster, orders: Orders) -> Iterator[subprocess.Popen[str]]:
+def _ranks(cluster: Cluster, orders: Orders, token: str | None) -> Iterator[subprocess.Popen[str]]:
+    theirs = {} if token is None else {"HOLDFAST_TOKEN": token}
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.scale.ranks"],
-        env=without_holdfast_settings() | cluster.environment,
+        env=without_holdfast_settings() | cluster.environment | theirs,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=orders.take_what_is_left,
     )
     try:
         print(orders.model_dump_json(), file=process.stdin, flush=True)

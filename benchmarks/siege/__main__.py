@@ -75,7 +75,10 @@ def _turn(place: Besieged, connections: int, each: int) -> dict[str, Any]:
         "saves_per_second": round(before.per_second, 2),
         "saves_per_second_attacked": round(during.per_second, 2),
         "saves": len(during.ids),
+        "seconds": round(before.seconds, 2),
         "seconds_attacked": round(during.seconds, 2),
+        "cpu_seconds": before.cpu_seconds,
+        "cpu_seconds_attacked": during.cpu_seconds,
         "connections_at_the_service": open_now,
         "counted_meanwhile": counted,
     }

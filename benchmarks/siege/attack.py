@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import resource
 import selectors
 import socket
@@ -16,6 +15,8 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+
+from benchmarks.measure import take_what_is_left
 
 HALVES_FROM, WRONG_FROM, GREEDY_FROM = "127.0.0.66", "127.0.0.67", "127.0.0.68"
 SPARE_FILES = 200
@@ -150,6 +151,6 @@ def _request(path: str, token: str) -> bytes:
 
 
 if __name__ == "__main__":
-    os.nice(19)  # on a network the attackers have cores of their own: here they take what the service leaves
+    take_what_is_left()  # on a network the attackers have cores of their own
     port, connections, token = sys.argv[1:]
     Attack(int(port), possible_connections(int(connections)), token).go_on()

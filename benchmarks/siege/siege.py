@@ -20,6 +20,7 @@ import psutil
 from tests.support.rank import Job
 from tests.support.serve import ServedHoldfast, holdfast_serve
 
+from benchmarks.measure import cpu_seconds_of_tree
 from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -41,6 +42,8 @@ class Saves:
 
     ids: list[str]
     seconds: float
+    cpu_seconds: dict[str, float]
+    """Of the service, of this process, which saves, and of who attacks."""
 
     @property
     def per_second(self) -> float:
@@ -60,6 +63,7 @@ class Besieged:
         self._saver = self.http(self.token(SAVED))
         self._jobs = [Job(self._saver, f"{SAVED}/run-{number}") for number in range(savers)]
         self._steps = Counter[int]()
+        self._attackers_pid: int | None = None
 
     def http(self, token: str) -> httpx.Client:
         headers = {"Authorization": f"Bearer {token}", PROTOCOL_HEADER: PROTOCOL_VERSION}
@@ -83,10 +87,16 @@ class Besieged:
                 ids.append(view["id"])
             return ids
 
-        began = time.monotonic()
+        spent, began = self._cpu_seconds(), time.monotonic()
         with ThreadPoolExecutor(self._savers) as pool:
             ids = [one for of_job in pool.map(saves, range(self._savers)) for one in of_job]
-        return Saves(ids, time.monotonic() - began)
+        seconds, ended = time.monotonic() - began, self._cpu_seconds()
+        return Saves(ids, seconds, {name: round(ended[name] - spent[name], 2) for name in ended})
+
+    def _cpu_seconds(self) -> dict[str, float]:
+        spent = {"service": cpu_seconds_of_tree(self.service.process.pid), "savers": time.process_time()}
+        attackers = self._attackers_pid
+        return spent | ({} if attackers is None else {"attackers": cpu_seconds_of_tree(attackers)})
 
     def close(self) -> None:
         self._all.close()
@@ -112,11 +122,13 @@ class Besieged:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # see take_what_is_left
         )
-        attackers = Attackers(process)
+        attackers, self._attackers_pid = Attackers(process), process.pid
         try:
             yield attackers
         finally:
+            self._attackers_pid = None
             attackers.end()
 
 
