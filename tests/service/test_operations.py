@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -28,8 +29,10 @@ from holdfast_service.operations import controller as operations
 from holdfast_service.operations import queue as operation_run
 from holdfast_service.operations.controller import (
     AGAIN_AFTER_SECONDS,
+    MOST_OF_A_KIND,
     MOST_TRIES,
     OperationsReport,
+    UnderWay,
     backlog,
     claim_next,
     settle,
@@ -138,6 +141,36 @@ def test_many_workers_carry_each_operation_out_once(
     with ThreadPoolExecutor(4) as threads:
         assert sum(report.done for report in threads.map(reconcile, others)) == 12
     assert sorted(began) == sorted(started)
+
+
+def test_one_kind_leaves_half_of_the_threads_to_the_others(
+    service: RunningService, handle: Callable[[Handler], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a few comparisons, of hours, keep everything else waiting."""
+    may_end, quick_ended, under_way = threading.Event(), threading.Event(), UnderWay()
+
+    def hangs(context: ServiceContext, run: OperationRun) -> dict[str, Any]:
+        assert may_end.wait(60)
+        return counts(context, run)
+
+    def quick(context: ServiceContext, run: OperationRun) -> dict[str, Any]:
+        quick_ended.set()
+        return counts(context, run)
+
+    handle(hangs)
+    monkeypatch.setitem(OPERATION_KINDS, "quick", quick)
+    slow = [start(service, to=number + 1) for number in range(MOST_OF_A_KIND + 2)]
+    with service.context.database.transaction() as session:
+        start_operation(session, service.caller(), "quick", project_id=None, arguments={})
+    with ThreadPoolExecutor(4) as threads:
+        passes = [threads.submit(reconcile, service.context, under_way=under_way) for _ in range(4)]
+        try:
+            assert quick_ended.wait(60)
+            states = Counter(view(service, each)["state"] for each in slow)
+        finally:
+            may_end.set()
+    assert states == {"running": MOST_OF_A_KIND, "queued": 2}
+    assert sum(each.result().done for each in passes) == len(slow) + 1, "those that waited had their turn"
 
 
 def test_two_workers_that_look_at_once_do_not_both_take_it(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -103,8 +106,10 @@ def _mine(session: Session, run: OperationRun) -> Operation | None:
 
 NAME = "operations"
 MOST_TRIES = 3
-# A drill of an hour must not keep a prune of a second waiting.
+# A drill of an hour must not keep a check of a second waiting.
 _THREADS = 4
+MOST_OF_A_KIND = 2
+"""In each process: comparisons of two projects, which take hours, would have all four threads."""
 
 
 def claim_next(context: ServiceContext, kinds: Collection[str], worker_id: str) -> OperationRun | None:
@@ -193,20 +198,46 @@ class OperationsReport(ReconcileReport):
     again: int = 0
 
 
-def reconcile(context: ServiceContext, *, kinds: Mapping[str, Handler]) -> OperationsReport:
+@dataclass
+class UnderWay:
+    """What the threads of one process are carrying out, by kind."""
+
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _kinds: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def claimed(self, context: ServiceContext, kinds: Collection[str]) -> Iterator[OperationRun | None]:
+        """What is due, of a kind that has room; it counts until the block ends. One thread claims at a time."""
+        with self._lock:
+            room = [kind for kind in kinds if self._kinds[kind] < MOST_OF_A_KIND]
+            run = claim_next(context, room, context.process_id)
+            if run is not None:
+                self._kinds[run.kind] += 1
+        try:
+            yield run
+        finally:
+            if run is not None:
+                with self._lock:
+                    self._kinds[run.kind] -= 1
+
+
+def reconcile(
+    context: ServiceContext, *, kinds: Mapping[str, Handler], under_way: UnderWay | None = None
+) -> OperationsReport:
     """One pass of the controller `operations`: claims what is due, one after the other, and runs its handler, until
     none is due or the process is asked to end. `kinds` are those that it can carry out; others wait for a process that
     can.
 
-    Every process has a few threads that do this: a drill of an hour keeps no other operation waiting. A killed process
-    leaves its lease, which runs out; a process that is asked to end gives its operation back.
+    Every process has a few threads that do this, of which one kind has half (`under_way`, which they share): a drill of
+    an hour keeps no other operation waiting. A killed process leaves its lease, which runs out; a process that is asked
+    to end gives its operation back.
     """
-    report = OperationsReport()
+    report, under_way = OperationsReport(), under_way or UnderWay()
     while not context.stopping.is_set():
-        run = claim_next(context, kinds.keys(), context.process_id)
-        if run is None:
-            break
-        report = _carry_out(context, run, kinds[run.kind], report)
+        with under_way.claimed(context, kinds.keys()) as run:
+            if run is None:
+                break
+            report = _carry_out(context, run, kinds[run.kind], report)
     return report
 
 
@@ -254,5 +285,5 @@ def _is_passing(error: ProblemError | StoreError) -> bool:
 
 def loops(settings: ServiceSettings, kinds: Mapping[str, Handler]) -> tuple[ControllerLoop, ...]:
     """The controller of this room, for these kinds of operations."""
-    reconcile_kinds = partial(reconcile, kinds=kinds)
+    reconcile_kinds = partial(reconcile, kinds=kinds, under_way=UnderWay())
     return (ControllerLoop(NAME, settings.controller_interval_seconds, reconcile_kinds, backlog, threads=_THREADS),)
