@@ -96,6 +96,17 @@ def check(found: dict[str, Any], before: torch.Tensor, after: torch.Tensor) -> N
     assert {name: found[name] for name in told} == pytest.approx(told, rel=1e-9)
 
 
+def test_a_plan_is_made_in_slices_between_calls_of_jobs(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = pair(service, *({f"model/{name}": random(9, seed=seed) for name in "abc"} for seed in (1, 2)))
+    gave_way: list[float] = []
+    monkeypatch.setattr(compare_values, "_SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(service.context.load, "yield_to_callers", lambda most, stopping: gave_way.append(most))
+    assert compare(service, *ids, dry_run=True)["differing"] == 3
+    assert len(gave_way) >= 5 * 3, "at each tensor, in each step of the plan"
+
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 

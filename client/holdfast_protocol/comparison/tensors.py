@@ -10,7 +10,7 @@ different places has no digests that could be compared (docs/adr/0081).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -62,11 +62,14 @@ class StoredTensors:
     of its random number generators `rng@1`."""
 
 
-def compare_tensors(before: StoredTensors, after: StoredTensors) -> TensorDiff:
-    """Pure, linear in the pieces of both."""
+def compare_tensors(
+    before: StoredTensors, after: StoredTensors, working: Callable[[], object] = lambda: None
+) -> TensorDiff:
+    """Linear in the pieces of both. `working` is called for each tensor: millions of pieces take minutes."""
     found = TensorDiff()
-    ours, theirs = _spans(before), _spans(after)
+    ours, theirs = _spans(before, working), _spans(after, working)
     for name in sorted(before.layout.tensors.keys() | after.layout.tensors.keys()):
+        working()
         one, other = before.layout.tensors.get(name), after.layout.tensors.get(name)
         if one is None:
             found.only_after.append(name)
@@ -103,19 +106,23 @@ class _Place(NamedTuple):
 _Spans = Mapping[_Span, _Place]
 
 
-def pieces_of(layout: Layout) -> Mapping[str, Sequence[tuple[int, Piece]]]:
+def pieces_of(
+    layout: Layout, working: Callable[[], object] = lambda: None
+) -> Mapping[str, Sequence[tuple[int, Piece]]]:
     """By tensor, its pieces and the rank of each. Of a box that several ranks stored the first rank's is taken, as a
-    restore does."""
+    restore does. `working` is called for each rank."""
     found: dict[str, dict[Box, tuple[int, Piece]]] = defaultdict(dict)
     for rank, shard in enumerate(layout.shards):
+        working()
         for piece in shard.pieces:
             found[piece.tensor].setdefault((piece.offsets, piece.shape), (rank, piece))
     return {name: list(pieces.values()) for name, pieces in found.items()}
 
 
-def _spans(stored: StoredTensors) -> Mapping[str, _Spans]:
+def _spans(stored: StoredTensors, working: Callable[[], object]) -> Mapping[str, _Spans]:
     found: dict[str, dict[_Span, _Place]] = defaultdict(dict)  # a tensor without elements may have no piece
-    for name, pieces in pieces_of(stored.layout).items():
+    for name, pieces in pieces_of(stored.layout, working).items():
+        working()
         spans = found[name]
         for rank, piece in pieces:
             digests, sizes = stored.chunks[rank], stored.layout.shards[rank].chunks

@@ -59,8 +59,8 @@ class Side:
     """The bytes of each chunk, by digest."""
 
     @classmethod
-    def of(cls, tensors: StoredTensors, sizes: Mapping[str, int]) -> Side:
-        return cls(tensors, pieces_of(tensors.layout), sizes)
+    def of(cls, tensors: StoredTensors, sizes: Mapping[str, int], working: Callable[[], object] = lambda: None) -> Side:
+        return cls(tensors, pieces_of(tensors.layout, working), sizes)
 
     def runs(self, strip: Strip, first: int, last: int) -> Iterator[Run]:
         """Of the strip's rows `first` to `last` of the tensor."""
@@ -121,9 +121,9 @@ class Plan:
 
 
 def plan_batches(before: Side, after: Side, *, memory_bytes: int, working: Callable[[], object] = lambda: None) -> Plan:
-    """Of all tensors that digests do not prove equal. `working` is called for each and for each batch: a plan of
-    millions of pieces takes minutes."""
-    plan = Plan(compare_tensors(before.tensors, after.tensors))
+    """Of all tensors that digests do not prove equal. `working` is called for each, for its parts and for each batch: a
+    plan of millions of pieces takes minutes."""
+    plan = Plan(compare_tensors(before.tensors, after.tensors, working))
     sides = (before, after)
     subjects = []
     for name, ours, theirs in _differing(before, after, plan.diff):
@@ -144,6 +144,7 @@ def plan_batches(before: Side, after: Side, *, memory_bytes: int, working: Calla
     plan.subjects = len(subjects)
     room = 0
     for part in (part for _, parts in subjects for part in parts):
+        working()
         strips = sum(1 for side in (0, 1) for _ in part.strips(side))
         needed = _memory(part) + _STRIP_MEMORY_BYTES * strips
         if (room := room - needed) < 0 or not plan.batches:

@@ -10,6 +10,7 @@ A killed worker's operation goes on with the batch that it was at. What is read 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
@@ -106,9 +107,10 @@ def run_comparison(context: ServiceContext, run: OperationRun) -> dict[str, Any]
     request = CompareValues.model_validate(run.arguments)
     assert run.checkpoint_id is not None  # start_comparison has named it
     run.progress(note="reads the layouts")
-    with _opened(context, run, request.against, run.checkpoint_id) as (reader, before, after):
+    in_slices = _Slices(context, run)
+    with _opened(context, in_slices, request.against, run.checkpoint_id) as (reader, before, after):
         memory_bytes = context.settings.comparison_memory_bytes
-        plan = plan_batches(before, after, memory_bytes=memory_bytes, working=run.progress)
+        plan = plan_batches(before, after, memory_bytes=memory_bytes, working=in_slices)
         state = _State.of(run, plan)
         total = sum(plan.reads)
         if not request.dry_run:
@@ -124,14 +126,35 @@ def run_comparison(context: ServiceContext, run: OperationRun) -> dict[str, Any]
     return _result(request, run.checkpoint_id, before, plan, state).model_dump(mode="json")
 
 
+_SLICE_SECONDS = 0.02
+_GIVES_WAY_SECONDS = 0.1
+
+
+@dataclass
+class _Slices:
+    """Called again and again while a plan is made, which is Python for minutes, and perhaps in a process that answers
+    jobs. It renews the lease, and while calls of jobs wait it works a sixth of the time."""
+
+    context: ServiceContext
+    run: OperationRun
+    ends_at: float = 0.0
+
+    def __call__(self) -> None:
+        self.run.progress()
+        if time.monotonic() >= self.ends_at:
+            self.context.load.yield_to_callers(_GIVES_WAY_SECONDS, self.context.stopping)
+            self.ends_at = time.monotonic() + _SLICE_SECONDS
+
+
 @contextmanager
 def _opened(
-    context: ServiceContext, run: OperationRun, before_id: str, after_id: str
+    context: ServiceContext, in_slices: _Slices, before_id: str, after_id: str
 ) -> Iterator[tuple[ChunkReader, Side, Side]]:
+    run = in_slices.run
     found = context.database.run(partial(_open_both, context=context, run=run, ids=(before_id, after_id)))
     try:
         reader = ChunkReader(context, [each.opened for each in found])
-        before, after = (_side(reader, at, each, run) for at, each in enumerate(found))
+        before, after = (_side(reader, at, each, in_slices) for at, each in enumerate(found))
         yield reader, before, after
     finally:
         end_leases(context, *(each.opened.lease_id for each in found))
@@ -174,14 +197,14 @@ def _open(session: Session, context: ServiceContext, run: OperationRun, checkpoi
     )
 
 
-def _side(reader: ChunkReader, at: int, found: _Found, run: OperationRun) -> Side:
+def _side(reader: ChunkReader, at: int, found: _Found, in_slices: _Slices) -> Side:
     """Raises `chunk_gone` if its documents cannot be read."""
 
     def read(digests: Collection[str]) -> Mapping[str, bytearray]:
         sizes = {digest: found.sizes[digest] for digest in digests}
         documents = {digest: bytearray(size) for digest, size in sizes.items() if size <= MAX_STORED_DOCUMENT_BYTES}
         wanted = {digest: [Target(0, memoryview(into))] for digest, into in documents.items()}
-        if damaged := reader.read(at, wanted, lambda _: run.progress()):
+        if damaged := reader.read(at, wanted, lambda _: in_slices()):
             raise ProblemError(
                 ProblemCode.CHUNK_GONE,
                 f"The chunk {min(damaged)[:12]} cannot be read: it says what is where in step {found.saved_as.step}. "
@@ -190,7 +213,8 @@ def _side(reader: ChunkReader, at: int, found: _Found, run: OperationRun) -> Sid
         return documents
 
     layout = proven_layout(found.shards, found.sizes, read, found.digest, found.saved_as)
-    return Side.of(StoredTensors(layout, {shard.rank: shard.chunks for shard in found.shards}), found.sizes)
+    tensors = StoredTensors(layout, {shard.rank: shard.chunks for shard in found.shards})
+    return Side.of(tensors, found.sizes, in_slices)
 
 
 @dataclass
