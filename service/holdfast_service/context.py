@@ -12,8 +12,10 @@ import socket
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -37,6 +39,17 @@ from holdfast_service.stores.base import Store
 from holdfast_service.stores.read_rate_limit import ReadRateLimit
 
 _log = logging.getLogger(__name__)
+
+WAITS_FOR_STORE: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
+    "holdfast_waits_for_store", default=nullcontext
+)
+"""Set by who lets calls in, for the work of one call."""
+
+
+def waiting_for_store() -> AbstractContextManager[None]:
+    """Around what a call's work asks a store: other calls are worked on meanwhile."""
+    return WAITS_FOR_STORE.get()()
+
 
 _MOST_CHECKPOINTS = 10_000
 _SLICE_SECONDS = 0.5

@@ -8,8 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -19,7 +21,10 @@ from holdfast_client import Client, ClientSettings
 from holdfast_protocol.attempts import Heartbeat
 from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import BeginCheckpoint
+from holdfast_service.context import WAITS_FOR_STORE, waiting_for_store
 from holdfast_service.settings import ServiceSettings
+from holdfast_service.stores.base import MountedStore, Store
+from holdfast_service.training import seal
 from tests.support.rank import Job, Refused, answer
 from tests.support.service import RunningService, running_service
 
@@ -91,6 +96,48 @@ def storm(
     return pending
 
 
+def test_a_call_that_asks_a_store_takes_no_place_from_its_project(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many places that gives to others: tests/unit/test_fair_queue.py."""
+    real, away = endpoints.begin_and_negotiate, []
+
+    def of_the_project() -> int:
+        return int(service.app.state.admission._queue._projects["storm"].away)
+
+    def asks(*arguments: Any) -> Any:
+        with waiting_for_store():
+            away.append(of_the_project())
+        away.append(of_the_project())
+        return real(*arguments)
+
+    monkeypatch.setattr(endpoints, "begin_and_negotiate", asks)
+    assert Job(service.http(), "storm/a").begin(1)
+    assert away == [1, 0]
+
+
+@pytest.mark.parametrize("mounted", [True, False])
+def test_what_has_arrived_is_asked_of_a_store_in_its_time(mounted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount answers at once, and its call goes on."""
+    asked: list[str] = []
+
+    @contextmanager
+    def waits() -> Iterator[None]:
+        asked.append("waits")
+        yield
+        asked.append("goes on")
+
+    token = WAITS_FOR_STORE.set(waits)
+    try:
+        monkeypatch.setattr(seal, "ask_store", lambda *_: asked.append("asks"))
+        store: Any = Mock(spec=MountedStore if mounted else Store)
+        upload: Any = object()
+        seal.ask_for_all(store, [upload] * 2)
+    finally:
+        WAITS_FOR_STORE.reset(token)
+    assert asked == (["asks"] * 2 if mounted else ["waits", "asks", "asks", "goes on"])
+
+
 def test_another_projects_call_is_worked_on_at_once(
     service: RunningService, begins: Gate, threads: ThreadPoolExecutor
 ) -> None:
@@ -101,6 +148,19 @@ def test_another_projects_call_is_worked_on_at_once(
     assert len(begins.came) == 1
     begins.open.set()
     assert {each.result().view["state"] for each in pending} == {"uploading"}
+
+
+def test_listings_pause_beside_another_projects_training_and_go_on_by_themselves(
+    service: RunningService, begins: Gate, threads: ThreadPoolExecutor
+) -> None:
+    """No call ends meanwhile that would have the next one dealt."""
+    job, other = Job(service.http(), "storm/a"), Job(service.http(), "quiet/b")
+    pending = storm(service, job, begins, threads, 1)
+    for _ in range(3):
+        assert service.http().get(f"/v1/projects/{other.project}/runs").status_code == 200
+    assert len(begins.came) == 1
+    begins.open.set()
+    assert pending[0].result()
 
 
 def test_begins_are_refused_first_and_told_when_to_come_again(
@@ -242,6 +302,15 @@ def test_long_polls_hold_no_place_and_are_bounded(service: RunningService, threa
     assert save.now()["state"] == "uploading", "to ask without waiting is another matter"
     assert save.write(0, [b"weights", b"index"])["state"] == "committed"
     assert {each.result()["state"] for each in polls} == {"committed"}
+
+
+def test_a_checkpoint_of_another_process_belongs_to_its_project_once_a_rank_has_sealed(service: RunningService) -> None:
+    job = Job(service.http(), "storm/a", world_size=2)
+    save = job.begin(1)
+    load = service.context.load
+    load._projects.clear()  # as if another process had begun it
+    save.write(0, [b"weights", b"index"])
+    assert load.project_of(save.id) == "storm"
 
 
 def test_a_checkpoints_calls_belong_to_its_project_whatever_the_token(

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_service.web.fair_queue import CallClass, FairQueue, Limit, Limits, Refusal
+from holdfast_service.web.fair_queue import (
+    LONGEST_PAUSE_SECONDS,
+    SHARED_SECONDS,
+    CallClass,
+    FairQueue,
+    Limit,
+    Limits,
+    Refusal,
+)
 
 PROMISED, RESTORE, NEGOTIATE, BEGIN, OTHER = CallClass
 WIDE = Limits(at_once=4, project_requests=1000, requests=1000)
@@ -27,22 +35,23 @@ class Calls:
     def __init__(self, limits: Limits = WIDE) -> None:
         self.queue: FairQueue[Call] = FairQueue(limits)
         self.held: list[Call] = []
+        self.now = 0.0
 
-    def come(self, project: str, *kinds: CallClass) -> list[Call]:
+    def come(self, project: str, *kinds: CallClass, is_known: bool = True) -> list[Call]:
         calls = [Call(project, kind) for kind in kinds]
         for call in calls:
-            assert self.queue.let_in(project, call.kind, 0.0) is None
+            assert self.queue.let_in(project, call.kind, self.now, is_known=is_known) is None
             self.queue.wait(project, call.kind, call)
         return calls
 
     def deal(self) -> list[Call]:
-        dealt = list(iter(self.queue.take, None))
+        dealt = list(iter(lambda: self.queue.take(self.now), None))
         self.held += dealt
         return dealt
 
     def end(self, call: Call) -> None:
         self.held.remove(call)
-        self.queue.give_back(call.project, call.kind, 0.01)
+        self.queue.give_back(call.project, call.kind, 0.01, self.now)
         self.queue.leave(call.project)
 
     def in_order(self) -> list[Call]:
@@ -85,6 +94,97 @@ def test_one_project_never_has_every_place() -> None:
     assert len(calls.deal()) == WIDE.at_once - 1
     calls.come("quiet", RESTORE)
     assert [call.project for call in calls.deal()] == ["quiet"]
+
+
+def held_by(calls: Calls, project: str) -> int:
+    return sum(call.project == project for call in calls.held)
+
+
+def end_and_deal(calls: Calls, count: int) -> None:
+    for call in [call for call in calls.held if call.project == "storm"][:count]:
+        calls.end(call)
+        calls.deal()
+
+
+def test_a_storm_has_an_eighth_of_the_places_while_another_project_trains() -> None:
+    calls = Calls(Limits(at_once=8, project_requests=1000, requests=1000))
+    calls.come("storm", *[PROMISED] * 100)
+    calls.deal()
+    assert held_by(calls, "storm") == 7, "nobody else has called"
+    (quiet,) = calls.come("quiet", RESTORE)
+    assert calls.deal() == [quiet]
+    calls.end(quiet)
+    end_and_deal(calls, 7)
+    assert held_by(calls, "storm") == 1, "the quiet one's next call is worked on beside one other"
+    calls.now += SHARED_SECONDS
+    end_and_deal(calls, 1)
+    assert held_by(calls, "storm") == 1, "its job lives"
+    calls.now += 0.1
+    end_and_deal(calls, 1)
+    assert held_by(calls, "storm") == 7, "it has not called for a minute"
+
+
+def test_projects_that_train_together_use_all_places() -> None:
+    calls = Calls(Limits(at_once=8, project_requests=1000, requests=1000))
+    for project in "abcdefgh":
+        calls.come(project, *[BEGIN] * 10)
+    calls.deal()
+    assert [held_by(calls, project) for project in "abcdefgh"] == [1] * 8
+
+
+@pytest.mark.parametrize(("kind", "is_known"), [(OTHER, True), (RESTORE, False)], ids=["listings", "strangers"])
+def test_neither_listings_nor_strangers_take_places_from_training(kind: CallClass, is_known: bool) -> None:
+    calls = Calls(Limits(at_once=8, project_requests=1000, requests=1000))
+    calls.come("others", kind, is_known=is_known)
+    calls.come("storm", *[PROMISED] * 100)
+    calls.deal()
+    assert (held_by(calls, "others"), held_by(calls, "storm")) == (1, 7)
+
+
+def test_one_who_lists_without_end_has_a_fifth_of_the_time_of_its_places_beside_anothers_training() -> None:
+    calls = Calls(Limits(at_once=8, project_requests=1000, requests=1000))
+    (save,) = calls.come("saves", BEGIN)
+    calls.come("greedy", *[OTHER] * 200)
+    calls.deal()
+    listed = 0
+    while calls.now < 1.0:
+        calls.now += 0.01
+        for call in [call for call in calls.held if call.kind is OTHER]:
+            calls.end(call)  # it has taken 0.01 s
+            listed += 1
+        calls.deal()
+    assert listed == pytest.approx(20, abs=4), "of a hundred that one place could have done"
+    ends_at = calls.queue.pause_ends_at()
+    assert ends_at is not None
+    assert calls.now - 0.05 < ends_at <= calls.now + 0.05
+    calls.come("looks", OTHER)
+    calls.deal()
+    assert held_by(calls, "looks") == 1, "another project's listing waits for none of these"
+    calls.end(save)
+    calls.now += 0.05
+    calls.deal()
+    for _ in range(5):
+        calls.end(next(call for call in calls.held if call.project == "greedy"))
+        assert calls.deal(), "no training is worked on, and it waits for none"
+
+
+def test_a_call_that_waits_for_a_store_takes_no_place_from_its_project() -> None:
+    calls = Calls(Limits(at_once=8, project_requests=1000, requests=1000))
+    calls.come("quiet", RESTORE)
+    calls.come("storm", *[PROMISED] * 100)
+    calls.deal()
+    assert held_by(calls, "storm") == 1
+    for others in range(1, 7):
+        calls.queue.goes_away("storm")
+        calls.deal()
+        assert held_by(calls, "storm") == 1 + others
+    calls.queue.goes_away("storm")
+    calls.deal()
+    assert len(calls.held) == 8, "there are as many places as before"
+    for _ in range(7):
+        calls.queue.comes_back("storm")
+    end_and_deal(calls, 1)
+    assert held_by(calls, "storm") == 6, "those that came back go on, and none begins"
 
 
 def test_listings_of_all_projects_have_half_of_the_places() -> None:
@@ -131,7 +231,7 @@ def test_a_call_that_would_wait_longer_than_its_client_is_told_when_to_come_agai
     calls.deal()
     for call in slow[:150]:
         calls.held.remove(call)
-        calls.queue.give_back("storm", PROMISED, 0.4)
+        calls.queue.give_back("storm", PROMISED, 0.4, 0.0)
         calls.queue.leave("storm")
         calls.deal()
     refused = {kind: calls.queue.let_in("storm", kind, 0.0) for kind in (BEGIN, NEGOTIATE, RESTORE)}
@@ -141,6 +241,16 @@ def test_a_call_that_would_wait_longer_than_its_client_is_told_when_to_come_agai
     )
     assert calls.queue.let_in("storm", PROMISED, 0.0) is None
     assert calls.queue.let_in("quiet", BEGIN, 0.0) is None, "it waits for its own turns alone"
+
+
+def test_a_call_that_would_wait_longer_because_another_project_trains_is_told_too() -> None:
+    """A call takes 0.4 s, and one is worked on at a time."""
+    calls = Calls(Limits(at_once=8, project_requests=1000, requests=1000))
+    calls.come("quiet", RESTORE)
+    calls.come("storm", *[PROMISED] * 30)
+    calls.queue._call_seconds = 0.4
+    assert calls.queue.let_in("storm", BEGIN, 0.0) is not None, "its thirty calls take 12 s"
+    assert calls.queue.let_in("storm", RESTORE, 0.0) is None
 
 
 def test_long_polls_make_nobody_wait() -> None:
@@ -214,13 +324,15 @@ def test_whatever_happens_places_are_bounded_used_and_given_back(
         assert len(calls.held) == calls.queue.held <= at_once
         by_project = Counter(call.project for call in calls.held)
         assert all(count <= limits.project_at_once for count in by_project.values())
-        others = sum(call.kind is OTHER for call in calls.held)
         idle = at_once - len(calls.held)
         for call in waiting if idle else ():
-            blocked = by_project[call.project] == limits.project_at_once
-            assert blocked or (call.kind is OTHER and others == limits.other_at_once), "a place is free for it"
-    while calls.held:
-        calls.end(calls.held[0])
+            blocked = by_project[call.project] >= calls.queue.most_of(call.project)
+            pauses = call.kind is OTHER and not calls.queue.may_list(call.project, calls.now)
+            assert blocked or pauses, "a place is free for it"
+    for _ in range(len(waiting) + len(calls.held) + 1):
+        calls.now += LONGEST_PAUSE_SECONDS
+        for call in calls.held[:1]:
+            calls.end(call)
         for call in calls.deal():
             waiting.remove(call)
     assert not waiting

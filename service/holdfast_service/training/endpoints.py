@@ -35,7 +35,7 @@ from holdfast_protocol.checkpoints import (
 from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.attached_stores.attached import offer_mount_proof
-from holdfast_service.context import Context
+from holdfast_service.context import Context, ServiceContext
 from holdfast_service.db.pages import DEFAULT_PAGE
 from holdfast_service.errors import ProblemError
 from holdfast_service.lineage.restore_choice import known_to
@@ -196,7 +196,7 @@ def seal(
 ) -> CheckpointView:
     if isinstance(body, FailShard):
         return fail_shard(context, caller, checkpoint_id, rank, body)
-    return seal_shards(context, caller, checkpoint_id, {rank: body})
+    return _known(context, seal_shards(context, caller, checkpoint_id, {rank: body}))
 
 
 @checkpoints_router.put(
@@ -208,7 +208,13 @@ def seal_together(
     context: Context,
     caller: BusyTrainer,
 ) -> CheckpointView:
-    return seal_shards(context, caller, checkpoint_id, {seal.rank: seal for seal in body.seals})
+    return _known(context, seal_shards(context, caller, checkpoint_id, {seal.rank: seal for seal in body.seals}))
+
+
+def _known(context: ServiceContext, view: CheckpointView) -> CheckpointView:
+    """Another process may have begun it: from now on this one knows whose turn its calls use."""
+    context.load.note_checkpoint(view.id, view.project)
+    return view
 
 
 @checkpoints_router.post("/v1/checkpoints/{checkpoint_id}/abort", summary="Give a checkpoint up")

@@ -30,7 +30,7 @@ from holdfast_protocol.problems import ProblemCode
 from holdfast_protocol.states import CopyState, Proof
 from holdfast_protocol.text import counted
 from holdfast_service.auth.principal import Principal
-from holdfast_service.context import ServiceContext
+from holdfast_service.context import ServiceContext, waiting_for_store
 from holdfast_service.copies.predicates import object_key, proof_of, usable_by
 from holdfast_service.db.dialect import database_now, insert_all, insert_new
 from holdfast_service.db.engine import Database
@@ -88,7 +88,13 @@ def verify_uploads(database: Database, store: Store, uploads: Sequence[Upload]) 
 
 def ask_for_all(store: Store, uploads: Sequence[Upload]) -> list[Verdict]:
     """The same, and not settled yet."""
-    here = _ASKED_HERE if isinstance(store, MountedStore) else 1
+    if isinstance(store, MountedStore):
+        return _asked(store, uploads, here=_ASKED_HERE)
+    with waiting_for_store():
+        return _asked(store, uploads, here=1)
+
+
+def _asked(store: Store, uploads: Sequence[Upload], *, here: int) -> list[Verdict]:
     if len(uploads) <= here:  # to start threads takes longer
         return [ask_store(store, upload) for upload in uploads]
     with ThreadPoolExecutor(min(_AT_ONCE, len(uploads)), thread_name_prefix="holdfast-verify") as threads:

@@ -19,7 +19,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
@@ -138,6 +138,9 @@ class Admission:
             "End those that nobody reads, or follow by one process for several readers.",
         )
         self._meter = _Meter(registry)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Of the newest call."""
+        self._deals_later = False
 
     def project_of(self, caller: Principal | None, path: Mapping[str, str]) -> str:
         """`caller`: who came with this token when it was last good; None: it was not seen here."""
@@ -159,7 +162,8 @@ class Admission:
             if caller is not None:
                 self.count_token(permit, caller)
             with self._lock:
-                refusal = self._queue.let_in(project, kind, time.monotonic())
+                is_known = project != STRANGERS and not project.startswith(_NO_PROJECT)
+                refusal = self._queue.let_in(project, kind, time.monotonic(), is_known=is_known)
             if refusal is not None:
                 raise self._refused(project, refusal)
             try:
@@ -204,6 +208,7 @@ class Admission:
         loop = asyncio.get_running_loop()
         waiter = _Waiter(permit, loop.create_future())
         with self._lock:
+            self._loop = loop
             self._queue.wait(permit.project, permit.kind, waiter)
             if self._deal(mine=waiter):
                 permit.held_since = time.monotonic()
@@ -226,6 +231,17 @@ class Admission:
     def give_back(self, permit: Permit) -> None:
         with self._lock:
             self._give_back(permit)
+
+    @contextmanager
+    def waits_for_store(self, permit: Permit) -> Iterator[None]:
+        with self._lock:
+            self._queue.goes_away(permit.project)
+            self._deal()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._queue.comes_back(permit.project)
 
     @contextmanager
     def long_poll(self, permit: Permit) -> Iterator[None]:
@@ -268,21 +284,33 @@ class Admission:
             self._end_turn(permit, seconds)
 
     def _end_turn(self, permit: Permit, seconds: float) -> None:
-        self._queue.give_back(permit.project, permit.kind, seconds)
+        self._queue.give_back(permit.project, permit.kind, seconds, time.monotonic())
         self._deal()
 
     def _deal(self, mine: _Waiter | None = None) -> bool:
         """Wakes those whose turn it is. Whether it is that of `mine`, which is awake."""
-        while (waiter := self._queue.take()) is not None:
+        now = time.monotonic()
+        while (waiter := self._queue.take(now)) is not None:
             waiter.has_turn = True
             if waiter is mine:
                 continue
             try:
                 waiter.turn.get_loop().call_soon_threadsafe(_wake, waiter.turn)
             except RuntimeError:  # its loop has closed: no request waits there any more
-                self._queue.give_back(waiter.permit.project, waiter.permit.kind, 0.0)
+                self._queue.give_back(waiter.permit.project, waiter.permit.kind, 0.0, now)
         self._say_load()
+        ends_at = self._queue.pause_ends_at()
+        if ends_at is not None and self._loop is not None and not self._deals_later:
+            with suppress(RuntimeError):  # it has closed: nobody waits there
+                self._loop.call_soon_threadsafe(self._loop.call_later, max(0.0, ends_at - now), self._deal_later)
+                self._deals_later = True
         return mine is not None and mine.has_turn
+
+    def _deal_later(self) -> None:
+        """On the event loop, when a pause has ended."""
+        with self._lock:
+            self._deals_later = False
+            self._deal()
 
     def _say_load(self) -> None:
         self._load.set_busy(busy=self._queue.training_waits)
@@ -358,6 +386,12 @@ class Permit:
 
     def give_back(self) -> None:
         self._admission.give_back(self)
+
+    @contextmanager
+    def waits_for_store(self) -> Iterator[None]:
+        """Keeps its place, which does not count for its project's share meanwhile. On any thread."""
+        with self._admission.waits_for_store(self):
+            yield
 
     @contextmanager
     def long_poll(self) -> Iterator[None]:

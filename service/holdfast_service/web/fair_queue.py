@@ -2,7 +2,9 @@
 so often and so many times at once. Pure: no clock, no waiting, no I/O; `web/admission.py` waits and has the lock.
 
 Among the projects that wait it goes round, one call a turn. Within a project the classes have an order, and what waited
-longest in its class is first. A project never has all places, so that another one's call finds one free at once.
+longest in its class is first. A project never has all places, so that another one's call finds one free at once, and
+only an eighth of them while another one trains: all threads of a process share one interpreter, and each call that is
+worked on delays the others at every answer of the database.
 """
 
 from __future__ import annotations
@@ -40,6 +42,15 @@ LONGEST_WAIT_SECONDS = 20.0
 """A call is refused too if it would wait for its turn longer than its class's share of this. A client gives a call up
 after 30 s and sends it again: in a storm of a thousand ranks the last begins would never be answered in time."""
 
+SHARED_SECONDS = 60.0
+"""A project whose training has called in this time shares the process with the others. A job that lives calls more
+often: it has a heartbeat."""
+
+PAUSE = 4.0
+"""A project's calls of the last class pause so many times as long as one has taken, while calls of another project's
+training are worked on: who lists without end has a fifth of the time of its places."""
+LONGEST_PAUSE_SECONDS = 2.0
+
 _DEALT_EVERY = 8
 """Each so manieth turn of a project is dealt to the classes in rotation, so that none of them starves."""
 _RETRY_SECONDS = (1, 30)
@@ -57,6 +68,11 @@ class Limits:
     @property
     def project_at_once(self) -> int:
         return max(1, self.at_once - 1)
+
+    @property
+    def shared_at_once(self) -> int:
+        """Of one project, while another one trains."""
+        return max(1, self.at_once // 8)
 
     @property
     def other_at_once(self) -> int:
@@ -82,6 +98,10 @@ class Refusal:
 class _Project(Generic[Caller]):
     let_in: int = 0
     held: int = 0
+    held_by_others: int = 0
+    """Of the last class."""
+    away: int = 0
+    """Of those that are held: the call waits for a store, and uses nothing that others need."""
     turn: int = 0
     comes_again_at: float = 0.0
     """When the last one that was refused is to retry: each later one retries later."""
@@ -109,24 +129,31 @@ class FairQueue(Generic[Caller]):
         self._limits = limits
         self._projects: dict[str, _Project[Caller]] = {}
         self._waiting: OrderedDict[str, None] = OrderedDict()  # the one whose turn was longest ago first
+        self._trained_at: OrderedDict[str, float] = OrderedDict()  # the one that called longest ago first
+        self._lists_again_at: dict[str, float] = {}
         self._held_by_others = 0
         self._call_seconds = 0.02
         self.let_in_count = 0
         self.held = 0
 
-    def let_in(self, project: str, kind: CallClass, now: float) -> Refusal | None:
-        """None: it counts from now on, until `leave`."""
+    def let_in(self, project: str, kind: CallClass, now: float, *, is_known: bool = True) -> Refusal | None:
+        """None: it counts from now on, until `leave`. `is_known`: the project is one, and not a name for callers whose
+        project this process does not know. Those take no places from a project."""
+        self._forget(now)
         known = self._projects.get(project)
         own, every = (0 if known is None else known.let_in), self.let_in_count
         if known is not None and own >= SHARE[kind] * self._limits.project_requests:
-            return Refusal(Limit.PROJECT, self._comes_again(known, now))
-        if known is not None and self._wait_seconds(known) >= SHARE[kind] * LONGEST_WAIT_SECONDS:
-            return Refusal(Limit.WAIT, self._comes_again(known, now))
+            return Refusal(Limit.PROJECT, self._comes_again(project, known, now))
+        if known is not None and self._wait_seconds(project, known, kind) >= SHARE[kind] * LONGEST_WAIT_SECONDS:
+            return Refusal(Limit.WAIT, self._comes_again(project, known, now))
         # Within its fair share of what is under way nobody is refused for what the others do.
         if known is not None and every >= SHARE[kind] * self._limits.requests and own * len(self._projects) >= every:
-            return Refusal(Limit.SERVICE, self._comes_again(known, now))
+            return Refusal(Limit.SERVICE, self._comes_again(project, known, now))
         self._projects.setdefault(project, _Project()).let_in += 1
         self.let_in_count += 1
+        if is_known and kind is not CallClass.OTHER:
+            self._trained_at[project] = now
+            self._trained_at.move_to_end(project)
         return None
 
     def leave(self, project: str) -> None:
@@ -146,15 +173,16 @@ class FairQueue(Generic[Caller]):
         if not known.waits:
             del self._waiting[project]
 
-    def take(self) -> Caller | None:
+    def take(self, now: float) -> Caller | None:
         """The caller whose turn it is: it holds a place until `give_back`. None: nobody waits, or nobody may."""
         if self.held >= self._limits.at_once:
             return None
+        self._forget(now)
         for project in self._waiting:
             known = self._projects[project]
-            if known.held >= self._limits.project_at_once:
+            if known.held >= self._limits.project_at_once or known.held - known.away >= self.most_of(project):
                 continue
-            kind = known.pick(others=self._held_by_others < self._limits.other_at_once)
+            kind = known.pick(others=self.may_list(project, now))
             if kind is None:
                 continue
             caller = next(iter(known.waiting[kind]))
@@ -164,10 +192,35 @@ class FairQueue(Generic[Caller]):
             return caller
         return None
 
-    def give_back(self, project: str, kind: CallClass, seconds: float) -> None:
+    def give_back(self, project: str, kind: CallClass, seconds: float, now: float) -> None:
         """`seconds`: how long the place was held."""
-        self._hold(self._projects[project], kind, -1)
+        known = self._projects[project]
+        self._hold(known, kind, -1)
         self._call_seconds += (seconds - self._call_seconds) / 16
+        training_of_others = self.held - self._held_by_others - (known.held - known.held_by_others)
+        if kind is CallClass.OTHER and training_of_others:
+            self._lists_again_at[project] = now + min(PAUSE * seconds, LONGEST_PAUSE_SECONDS)
+
+    def goes_away(self, project: str) -> None:
+        """A call that holds a place begins to wait for a store."""
+        self._projects[project].away += 1
+
+    def comes_back(self, project: str) -> None:
+        """It goes on at once, though the project may have more places than its share for a moment."""
+        self._projects[project].away -= 1
+
+    def most_of(self, project: str) -> int:
+        """So many places one project may have now, besides those of calls that wait for a store."""
+        return self._limits.shared_at_once if self._shares(project) else self._limits.project_at_once
+
+    def may_list(self, project: str, now: float) -> bool:
+        """Whether a call of the last class may have a place."""
+        return self._held_by_others < self._limits.other_at_once and now >= self._lists_again_at.get(project, now)
+
+    def pause_ends_at(self) -> float | None:
+        """When to `take` again, though no call ends until then. None: nobody waits for a time."""
+        lists = (project for project in self._waiting if self._projects[project].waiting[CallClass.OTHER])
+        return min((at for project in lists if (at := self._lists_again_at.get(project)) is not None), default=None)
 
     @property
     def training_waits(self) -> bool:
@@ -181,18 +234,33 @@ class FairQueue(Generic[Caller]):
     def _hold(self, known: _Project[Caller], kind: CallClass, more: int) -> None:
         known.held += more
         self.held += more
-        self._held_by_others += more if kind is CallClass.OTHER else 0
+        if kind is CallClass.OTHER:
+            known.held_by_others += more
+            self._held_by_others += more
 
-    def _wait_seconds(self, known: _Project[Caller]) -> float:
+    def _shares(self, project: str) -> bool:
+        """Another one trains in this process."""
+        return len(self._trained_at) > (project in self._trained_at)
+
+    def _forget(self, now: float) -> None:
+        while self._trained_at and next(iter(self._trained_at.values())) < now - SHARED_SECONDS:
+            self._trained_at.popitem(last=False)
+        for project in [project for project, at in self._lists_again_at.items() if at <= now]:
+            del self._lists_again_at[project]
+
+    def _wait_seconds(self, project: str, known: _Project[Caller], kind: CallClass) -> float:
         """Until the calls of this project that wait now have had their turn; other projects take theirs meanwhile."""
         waits = known.waits
-        calls = sum(min(waits, self._projects[project].waits) for project in self._waiting) if waits else 0
-        return calls * self._call_seconds / self._limits.project_at_once
+        calls = sum(min(waits, self._projects[each].waits) for each in self._waiting) if waits else 0
+        turns = max(waits / self.most_of(project), calls / self._limits.project_at_once)
+        if kind is CallClass.OTHER and project in self._lists_again_at:
+            turns = max(turns, len(known.waiting[kind]) * (1 + PAUSE) / self.most_of(project))
+        return self._call_seconds * turns
 
-    def _comes_again(self, known: _Project[Caller], now: float) -> int:
+    def _comes_again(self, project: str, known: _Project[Caller], now: float) -> int:
         """When the calls that are let in are over, and those that were refused before have retried. So they come one
         by one, and not all at once."""
-        call_seconds = self._call_seconds / self._limits.project_at_once
+        call_seconds = self._call_seconds / self.most_of(project)
         known.comes_again_at = max(known.comes_again_at, now + known.let_in * call_seconds) + call_seconds
         least, most = _RETRY_SECONDS
         return min(most, max(least, ceil(known.comes_again_at - now)))

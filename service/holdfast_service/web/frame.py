@@ -35,6 +35,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION, Request, speaks_with
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.auth.principal import RequireScope, last_known
+from holdfast_service.context import WAITS_FOR_STORE
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.posix.signed_urls import OBJECTS_PATH
 from holdfast_service.web.admission import Admission, Permit, class_of, on_a_thread
@@ -343,6 +344,7 @@ class GuardedRoute(APIRoute):
                 request.state.owner = admission.project_of(known, request.path_params)
             with admission.call(request, kind, known) as permit:
                 request.state.permit = permit
+                WAITS_FOR_STORE.set(permit.waits_for_store)  # of this request's task, and of its threads
                 if caller is None:
                     await permit.take()
                     caller = await on_a_thread(required.caller_of, request)
