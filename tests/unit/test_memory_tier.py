@@ -131,6 +131,18 @@ def test_memory_is_given_back_when_no_rank_and_no_kept_state_needs_it():
     assert (node.kept(), node.pages, second.is_closed) == ([], 0, True)
 
 
+def test_a_launch_that_has_done_its_work_forgets_what_is_left_and_its_own_and_no_other_launchs():
+    node = Node(ranks=3)
+    left, own, others = node.memory(), node.memory(), node.memory()
+    for rank, memory in enumerate((left, own, others)):
+        node.keep(memory, 1, rank=rank)
+    node.tier.let_go(left)
+    node.tier.forget(RUN, [own])
+    assert node.kept() == [(1, 1, 2)]
+    node.tier.forget(RUN, [others])
+    assert node.kept() == []
+
+
 def test_states_of_launches_that_have_ended_make_room_and_those_of_living_ones_do_not():
     node, other = Node(3), RunName("p", "other")
     left, living = node.memory(), node.memory(run=other)

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -172,10 +172,15 @@ class MemoryTier:
         with self._lock:
             self._drop(key for key, part in [*self._parts.items()] if part.memory is memory)
 
-    def forget(self, run: RunName) -> None:
-        """It needs no restore any more."""
+    def forget(self, run: RunName, own: Collection[Memory] = ()) -> None:
+        """It needs no restore any more. What ranks of another launch stage into stays for that one; `own` is not
+        theirs."""
         with self._lock:
-            self._drop(key for key in [*self._parts] if key[0] == run)
+            self._drop(
+                key
+                for key, part in [*self._parts.items()]
+                if key[0] == run and (part.memory in own or not part.memory.is_owned)
+            )
         gc.collect()
 
     @contextmanager

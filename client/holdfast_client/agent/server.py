@@ -359,8 +359,8 @@ class _Link:
             case say.Report():
                 self._channel.send(self._agent.status())
             case say.Bye():
-                if asked.is_finished and self.run is not None:
-                    self._agent.tier.forget(self.run)
+                if asked.is_finished and self._rank is not None and self.run is not None:
+                    self._agent.tier.forget(self.run, self._rank.memories.values())
                 return True
         return False
 
