@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_client.agent import connection
+from holdfast_client.agent import channel, connection
 from holdfast_client.agent import messages as say
 from holdfast_client.agent.channel import Channel, ChannelClosed
 from holdfast_client.agent.connection import Connection
@@ -73,6 +73,19 @@ def test_a_save_that_is_released_before_the_agent_has_it_is_not_kept():
     assert memory.is_kept
     link.close()
     assert [(each.number, len(each.digests)) for each in frames(theirs)[:-1]] == [(1, 0), (2, 1)]
+    memory.close()
+    theirs.close()
+
+
+def test_the_next_save_does_not_wait_long_until_a_hung_agent_takes_the_release_of_this_one(monkeypatch):
+    ours, theirs = (Channel(each) for each in socket.socketpair())
+    link = Connection(ours)
+    memory = SharedMemory(4096)
+    waits = []
+    monkeypatch.setattr(ours, "send", lambda _, seconds=channel.SEND_SECONDS: waits.append(seconds))
+    HandedSave(link, memory, 1, 0.0).release(["d" * 64])
+    assert waits == [connection.TRAINING_SECONDS]
+    link.close()
     memory.close()
     theirs.close()
 

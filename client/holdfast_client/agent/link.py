@@ -347,7 +347,8 @@ class HandedSave:
         try:
             if self._link.is_lost:
                 raise ChannelClosed
-            self._link.channel.send(say.Release(number=self._number, digests=kept))
+            released = say.Release(number=self._number, digests=kept)
+            self._link.channel.send(released, seconds=connection.TRAINING_SECONDS)  # the next save waits for this
             self._memory.is_kept = bool(kept)
         except ChannelClosed:
             self._memory.may_be_read = True
