@@ -194,6 +194,23 @@ def test_a_run_without_a_launch_is_forgotten_after_a_while_and_a_launch_that_com
     assert (node.kept(), node.pages) == ([], 0)
 
 
+def test_without_a_free_descriptor_a_restore_gets_what_there_is_and_nothing_stays_open(monkeypatch):
+    node, dup, made = Node(ranks=2), os.dup, []
+
+    def of_few(descriptor):
+        if made:
+            raise OSError(24, "Too many open files")
+        made.append(dup(descriptor))
+        return made[0]
+
+    for rank in range(2):
+        node.keep(node.memory(), 1, rank=rank)
+    monkeypatch.setattr(os, "dup", of_few)
+    assert node.kept() == [(1, 1, 0)]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(made[0])
+
+
 def lent(body, *ranges, documents=()):
     """LentChunks of one memory with this content, and of documents; and the memory."""
     memory = SharedMemory(max(PAGE, len(body)))

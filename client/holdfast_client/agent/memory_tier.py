@@ -15,7 +15,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -186,15 +186,15 @@ class MemoryTier:
     @contextmanager
     def lending(self, run: RunName, parts: Iterable[Part]) -> Iterator[list[tuple[Part, int]]]:
         """What is kept of the run, and `parts` of its saves that are not kept yet, each with a descriptor for the
-        block. The newest comes last."""
-        with self._lock:
-            kept = [part for (of_run, _, _), part in self._parts.items() if of_run == run]
-            lent = [(part, os.dup(part.memory.descriptor)) for part in [*kept, *parts] if not part.memory.is_closed]
-        try:
+        block. The newest comes last. As many as this process has descriptors for."""
+        with ExitStack() as held:
+            lent = []
+            with self._lock, suppress(OSError):
+                for part in [*(part for key, part in self._parts.items() if key[0] == run), *parts]:
+                    if not part.memory.is_closed:
+                        lent.append((part, os.dup(part.memory.descriptor)))
+                        held.callback(os.close, lent[-1][1])
             yield lent
-        finally:
-            for _, descriptor in lent:
-                os.close(descriptor)
 
     def shown(self) -> list[KeptState]:
         """By run, the newest last."""
