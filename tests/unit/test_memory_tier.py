@@ -256,6 +256,16 @@ def test_other_bytes_than_the_digest_says_are_not_there_and_the_log_says_so(capl
     chunks.close()
 
 
+def test_a_whole_state_that_is_staged_over_is_no_flood_in_the_log(caplog):
+    chunks, memory = lent(b"abcdefgh", (0, 3), (3, 8), (1, 5))
+    memory.map[:8] = bytes(8)
+    assert [read(chunks, body) for body in (b"abc", b"defgh", b"bcde")] == [None] * 3
+    memory.close()
+    chunks.close()
+    chunks.close()
+    assert (caplog.text.count("other bytes for chunk"), caplog.text.count("3 chunks")) == (1, 1)
+
+
 def test_a_range_behind_the_end_of_the_memory_is_not_there():
     memory = SharedMemory(PAGE)
     part = Lent(chunks=[StagedChunk(start=PAGE - 1, bytes=3, digest=digest(b"abc"))], documents=[])

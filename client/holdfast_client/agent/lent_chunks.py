@@ -35,6 +35,7 @@ class LentChunks:
         self._descriptors: list[int] = []
         self._ranges: dict[str, _Range] = {}
         self._documents: dict[str, bytes] = {}
+        self._refused = 0
         for part, documents, descriptor in lent:
             self._descriptors.append(descriptor)
             for chunk in part.chunks:
@@ -61,11 +62,15 @@ class LentChunks:
             with self._lock:
                 self._documents.pop(digest, None)
                 self._ranges.pop(digest, None)
-            log.warning(
-                "the memory of this node's agent has other bytes for chunk %s than its digest says; the chunk is read "
-                "from elsewhere. If no other launch of the run is saving here, look at the memory of this node",
-                digest[:12],
-            )
+                self._refused += 1
+                is_first = self._refused == 1
+            if is_first:  # a whole state may be staged over
+                log.warning(
+                    "the memory of this node's agent has other bytes for chunk %s than its digest says; such chunks "
+                    "are read from elsewhere. If no other launch of the run is saving here, look at the memory of "
+                    "this node",
+                    digest[:12],
+                )
             return False
         return True
 
@@ -73,6 +78,8 @@ class LentChunks:
         """May be called twice. Nothing may read it any more."""
         descriptors, self._descriptors = self._descriptors, []
         self._ranges = {}
+        if descriptors and self._refused > 1:
+            log.warning("%d chunks in the memory of this node's agent had other bytes than they should", self._refused)
         for descriptor in descriptors:
             os.close(descriptor)
 
