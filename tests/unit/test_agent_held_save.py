@@ -39,7 +39,7 @@ class Parts:
         return self
 
 
-def save_of(lives):
+def save_of(lives, *, retry_seconds=0):
     hand = HandOver(
         project="p",
         run="r",
@@ -56,7 +56,7 @@ def save_of(lives):
         documents=[],
         index=IndexOrdinals(shard=0, layout=1),
         summary=ShardSummary(components={}),
-        retry_seconds=0,
+        retry_seconds=retry_seconds,
     )
     parts = Parts()
     return HeldSave(
@@ -72,6 +72,32 @@ def test_only_for_a_dead_rank_the_service_hears_that_it_has_failed(lives, monkey
     save.finish()
     assert save.is_over
     assert len(Writer.told) == (0 if lives else 1)
+
+
+class SlowWriter:
+    """In place of a ShardWriter, which uploads for longer than the agent retries a call."""
+
+    clock: list[float]
+    digests = ("d" * 64,)
+
+    def __init__(self, *_, **__):
+        return
+
+    def upload_and_seal_again(self, *_):
+        self.clock[0] += 3600
+        return SimpleNamespace(id="c", state=CheckpointState.UPLOADING)
+
+
+def test_however_long_the_upload_took_the_other_ranks_have_their_time_to_seal(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(held_save, "ShardWriter", SlowWriter)
+    monkeypatch.setattr(SlowWriter, "clock", clock, raising=False)
+    monkeypatch.setattr(held_save, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    sealed = SimpleNamespace(id="c", state=CheckpointState.COMMITTED)
+    monkeypatch.setattr(Parts, "checkpoints", SimpleNamespace(get=lambda *_, **__: sealed), raising=False)
+    save = save_of(lives=False, retry_seconds=60)
+    save.finish()
+    assert save.is_committed
 
 
 class WriterAfterTheEnd:

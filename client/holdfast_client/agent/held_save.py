@@ -238,13 +238,12 @@ class HeldSave:
             self._ledger.note(finished=int(self.is_committed), given_up=int(not self.is_committed))
 
     def _finished(self) -> CheckpointView:
-        until = time.monotonic() + self.hand.retry_seconds
         backoff = Backoff(math.inf, self._stopped.wait)
         tries = 0
         while True:
             check_stop(self._stopped)
             try:
-                return self._outcome(self._view or self._try_for_dead(), until)
+                return self._outcome(self._view or self._try_for_dead())
             except HoldfastError as error:
                 self._view = None
                 tries += 1
@@ -264,8 +263,10 @@ class HeldSave:
                 writer.fail(error)
             raise
 
-    def _outcome(self, view: CheckpointView, until: float) -> CheckpointView:
-        """Raises CheckpointAborted, maybe to be begun again."""
+    def _outcome(self, view: CheckpointView) -> CheckpointView:
+        """The other ranks of the node may seal a moment later than this one, however long the upload took. Raises
+        CheckpointAborted, maybe to be begun again."""
+        until = time.monotonic() + self.hand.retry_seconds
         client = self._client.retrying(self.hand.retry_seconds)
         while view.state is CheckpointState.UPLOADING and time.monotonic() < until:
             check_stop(self._stopped)
