@@ -52,7 +52,7 @@ class Node:
         finally:
             theirs.close()
 
-    def keep(self, memory, number, *, rank=0, attempt=1, run=RUN):
+    def keep(self, memory, number, *, rank=0, attempt=1, launch=1, run=RUN):
         hand = HandOver(
             project=run.project,
             run=run.run,
@@ -71,7 +71,7 @@ class Node:
             summary=ShardSummary(components={}),
             retry_seconds=0,
         )
-        self.tier.keep(Part(hand, self.ranks, memory, ["d" * 64], [b"{}"]))
+        self.tier.keep(Part(hand, self.ranks, memory, ["d" * 64], [b"{}"], launch))
 
     def kept(self, run=RUN):
         with self.tier.lending(run, ()) as lent:
@@ -102,11 +102,13 @@ def test_states_that_are_never_whole_do_not_pile_up():
     assert node.kept() == [(1, 4, 0), (1, 5, 0)]
 
 
-def test_a_later_attempts_state_counts_as_the_newer_one():
+def test_a_later_launchs_state_counts_as_the_newer_one_also_if_its_catalog_was_made_anew():
     node = Node()
-    node.keep(node.memory(), 7)
-    node.keep(node.memory(), 1, attempt=2)
-    assert node.kept() == [(2, 1, 0)]
+    node.keep(node.memory(), 7, attempt=5, launch=1)
+    node.keep(node.memory(), 1, attempt=1, launch=2)
+    assert node.kept() == [(1, 1, 0)]
+    node.keep(node.memory(), 8, attempt=5, launch=1)
+    assert node.kept() == [(1, 1, 0)], "finished late for a rank that is gone"
 
 
 def test_a_state_is_gone_when_its_rank_stages_the_next_one_there():

@@ -58,11 +58,9 @@ class Memory:
 
 
 class _State(NamedTuple):
-    """A save of a run. The later one is the greater one."""
+    """A save of a run. The later one is the greater one. Not by attempt: another catalog counts from 1 again."""
 
-    epoch: int
-    attempt: int
-    launch_id: str
+    launch: int
     number: int
 
 
@@ -76,10 +74,12 @@ class Part:
     digests: Sequence[str]
     """Of the chunks, and after them of the documents."""
     documents: Sequence[bytes]
+    launch: int
+    """Launches are counted as they come to this node."""
 
     @property
     def state(self) -> _State:
-        return _State(self.hand.epoch, self.hand.attempt, self.hand.launch_id, self.hand.number)
+        return _State(self.launch, self.hand.number)
 
     @cached_property
     def lent(self) -> Lent:
@@ -207,7 +207,7 @@ class MemoryTier:
             KeptState(
                 project=run.project,
                 run=run.run,
-                attempt=state.attempt,
+                attempt=of_state[0].hand.attempt,
                 step=of_state[0].hand.step,
                 parts=len(of_state),
                 host_ranks=of_state[0].host_ranks,

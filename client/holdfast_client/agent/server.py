@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import functools
 import gc
+import itertools
 import logging
 import os
 import queue
@@ -65,6 +66,7 @@ class Agent:
         self._lock = threading.Condition()
         self._links: set[_Link] = set()
         self._jobs: dict[tuple[str, str, str], JobHere] = {}
+        self._orders = itertools.count(1)
         refuse_long(path)
         self._folder = PrivateFolder(path.parent)
         self._own = open_file(f"{path.name}.lock", os.O_RDWR | os.O_CREAT, self._folder.descriptor)
@@ -150,7 +152,7 @@ class Agent:
         with self._lock:
             key = (hand.project, hand.run, hand.launch_id)
             if key not in self._jobs:
-                self._jobs[key] = JobHere(Client(settings), host_ranks)
+                self._jobs[key] = JobHere(Client(settings), host_ranks, next(self._orders))
             self._jobs[key].join()
             return self._jobs[key]
 
@@ -442,12 +444,12 @@ class _Link:
 
     def _part(self, save: HeldSave, digests: Sequence[str]) -> Part | None:
         """None: its memory is gone, or these digests are another save's."""
-        rank = self._rank
-        if rank is None or (memory := rank.memories.get(save.hand.memory)) is None:
+        rank, job = self._rank, self._job
+        if rank is None or job is None or (memory := rank.memories.get(save.hand.memory)) is None:
             return None
         if len(digests) != len(save.hand.chunks) + len(save.documents):
             return None
-        return Part(save.hand, rank.hello.host_ranks, memory, digests, save.documents)
+        return Part(save.hand, rank.hello.host_ranks, memory, digests, save.documents, job.order)
 
     def _keep(self, save: HeldSave, digests: Sequence[str]) -> None:
         if (part := self._part(save, digests)) is not None:
