@@ -13,7 +13,7 @@ import torch
 
 from holdfast.layout.plan import ChunkSizes, build_local_plan
 from holdfast.staging import StagingArea
-from holdfast_client.agent import connection
+from holdfast_client.agent import connection, link
 from holdfast_client.agent.link import NodeAgent, status_of
 from holdfast_client.agent.messages import Caller, HandOver
 from holdfast_client.agent.server import Agent
@@ -132,6 +132,27 @@ def test_a_state_that_a_lost_connection_has_kept_is_not_staged_over():
         rank.settle(60)  # behind what was said before
         [state] = status_of(rank.path).kept
         assert (state.step, state.parts) == (2, 1)
+        job.area.close()
+
+
+def test_a_state_of_an_ended_launch_makes_room_if_the_container_has_none(monkeypatch):
+    """Its pages still count there, and the next launch would be killed at its first save."""
+    with node(keeps=0) as rank:
+        job = Job(rank)
+        job.save()
+        rank._link.lose()  # its launch has ended
+        rank.settle(60)
+        while status_of(rank.path).ranks > 1:
+            pass
+        kept = []
+
+        def room():
+            kept.append(len(status_of(rank.path).kept))
+            return 0 if kept[-1] else 1000_000
+
+        monkeypatch.setattr(link, "container_room_bytes", room)
+        Job(rank).save()
+        assert kept == [1, 0]
         job.area.close()
 
 

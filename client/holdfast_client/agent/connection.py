@@ -102,6 +102,11 @@ class Connection:
             why,
         )
 
+    def make_room(self) -> None:
+        """A state that an ended launch has left goes. Training waits for the answer. Raises AgentRefused if there is
+        none, ChannelClosed, and TimeoutError."""
+        _taken([self.ask(say.MakeRoom(), seconds=TRAINING_SECONDS)], TRAINING_SECONDS)
+
     def reclaim(self, memory: SharedMemory) -> None:
         """Raises ChannelClosed if the agent does not hear of it."""
         if not self.has(memory):

@@ -141,6 +141,18 @@ class NodeAgent:
         memory.close()
         return None
 
+    def make_room(self, size_bytes: int) -> None:
+        """Before staging memory is made: if this container's memory limit has no room for it on all ranks, the agent
+        lets go of states that ended launches have left, for which the container may still pay. Training waits as in
+        `hand_over`."""
+        link = self._link
+        if link is None or link.is_lost or link.owes:
+            return
+        of_all = size_bytes * self._host_ranks
+        with contextlib.suppress(AgentRefused, ChannelClosed, TimeoutError):  # nothing is left, or it does not answer
+            while (room := container_room_bytes()) is not None and room < of_all:
+                link.make_room()
+
     def keep_less(self, why: str) -> None:
         """No more spare memory, for this reason."""
         if (link := self._link) is not None:

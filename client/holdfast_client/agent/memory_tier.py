@@ -167,6 +167,12 @@ class MemoryTier:
             stay = newest[: newest.index(whole[-1]) + 1] if len(whole) == most else newest
             self._drop(key for key in [*self._parts] if key[0] == run and key[1] not in stay)
 
+    def make_room(self, run: RunName) -> bool:
+        """A part of a state goes that an ended launch has left, of this run first: its container may pay for the
+        memory. False if there is none."""
+        with self._lock:
+            return self._drop_left_behind(run)
+
     def reclaim(self, memory: Memory) -> None:
         """Its rank writes the next save into it."""
         with self._lock:
@@ -228,9 +234,10 @@ class MemoryTier:
         log.info("no launch of %s has come for %.0f s, and its states are not kept any longer", run, IDLE_SECONDS)
         self.forget(run)
 
-    def _drop_left_behind(self) -> bool:
-        """The part that is kept for longest of those whose rank is gone. False if there is none."""
-        for key, part in self._parts.items():
+    def _drop_left_behind(self, first: RunName | None = None) -> bool:
+        """The part that is kept for longest of those whose rank is gone, of this run `first`. False if there is
+        none."""
+        for key, part in sorted(self._parts.items(), key=lambda item: item[0][0] != first):
             if not part.memory.is_owned:
                 log.info("step %d of %s is not kept any longer, because ranks need the memory", part.hand.step, key[0])
                 self._drop([key])

@@ -3,8 +3,8 @@
 rank   Hello            Share + memory   HandOver + documents   Run            Stop  Release  Settle   Forget  Bye
 agent  Welcome/Refused  Taken/Refused    Taken/Refused          Begun Verified… Ended         Settled
 
-rank   Borrow                              Reclaim
-agent  Lent + memory and documents… Taken
+rank   Borrow                              Reclaim   MakeRoom
+agent  Lent + memory and documents… Taken            Taken/Refused
 
 An operator's command asks Report, without a Hello, and is answered Status.
 """
@@ -23,7 +23,7 @@ from holdfast_protocol.base import Digest, Fence, LaunchId, Name, RunName
 from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView, IndexOrdinals, ShardSummary, Step
 from holdfast_protocol.states import CheckpointKind
 
-VERSION = 2
+VERSION = 3
 """Of these frames. Both sides say theirs; with unlike ones the rank saves without the agent."""
 
 
@@ -72,15 +72,15 @@ class Welcome(_Frame):
 
 
 class Refused(_Frame):
-    """The answer to Hello, Share or HandOver: the rank saves by itself. `reason` says why, and what to do."""
+    """The answer to Hello, Share, HandOver or MakeRoom: the rank saves by itself. `reason` says why, and what to do."""
 
     type: Literal["refused"] = "refused"
     reason: str
 
 
 class Taken(_Frame):
-    """The answer to Share and HandOver. From here on the save is committed even if its rank is killed. And the end of
-    the answers to Borrow."""
+    """The answer to Share and HandOver. From here on the save is committed even if its rank is killed. The end of the
+    answers to Borrow. And the answer to MakeRoom: there is more room now."""
 
     type: Literal["taken"] = "taken"
 
@@ -106,6 +106,13 @@ class Reclaim(_Frame):
 
     type: Literal["reclaim"] = "reclaim"
     memory: int
+
+
+class MakeRoom(_Frame):
+    """The container of this rank has no room for its staging memory, and may pay for a state that an ended launch has
+    left: one part of such a state goes. Refused: there is none."""
+
+    type: Literal["make_room"] = "make_room"
 
 
 class StagedChunk(_Frame):
@@ -327,7 +334,7 @@ class Status(_Frame):
     counts: Counts
 
 
-Asked = Hello | Share | Forget | Reclaim | HandOver | Run | Stop | Release | Settle | Borrow | Bye | Report
+Asked = Hello | Share | Forget | Reclaim | MakeRoom | HandOver | Run | Stop | Release | Settle | Borrow | Bye | Report
 Told = Welcome | Refused | Taken | Begun | Verified | Ended | Settled | Lent | Alive | Status
 ASKED: TypeAdapter[Asked] = TypeAdapter(Annotated[Asked, Field(discriminator="type")])
 TOLD: TypeAdapter[Told] = TypeAdapter(Annotated[Told, Field(discriminator="type")])

@@ -353,6 +353,8 @@ class _Link:
             case say.Reclaim():
                 if self._rank is not None and (memory := self._rank.memories.get(asked.memory)) is not None:
                     self._agent.tier.reclaim(memory)
+            case say.MakeRoom():
+                self._answer(self._make_room)
             case say.Borrow():
                 self._lend()
             case say.Settle():
@@ -398,6 +400,10 @@ class _Link:
             raise _Refusal(str(error)) from error
         except (UnusableMemory, OSError, ValueError) as error:
             raise _Refusal(f"the agent cannot map the staging memory: {error}") from error
+
+    def _make_room(self) -> None:
+        if self.run is None or not self._agent.tier.make_room(self.run):
+            raise _Refusal("the agent keeps no state of an ended launch")
 
     def _forget(self, memory: int) -> None:
         with self._lock:

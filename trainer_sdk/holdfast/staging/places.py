@@ -23,9 +23,9 @@ class StagingBusyError(RuntimeError):
 class Place:
     """A slab and its layout. Belongs to one save at a time."""
 
-    def __init__(self, *, shared: bool, spare: SharedMemory | None = None) -> None:
-        """`spare`: memory that a node agent has room for beside that of the other places."""
-        self._shared = shared
+    def __init__(self, agent: NodeAgent | None, spare: SharedMemory | None = None) -> None:
+        """`agent`: can map its memory. `spare`: memory that it has room for beside that of the other places."""
+        self._agent = agent
         self.is_spare = spare is not None
         self.slab: Slab | None = None if spare is None else Slab(spare.bytes, memory=spare)
         self.layout: WholeLayout | WindowLayout | None = None
@@ -43,7 +43,9 @@ class Place:
         if self.slab is not None and self.slab.capacity_bytes >= capacity_bytes:
             return self.slab
         self.release()  # first: the host may not have room for both slabs
-        self.slab = Slab(capacity_bytes, shared=self._shared)
+        if self._agent is not None:
+            self._agent.make_room(max(capacity_bytes, PAGE_BYTES))
+        self.slab = Slab(capacity_bytes, shared=self._agent is not None)
         return self.slab
 
     def lock_for(self, gpu: torch.device) -> None:
@@ -69,7 +71,7 @@ class Places:
     def __init__(self, count: int, agent: NodeAgent | None) -> None:
         self._agent = agent
         self._lock = threading.Lock()
-        self._all = [Place(shared=agent is not None) for _ in range(count)]
+        self._all = [Place(agent) for _ in range(count)]
         self._free = list(self._all)
         """Kept states in the order of their saves."""
         self._closed = False
@@ -138,4 +140,4 @@ class Places:
             return None
         size = spare_bytes()
         memory = None if size is None else self._agent.spare_memory(max(size, PAGE_BYTES))
-        return None if memory is None else Place(shared=True, spare=memory)
+        return None if memory is None else Place(self._agent, memory)
