@@ -70,7 +70,8 @@ class Agent:
         refuse_long(path)
         self._folder = PrivateFolder(path.parent)
         self._own = open_file(f"{path.name}.lock", os.O_RDWR | os.O_CREAT, self._folder.descriptor)
-        if not (try_lock(self._own) or self._becomes_free(wait_seconds)):
+        # Asked too: a cleaner of old files may have removed the lock's.
+        if serves_at(path) or not (try_lock(self._own) or self._becomes_free(wait_seconds)):
             os.close(self._own)
             self._folder.close()
             raise ConfigurationError(
