@@ -60,6 +60,28 @@ def test_a_save_that_is_left_to_the_agent_is_not_stopped_there():
     theirs.close()
 
 
+def test_a_save_that_fails_while_the_job_ends_is_released_or_left_to_the_agent_and_not_both(monkeypatch):
+    ours, theirs = (Channel(each) for each in socket.socketpair())
+    link = Connection(ours)
+    memory = SharedMemory(4096)
+    handed = HandedSave(link, memory, 1, 0.0)
+    upload, taken = threading.Thread(target=handed.release), handed._is_taken
+
+    def meanwhile():
+        if upload.ident is None:
+            upload.start()
+            upload.join(0.1)  # it may have to wait for this thread
+        return taken()
+
+    monkeypatch.setattr(handed, "_is_taken", meanwhile)
+    handed.leave()
+    upload.join(60)
+    link.close()
+    assert (handed.is_left, frames(theirs)) == (True, [])
+    memory.close()
+    theirs.close()
+
+
 def test_a_save_that_is_released_before_the_agent_has_it_is_not_kept():
     """Its memory is free then, and nobody would say that the next save is staged there."""
     ours, theirs = (Channel(each) for each in socket.socketpair())

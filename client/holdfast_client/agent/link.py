@@ -299,6 +299,7 @@ class HandedSave:
         self._answers = answers
         self._number = number
         self._retry_seconds = retry_seconds
+        self._ending = threading.Lock()
         self._is_released = False
         self.is_left = False
         """The agent finishes it, though this process ends by itself."""
@@ -310,8 +311,9 @@ class HandedSave:
     def leave(self) -> None:
         """At the end of the job, from any thread: the agent goes on as if the rank were dead, and `write` ends with
         TransferStopped. Nothing if the agent does not have the save any more, or has not said that it does."""
-        if self.is_with_agent and self._is_taken():
-            self.is_left = self._link.leaves = True
+        with self._ending:
+            if self.is_with_agent and self._is_taken():
+                self.is_left = self._link.leaves = True
 
     def write(self, writer: ShardWriter, summary: ShardSummary) -> CheckpointView:
         """One try of the agent's, as if `writer` had made it: its callbacks are called, its figures are set, and its
@@ -352,9 +354,10 @@ class HandedSave:
         """The memory is for another save, unless the agent may still read it. With `digests`, of its chunks and
         documents, the agent keeps the state until another save is staged there; not if it has not said that it has the
         save: nobody would reclaim that memory. May be called twice."""
-        if self._is_released or self.is_left:
-            return
-        self._is_released = True
+        with self._ending:
+            if self._is_released or self.is_left:
+                return
+            self._is_released = True
         kept = list(digests) if self._is_taken() else []
         try:
             if self._link.is_lost:
