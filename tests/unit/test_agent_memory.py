@@ -31,6 +31,19 @@ def test_what_is_written_is_read_by_the_other_mapping_also_after_the_writer_let_
         theirs[0:1] = b"x"
 
 
+@pytest.mark.parametrize("refuses", [PermissionError(13, "none that could be executed"), OSError(22, "what is 8?")])
+def test_a_hardened_host_and_an_older_kernel_give_memory_too(refuses, monkeypatch):
+    create, knows = os.memfd_create, isinstance(refuses, PermissionError)
+
+    def of_kernel(name, flags):
+        if bool(flags & 8) != knows:
+            raise refuses
+        return create(name, flags & ~8)
+
+    monkeypatch.setattr(os, "memfd_create", of_kernel)
+    SharedMemory(PAGE).close()
+
+
 def test_memory_cannot_be_cut_off_under_a_reader():
     memory = SharedMemory(4 * PAGE)
     with pytest.raises(PermissionError):

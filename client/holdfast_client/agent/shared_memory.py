@@ -6,6 +6,7 @@ last process that maps it. Its pages are charged to the container of the rank, w
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import mmap
@@ -18,6 +19,7 @@ from pathlib import Path
 
 _ids = itertools.count(1)
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
+_MFD_NOEXEC_SEAL = 8
 _SEALS = _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW
 """Nobody can shrink it under a reader: that reader would be killed by SIGBUS."""
 
@@ -29,7 +31,7 @@ class SharedMemory:
         """Raises OSError or MemoryError if there is none."""
         self.id = next(_ids)
         self.bytes = size_bytes
-        self.descriptor = os.memfd_create("holdfast-staging", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.descriptor = _memfd()
         try:
             os.ftruncate(self.descriptor, size_bytes)
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _SEALS)
@@ -52,6 +54,17 @@ class SharedMemory:
             os.close(self.descriptor)
             if self.on_close is not None:
                 self.on_close()
+
+
+def _memfd() -> int:
+    """Of what can never be executed: a hardened host (vm.memfd_noexec=2) gives no other. Raises OSError."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create("holdfast-staging", flags | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create("holdfast-staging", flags)  # Linux before 6.3
 
 
 class UnusableMemory(Exception):  # noqa: N818
