@@ -156,6 +156,22 @@ def test_a_state_of_an_ended_launch_makes_room_if_the_container_has_none(monkeyp
         job.area.close()
 
 
+def test_where_no_memory_can_be_shared_saves_stay_in_this_process_and_the_log_says_why(monkeypatch, caplog):
+    def refuse(*_):
+        raise PermissionError(1, "not in this sandbox")
+
+    with node() as rank:
+        monkeypatch.setattr(os, "memfd_create", refuse)
+        pieces = pieces_of({"a": torch.arange(600.0)})
+        plan = build_local_plan([piece.spec for piece in pieces], rank=0, world_size=1, sizes=SIZES)
+        area = StagingArea(agent=rank)
+        shard = area.stage(plan, pieces)
+        assert shard.in_shared_memory() is None
+        shard.release()
+        area.close()
+    assert "not in this sandbox" in caplog.text
+
+
 def test_memory_that_is_shared_again_counts_once():
     with node() as rank:
         memory = SharedMemory(4096)

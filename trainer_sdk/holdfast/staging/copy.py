@@ -93,7 +93,8 @@ class Slab:
             self.shared.close()
 
 
-def _shared_memory(size_bytes: int) -> SharedMemory:
+def _shared_memory(size_bytes: int) -> SharedMemory | None:
+    """None if this system gives none that can be shared: saves then stay in this process."""
     room = container_room_bytes()
     if room is not None and room < size_bytes:
         log.warning(
@@ -102,7 +103,11 @@ def _shared_memory(size_bytes: int) -> SharedMemory:
             gib(room),
             gib(size_bytes),
         )
-    return SharedMemory(size_bytes)
+    try:
+        return SharedMemory(size_bytes)
+    except OSError as error:  # if the host has too little memory, the other way says so
+        log.warning("saves are not handed to the agent of this node, because no memory can be shared: %s", error)
+        return None
 
 
 def on_page(position: int) -> int:
