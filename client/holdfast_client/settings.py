@@ -111,6 +111,25 @@ class ClientSettings(BaseSettings):
         "is staged.",
     )
 
+    agent_peers: int = Field(
+        default=0,
+        ge=0,
+        description="For `holdfast agent serve`: the agents of so many other hosts of a job get a copy of each state, "
+        "in memory. A host that takes a lost one's place reads it there. The agent listens on a port for that, and the "
+        "bytes are not encrypted on the way. 0: no copies, and no port.",
+    )
+    agent_address: str | None = Field(
+        default=None,
+        description="With HOLDFAST_AGENT_PEERS: the address of this node on which its agent answers those of other "
+        "hosts. Default: the one that this node sends from.",
+    )
+    agent_peer_bytes_per_second: int | None = Field(
+        default=None,
+        ge=1024**2,
+        description="With HOLDFAST_AGENT_PEERS: the most that one agent copies from others per second. Default: no "
+        "limit.",
+    )
+
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)

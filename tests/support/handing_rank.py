@@ -4,6 +4,8 @@ choice: `python -m tests.support.handing_rank RUN SAVES END BYTES`.
 END: `killed` right after the last save() has returned, `ended`: as `killed`, and the service was told before the last
 save that the job was preempted, `waits` for each commit, `stays` until the test says a line or kills it, `told`: as
 `stays`, and each save waits for a line too, or `preempted`: the line makes it tell so and end by kill -9.
+
+HOST_OF_RANK: the name of the host that it takes itself to be on.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import socket
 import sys
 from typing import Any
 
@@ -42,6 +45,8 @@ def digest_of(state: dict[str, Any]) -> str:
 
 def main() -> None:
     run, saves, end, size = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    if host := os.environ.get("HOST_OF_RANK"):
+        socket.gethostname = lambda: host
     torch.set_num_threads(1)
     world_size = int(os.environ["WORLD_SIZE"])
     if world_size > 1:

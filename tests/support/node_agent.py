@@ -23,9 +23,11 @@ class ServedAgent:
 
 
 @contextmanager
-def agent_serve(log: Path, *options: str, socket: Path | None = None, forked: bool = True) -> Iterator[ServedAgent]:
+def agent_serve(
+    log: Path, *options: str, socket: Path | None = None, forked: bool = True, address: str = ""
+) -> Iterator[ServedAgent]:
     """It knows nothing of the service: each rank tells it. `socket`: in place of one in a folder of its own.
-    `forked`: as a ServerProcess's."""
+    `forked`: as a ServerProcess's. `address`: of its host."""
     # Not below pytest's own folder, whose path may be longer than a socket's can be.
     with tempfile.TemporaryDirectory(prefix="holdfast-agent-") as folder:
         where = socket or Path(folder) / "agent.sock"
@@ -33,7 +35,7 @@ def agent_serve(log: Path, *options: str, socket: Path | None = None, forked: bo
             [ENTRY_POINT if forked else HOLDFAST, "agent", "serve", "--socket", str(where), *options],
             log=log,
             ready=lambda: "serving at" in log.read_text() if log.exists() else False,
-            env=without_holdfast_settings(),
+            env=without_holdfast_settings() | ({"HOLDFAST_AGENT_ADDRESS": address} if address else {}),
             forked=forked,
         )
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,14 +25,21 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 @contextmanager
-def launched(module: str, *arguments: object, world_size: int = 1) -> Iterator[list[ForkedProgram]]:
-    """`python -m module arguments…` once for each rank, in rank order; who still runs at the end is killed."""
+def launched(
+    module: str, *arguments: object, world_size: int = 1, settings: Sequence[Mapping[str, str]] = ()
+) -> Iterator[list[ForkedProgram]]:
+    """`python -m module arguments…` once for each rank, in rank order; who still runs at the end is killed. `settings`:
+    variables of each rank's own."""
     port = free_ports()
     ranks = [
         ForkedProgram(
             module,
             [str(argument) for argument in arguments],
-            environment=os.environ | rank_environment(rank, world_size, port),
+            environment={
+                **os.environ,
+                **rank_environment(rank, world_size, port),
+                **(settings[rank] if settings else {}),
+            },
             folder=ROOT,
         )
         for rank in range(world_size)

@@ -34,7 +34,7 @@ from holdfast.settings import TrainerSettings
 from holdfast.state.components import Declarations
 from holdfast.verify.following import follow
 from holdfast_client.agent.link import NodeAgent
-from holdfast_client.agent.messages import Caller
+from holdfast_client.agent.messages import Caller, PeerHere
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.host_calls import HostCalls
@@ -227,6 +227,18 @@ def _node_agent(
 
 
 def _settle(ranks: Ranks, agent: NodeAgent | None, settings: TrainerSettings) -> None:
-    """Collective: no rank opens the attempt while any node's agent sends what an older launch has left to it."""
+    """Collective: no rank opens the attempt while any node's agent sends what an older launch has left to it. Then each
+    agent hears of those of the job's other hosts."""
     seconds = min(settings.agent_wait_seconds, ranks.timeout_seconds / 2)
-    ranks.together(lambda: None if agent is None else agent.settle(seconds))
+
+    def settle() -> PeerHere | None:
+        if agent is None:
+            return None
+        agent.settle(seconds)
+        return agent.here()
+
+    told = ranks.together(settle)
+    if agent is not None:
+        hosts = sorted(set(ranks.host_leaders))
+        at = hosts.index(ranks.host_leader)
+        agent.meet(ranks.host_leader, [here for host in hosts[at + 1 :] + hosts[:at] if (here := told[host])])

@@ -9,6 +9,9 @@ shared_memory.py  sealed memory that both map, and how much of it there may be
 held_save.py      one rank's part of a save in the agent: one try for a living rank, all tries for a dead one
 memory_tier.py    what stays in that memory after the save, and for whom it makes room
 lent_chunks.py    the same as a restore reads it
+copies.py         copies of other hosts' parts here, and of this host's parts there
+peer_server.py    where other hosts reach this agent
+peer_chunks.py    how a restore, or an agent, reads in the memory of another host's agent
 server.py         the agent: connections, its byte budget, its end
 process.py        where it listens, and one that a launch has started for its job
 metrics.py        what the agent says of itself, for Prometheus

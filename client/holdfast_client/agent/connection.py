@@ -87,6 +87,12 @@ class Connection:
         self._wait_for(self.ask(say.Borrow()))
         return self._take_lent()
 
+    def here(self) -> say.PeerHere | None:
+        """Where agents of other hosts reach it, and what it has. Raises ChannelClosed."""
+        self._wait_for(answer := self.ask(say.Here()))
+        told = answer.result()
+        return told if isinstance(told, say.PeerHere) else None
+
     def share_spare(self, memory: SharedMemory) -> None:
         """Memory beside that of the other states. Training waits for the answer. Raises AgentRefused, ChannelClosed,
         and TimeoutError."""

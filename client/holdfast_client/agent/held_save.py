@@ -39,9 +39,8 @@ LONG_POLL_SECONDS = 30
 class JobHere:
     """The ranks of one launch on this node: they begin and seal in one call. Thread-safe."""
 
-    def __init__(self, client: Client, host_ranks: int, order: int) -> None:
-        """`client`: of the joint calls; closed with the job. `order`: a later launch has a greater one."""
-        self.order = order
+    def __init__(self, client: Client, host_ranks: int) -> None:
+        """`client`: of the joint calls; closed with the job."""
         self._client = client
         # No process knows the secret, so nobody joins by the socket: the ranks' threads are in this process.
         self.calls = HostCalls(client, secret=secrets.token_hex(16), count=host_ranks, leads=True)

@@ -28,6 +28,7 @@ from holdfast_client.agent import messages as say
 from holdfast_client.agent.channel import ChannelClosed, connect
 from holdfast_client.agent.connection import AgentRefused, Connection, Events
 from holdfast_client.agent.lent_chunks import LentChunks
+from holdfast_client.agent.peer_chunks import Peer, PeerChunks
 from holdfast_client.agent.shared_memory import SharedMemory, container_room_bytes, gib
 from holdfast_client.errors import (
     ConfigurationError,
@@ -73,6 +74,8 @@ class NodeAgent:
         self._closed = False
         self._over = threading.Event()
         self._said: set[str] = set()
+        self._peers: list[Peer] = []
+        self._meet: say.Meet | None = None
         ours = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _leave_to_parent(ours()))
 
@@ -180,6 +183,10 @@ class NodeAgent:
             self._say(f"the agent of this node is gone ({gone}). Saves stay in this process until it is back.")
             return None
 
+    def of_other_hosts(self) -> PeerChunks | None:
+        """What the agents of the job's other hosts keep of the run, for one restore. None if they have told of none."""
+        return PeerChunks(self._run, self._peers) if self._peers else None
+
     def settle(self, seconds: float) -> None:
         """Waits until no save that a dead rank of this run has left to the agent can still be cut off by a new attempt.
         At most so many seconds; the log then says so. Connects first."""
@@ -198,6 +205,28 @@ class NodeAgent:
             )
         except ChannelClosed as gone:
             self._say(f"the agent of this node is gone ({gone}). Saves stay in this process until it is back.")
+
+    def here(self) -> say.PeerHere | None:
+        """Where the agents of the job's other hosts reach this one, and what it has. None without an agent."""
+        link = self._link
+        if link is None or link.is_lost:
+            return None
+        try:
+            return link.here()
+        except (AgentRefused, ChannelClosed) as gone:
+            self._say(f"the agent of this node is gone ({gone}). Saves stay in this process until it is back.")
+            return None
+
+    def meet(self, host: int, others: Sequence[say.PeerHere]) -> None:
+        """`host`: the lowest rank on this one. `others`: of the job's other hosts, the next one's first."""
+        self._peers = [Peer(other.address, frozenset(other.ranks)) for other in others if other.address is not None]
+        self._meet = say.Meet(host=host, others=[peer.address for peer in self._peers]) if self._peers else None
+        self._introduce(self._link)
+
+    def _introduce(self, link: Connection | None) -> None:
+        if link is not None and self._meet is not None:
+            with contextlib.suppress(ChannelClosed):
+                link.channel.send(self._meet)
 
     def close(self, *, is_finished: bool) -> None:
         """The job ends: what the agent still holds of it, and was not left to it, is given up. `is_finished`: no
@@ -261,6 +290,7 @@ class NodeAgent:
         else:
             with self._lock:
                 if not (self._closed or self._has_link):
+                    self._introduce(link)
                     self._link = link
                     return
         link.lose()

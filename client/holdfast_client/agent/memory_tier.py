@@ -3,8 +3,10 @@
 rank:  Share -> Memory, HandOver -> sealed -> Release -> a Part of a kept state, until a newer state is whole
        Reclaim: the next save is staged into that memory
 relaunch: Borrow -> the descriptor and the ranges of each part, by digest; it proves what it reads
+other hosts: copies of their parts, in memory of this process (copies.py), under the same rules
 
-Nothing is copied, and nothing is on a disk. Memory stays while its rank may stage into it or a kept part lies in it.
+Nothing of this node is copied, and nothing is on a disk. Memory stays while its rank may stage into it or a kept part
+lies in it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from holdfast_client.agent.messages import HandOver, Hello, KeptState, Lent, Share, StagedChunk
-from holdfast_client.agent.shared_memory import Budget, map_of, untouched_bytes
+from holdfast_client.agent.shared_memory import (
+    Budget,
+    SharedMemory,
+    container_room_bytes,
+    gib,
+    map_of,
+    untouched_bytes,
+)
 from holdfast_protocol.base import RunName
 
 log = logging.getLogger("holdfast.agent")
@@ -57,6 +66,9 @@ class Memory:
         self.view = memoryview(b"")
 
 
+HERE = -1
+
+
 class _State(NamedTuple):
     """A save of a run. The later one is the greater one. Not by attempt: another catalog counts from 1 again."""
 
@@ -76,6 +88,8 @@ class Part:
     documents: Sequence[bytes]
     launch: int
     """Launches are counted as they come to this node."""
+    of_host: int = HERE
+    """Of a copy: the lowest rank on the host that it comes from."""
 
     @property
     def state(self) -> _State:
@@ -95,6 +109,19 @@ class Part:
         ]
         return Lent(chunks=chunks, documents=documents)
 
+    @cached_property
+    def found(self) -> dict[str, StagedChunk | bytes]:
+        """Chunks in the memory, and documents, by digest."""
+        documents = zip(self.digests[len(self.hand.chunks) :], self.documents, strict=True)
+        return dict(zip(self.digests, self.hand.chunks, strict=False)) | dict(documents)
+
+
+class _Key(NamedTuple):
+    run: RunName
+    of_host: int
+    state: _State
+    rank: int
+
 
 class MemoryTier:
     """Thread-safe."""
@@ -104,11 +131,17 @@ class MemoryTier:
         self.states = states
         self._budget = budget
         self._lock = threading.Lock()
-        self._parts: dict[tuple[RunName, _State, int], Part] = {}
+        self._parts: dict[_Key, Part] = {}
         """The one that is kept for longest comes first."""
+        self._launches: dict[str, int] = {}
         self._spares: Counter[RunName] = Counter()
         self._ranks: Counter[RunName] = Counter()
         self._idle: dict[RunName, threading.Timer] = {}
+
+    def launch_of(self, launch_id: str) -> int:
+        """A Part's."""
+        with self._lock:
+            return self._launches.setdefault(launch_id, len(self._launches))
 
     def join(self, run: RunName) -> None:
         """A rank of the run is here."""
@@ -124,12 +157,8 @@ class MemoryTier:
             if self._ranks[run]:
                 return
             del self._ranks[run]
-            if not any(of_run == run for of_run, _, _ in self._parts):
-                return
-            timer = threading.Timer(IDLE_SECONDS, self._forget_idle, (run,))
-            timer.daemon = True
-            timer.start()
-            self._idle[run] = timer
+            if any(key.run == run for key in self._parts):
+                self._begin_to_idle(run)
 
     def take(self, rank: Hello, share: Share, descriptor: int) -> Memory:
         """Memory that the rank shares. States that are left of ended launches make room for it. Raises NoRoom,
@@ -142,13 +171,21 @@ class MemoryTier:
             while (why := self._budget.take(share.bytes, untouched, ranks=ranks)) is not None:
                 if not self._drop_left_behind():
                     raise NoRoom(why)
-            try:
-                memory = Memory(run, share, descriptor)
-            except BaseException:
-                self._budget.give_back(share.bytes)
-                raise
+            memory = self._mapped(run, share, descriptor)
             self._spares[run] += share.spare
         return memory
+
+    def take_copy(self, hand: HandOver, of_host: int, own: SharedMemory) -> Memory:
+        """Memory of this process for a copy; `let_go` once it is kept, or not to be kept. Without room for it beside
+        copies of older states of the same host, those go. Raises NoRoom, and OSError."""
+        run, state = hand.run_name, _State(self.launch_of(hand.launch_id), hand.number)
+        with self._lock:
+            while (why := self._no_room_for(own.bytes)) is not None:
+                before = next((key for key in self._parts if key[:2] == (run, of_host) and key.state < state), None)
+                if before is None:
+                    raise NoRoom(why)
+                self._drop([before])
+            return self._mapped(run, Share(memory=own.id, bytes=own.bytes), own.descriptor)
 
     def let_go(self, memory: Memory) -> None:
         """Its rank stages into it no more."""
@@ -159,19 +196,25 @@ class MemoryTier:
 
     def keep(self, part: Part) -> None:
         """The part of a save that is committed, or safe elsewhere. Older states go once enough newer ones are whole."""
-        run, most = part.hand.run_name, max(1, self.states)
+        group, most = (part.hand.run_name, part.of_host), max(1, self.states)
         with self._lock:
-            self._parts[run, part.state, part.hand.rank] = part
-            newest = sorted({state for of_run, state, _ in self._parts if of_run == run}, reverse=True)[: most + 1]
-            whole = [state for state in newest if self._is_whole(run, state)][:most]
+            key = _Key(*group, part.state, part.hand.rank)
+            before = self._parts.pop(key, None)
+            self._parts[key] = part
+            if before is not None:
+                self._free([before.memory])
+            newest = sorted({key.state for key in self._parts if key[:2] == group}, reverse=True)[: most + 1]
+            whole = [state for state in newest if self._is_whole((*group, state))][:most]
             stay = newest[: newest.index(whole[-1]) + 1] if len(whole) == most else newest
-            self._drop(key for key in [*self._parts] if key[0] == run and key[1] not in stay)
+            self._drop(key for key in [*self._parts] if key[:2] == group and key.state not in stay)
+            if part.of_host != HERE and not self._ranks[part.hand.run_name]:
+                self._begin_to_idle(part.hand.run_name)
 
     def make_room(self, run: RunName) -> bool:
         """A part of a state goes that an ended launch has left, of this run first: its container may pay for the
         memory. False if there is none."""
         with self._lock:
-            return self._drop_left_behind(run)
+            return self._drop_left_behind(of_ranks_here=True, first=run)
 
     def reclaim(self, memory: Memory) -> None:
         """Its rank writes the next save into it."""
@@ -185,7 +228,7 @@ class MemoryTier:
             self._drop(
                 key
                 for key, part in [*self._parts.items()]
-                if key[0] == run and (part.memory in own or not part.memory.is_owned)
+                if key.run == run and (part.memory in own or not part.memory.is_owned)
             )
         gc.collect()
 
@@ -196,19 +239,44 @@ class MemoryTier:
         with ExitStack() as held:
             lent = []
             with self._lock, suppress(OSError):
-                for part in [*(part for key, part in self._parts.items() if key[0] == run), *parts]:
+                for part in [*(part for key, part in self._parts.items() if key.run == run), *parts]:
                     if not part.memory.is_closed:
                         lent.append((part, os.dup(part.memory.descriptor)))
                         held.callback(os.close, lent[-1][1])
             yield lent
 
+    def ranks_of(self, run: RunName) -> list[int]:
+        """Whose parts are here, or copies of them."""
+        with self._lock:
+            return sorted({key.rank for key in self._parts if key.run == run})
+
+    def sizes(self, run: RunName, digests: Iterable[str]) -> list[int | None]:
+        """Bytes of what is kept of the run under each digest; None: nothing."""
+        with self._lock:
+            parts = [part for key, part in self._parts.items() if key.run == run]
+        return [next((_size(part.found[digest]) for part in parts if digest in part.found), None) for digest in digests]
+
+    @contextmanager
+    def opened(self, digest: str) -> Iterator[bytes | tuple[int, StagedChunk] | None]:
+        """For the block: a document, or a descriptor of the memory and the range in it, which is not proven; None: it
+        is not kept. Raises OSError."""
+        with ExitStack() as held:
+            with self._lock:
+                part = next((part for part in reversed(self._parts.values()) if digest in part.found), None)
+                found = None if part is None else part.found[digest]
+                descriptor = -1
+                if part is not None and isinstance(found, StagedChunk):
+                    descriptor = os.dup(part.memory.descriptor)
+                    held.callback(os.close, descriptor)
+            yield (descriptor, found) if isinstance(found, StagedChunk) else found
+
     def shown(self) -> list[KeptState]:
-        """By run, the newest last."""
+        """By run, the newest last; after that the copies."""
         with self._lock:
             parts = [*self._parts.items()]
-        states: dict[tuple[RunName, _State], list[Part]] = {}
-        for (run, state, _), part in sorted(parts, key=lambda item: item[0][:2]):
-            states.setdefault((run, state), []).append(part)
+        states: dict[tuple[RunName, int, _State], list[Part]] = {}
+        for key, part in sorted(parts, key=lambda item: item[0]):
+            states.setdefault((key.run, key.of_host, key.state), []).append(part)
         return [
             KeptState(
                 project=run.project,
@@ -218,13 +286,36 @@ class MemoryTier:
                 parts=len(of_state),
                 host_ranks=of_state[0].host_ranks,
                 bytes=sum(chunk.bytes for part in of_state for chunk in part.hand.chunks),
+                copy_of=None if of_host == HERE else of_host,
             )
-            for (run, state), of_state in states.items()
+            for (run, of_host, _), of_state in states.items()
         ]
 
-    def _is_whole(self, run: RunName, state: _State) -> bool:
-        parts = [part for key, part in self._parts.items() if key[:2] == (run, state)]
+    def _is_whole(self, state: tuple[RunName, int, _State]) -> bool:
+        parts = [part for key, part in self._parts.items() if key[:3] == state]
         return len(parts) >= parts[0].host_ranks
+
+    def _mapped(self, run: RunName, share: Share, descriptor: int) -> Memory:
+        """Its bytes are taken from the budget already."""
+        try:
+            return Memory(run, share, descriptor)
+        except BaseException:
+            self._budget.give_back(share.bytes)
+            raise
+
+    def _no_room_for(self, size_bytes: int) -> str | None:
+        """Why, else it is taken from the budget. What this process maps first, its own container pays."""
+        room = container_room_bytes()
+        if room is not None and room < size_bytes:
+            return f"the memory limit of the agent's container leaves {gib(room)}, and {gib(size_bytes)} are needed"
+        return self._budget.take(size_bytes, size_bytes)
+
+    def _begin_to_idle(self, run: RunName) -> None:
+        if run not in self._idle:
+            timer = threading.Timer(IDLE_SECONDS, self._forget_idle, (run,))
+            timer.daemon = True
+            timer.start()
+            self._idle[run] = timer
 
     def _forget_idle(self, run: RunName) -> None:
         with self._lock:
@@ -234,18 +325,23 @@ class MemoryTier:
         log.info("no launch of %s has come for %.0f s, and its states are not kept any longer", run, IDLE_SECONDS)
         self.forget(run)
 
-    def _drop_left_behind(self, first: RunName | None = None) -> bool:
-        """The part that is kept for longest of those whose rank is gone, of this run `first`. False if there is
-        none."""
-        for key, part in sorted(self._parts.items(), key=lambda item: item[0][0] != first):
-            if not part.memory.is_owned:
-                log.info("step %d of %s is not kept any longer, because ranks need the memory", part.hand.step, key[0])
-                self._drop([key])
-                gc.collect()
-                return True
-        return False
+    def _drop_left_behind(self, *, of_ranks_here: bool = False, first: RunName | None = None) -> bool:
+        """The part that is kept for longest of those whose rank is gone, of the run `first` if there is one; copies
+        before others, or `of_ranks_here` alone. False if there is none."""
+        left = [
+            key
+            for key, part in self._parts.items()
+            if not (part.memory.is_owned or (of_ranks_here and key.of_host != HERE))
+        ]
+        if not left:
+            return False
+        key = min(left, key=lambda key: (key.run != first, key.of_host == HERE))
+        log.info("step %d of %s is not kept any longer: ranks need the memory", self._parts[key].hand.step, key.run)
+        self._drop([key])
+        gc.collect()
+        return True
 
-    def _drop(self, keys: Iterable[tuple[RunName, _State, int]]) -> None:
+    def _drop(self, keys: Iterable[_Key]) -> None:
         self._free([self._parts.pop(key).memory for key in keys])
 
     def _free(self, memories: Iterable[Memory]) -> None:
@@ -254,3 +350,7 @@ class MemoryTier:
             if not (memory.is_owned or memory.is_closed or id(memory) in used):
                 memory.close()
                 self._budget.give_back(memory.bytes)
+
+
+def _size(found: StagedChunk | bytes) -> int:
+    return len(found) if isinstance(found, bytes) else found.bytes

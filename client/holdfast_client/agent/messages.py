@@ -3,10 +3,11 @@
 rank   Hello            Share + memory   HandOver + documents   Run            Stop  Release  Settle   Forget  Bye
 agent  Welcome/Refused  Taken/Refused    Taken/Refused          Begun Verified… Ended         Settled
 
-rank   Borrow                              Reclaim   MakeRoom
-agent  Lent + memory and documents… Taken            Taken/Refused
+rank   Borrow                              Reclaim   MakeRoom       Here      Meet
+agent  Lent + memory and documents… Taken            Taken/Refused  PeerHere
 
-An operator's command asks Report, without a Hello, and is answered Status.
+An operator's command asks Report, without a Hello, and is answered Status. What agents of several hosts say to each
+other over HTTP is at the end (peer_server.py).
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr, TypeAdapter, model_validator
 
 from holdfast_client import errors
+from holdfast_client.chunks.peers import PeerAddress
 from holdfast_client.errors import HoldfastError, rebuild_error
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.base import Digest, Fence, LaunchId, Name, RunName
@@ -192,6 +194,20 @@ class Borrow(_Frame):
     type: Literal["borrow"] = "borrow"
 
 
+class Here(_Frame):
+    """Asked by a new launch before it opens its attempt: where do other hosts reach this agent, and what has it?"""
+
+    type: Literal["here"] = "here"
+
+
+class Meet(_Frame):
+    """The agents of the job's other hosts: the next host's first. The first ones get copies."""
+
+    type: Literal["meet"] = "meet"
+    host: int = Field(ge=0, description="The lowest rank on this host.")
+    others: list[PeerAddress]
+
+
 class Bye(_Frame):
     """The rank ends by itself, and has given up what is not over."""
 
@@ -270,6 +286,14 @@ class Lent(_Frame):
     documents: list[StagedChunk] = Field(description="Ranges of the bytes that follow.")
 
 
+class PeerHere(_Frame):
+    """The answer to Here."""
+
+    type: Literal["peer_here"] = "peer_here"
+    address: PeerAddress | None = Field(description="None: it has no copies, and takes none.")
+    ranks: list[int] = Field(description="Of whom it keeps a part of the run, its own or a copy.")
+
+
 class Alive(_Frame):
     """Said while a rank waits for something: an agent that is stopped says nothing."""
 
@@ -319,6 +343,7 @@ class KeptState(_Frame):
     parts: int
     host_ranks: int = Field(description="With so many parts it is whole on this node.")
     bytes: int
+    copy_of: int | None = Field(default=None, description="A copy: the lowest rank on the host that it is of.")
 
 
 class Status(_Frame):
@@ -334,7 +359,52 @@ class Status(_Frame):
     counts: Counts
 
 
-Asked = Hello | Share | Forget | Reclaim | MakeRoom | HandOver | Run | Stop | Release | Settle | Borrow | Bye | Report
-Told = Welcome | Refused | Taken | Begun | Verified | Ended | Settled | Lent | Alive | Status
+Asked = (
+    Hello
+    | Share
+    | Forget
+    | Reclaim
+    | MakeRoom
+    | HandOver
+    | Run
+    | Stop
+    | Release
+    | Settle
+    | Borrow
+    | Here
+    | Meet
+    | Bye
+    | Report
+)
+Told = Welcome | Refused | Taken | Begun | Verified | Ended | Settled | Lent | PeerHere | Alive | Status
 ASKED: TypeAdapter[Asked] = TypeAdapter(Annotated[Asked, Field(discriminator="type")])
 TOLD: TypeAdapter[Told] = TypeAdapter(Annotated[Told, Field(discriminator="type")])
+
+
+class Offer(_Frame):
+    """One rank's part of a state that is safe: the other agent may copy it from `source`, by digest, while it stays
+    there."""
+
+    source: PeerAddress
+    host: int = Field(ge=0, description="The lowest rank on the host that it is of.")
+    host_ranks: int = Field(ge=1)
+    hand: HandOver
+    digests: list[Digest] = Field(description="Of its chunks and documents.")
+
+    @model_validator(mode="after")
+    def _one_digest_each(self) -> Self:
+        if len(self.digests) != len(self.hand.chunks) + len(self.hand.documents):
+            raise ValueError("a chunk or document has no digest")
+        return self
+
+
+class Find(_Frame):
+    """Which of these chunks are kept of the run?"""
+
+    project: Name
+    run: Name
+    digests: list[Digest]
+
+
+class Found(_Frame):
+    bytes: list[int | None] = Field(description="Of each; None: it is not there.")

@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import functools
 import gc
-import itertools
 import logging
 import os
 import queue
@@ -30,6 +29,7 @@ from pydantic import BaseModel, ValidationError
 
 from holdfast_client.agent import messages as say
 from holdfast_client.agent.channel import Channel, ChannelClosed, refuse_long
+from holdfast_client.agent.copies import Copies
 from holdfast_client.agent.held_save import HeldSave, JobHere, Ledger, RankClient
 from holdfast_client.agent.memory_tier import Memory, MemoryTier, NoRoom, Part
 from holdfast_client.agent.process import serves_at
@@ -54,10 +54,18 @@ class Agent:
     """Listens from its construction on. `serve` takes connections until `end` is called, from any thread or a signal's
     handler."""
 
-    def __init__(self, path: Path, limit_bytes: int, *, keeps: int, wait_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        limit_bytes: int,
+        *,
+        keeps: int,
+        wait_seconds: float = 0.0,
+        copies: Callable[[MemoryTier], Copies] | None = None,
+    ) -> None:
         """`path`: of the socket; its folder is made with mode 0700. `keeps`: a MemoryTier's states. `wait_seconds`: for
-        one that was told to end, and still finishes what it has. Raises ConfigurationError if the folder is not this
-        user's alone or another agent serves there."""
+        one that was told to end, and still finishes what it has. `copies`: from and to agents of other hosts. Raises
+        ConfigurationError if the folder is not this user's alone or another agent serves there."""
         self.path = path
         self.budget = Budget(limit_bytes)
         self.tier = MemoryTier(self.budget, keeps)
@@ -66,7 +74,6 @@ class Agent:
         self._lock = threading.Condition()
         self._links: set[_Link] = set()
         self._jobs: dict[tuple[str, str, str], JobHere] = {}
-        self._orders = itertools.count(1)
         refuse_long(path)
         self._folder = PrivateFolder(path.parent)
         self._own = open_file(f"{path.name}.lock", os.O_RDWR | os.O_CREAT, self._folder.descriptor)
@@ -78,6 +85,7 @@ class Agent:
                 f"Another agent serves at {path}. One is enough for all of this user's jobs on a node. If nodes "
                 "share this folder, name a socket on the node's own disk (--socket)."
             )
+        self.copies = None if copies is None else copies(self.tier)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # a dead agent's
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -150,10 +158,11 @@ class Agent:
 
     def job_of(self, hand: say.HandOver, settings: ClientSettings, host_ranks: int) -> JobHere:
         """With one more member; `leave_job` takes it off. The last one closes the job's own client."""
+        self.tier.launch_of(hand.launch_id)
         with self._lock:
             key = (hand.project, hand.run, hand.launch_id)
             if key not in self._jobs:
-                self._jobs[key] = JobHere(Client(settings), host_ranks, next(self._orders))
+                self._jobs[key] = JobHere(Client(settings), host_ranks)
             self._jobs[key].join()
             return self._jobs[key]
 
@@ -207,6 +216,8 @@ class Agent:
             while self._links and (left := until - time.monotonic()) > 0:
                 self._lock.wait(left)
             lost = sum(len(link.unsealed()) for link in self._links if not link.rank_lives)
+        if self.copies is not None:
+            self.copies.close()
         if lost:
             log.error("%s of ranks that are gone could not be finished in time", counted(lost, "save"))
         fcntl.flock(self._own, fcntl.LOCK_UN)
@@ -243,6 +254,7 @@ class _Link:
         self._rank: _Rank | None = None
         self._saves: dict[int, HeldSave] = {}
         self._job: JobHere | None = None
+        self._met: say.Meet | None = None
         self._waits = threading.Event()
         """The rank waits for something that takes its time."""
         self._over = threading.Event()
@@ -358,6 +370,10 @@ class _Link:
                 self._answer(self._make_room)
             case say.Borrow():
                 self._lend()
+            case say.Here():
+                self._channel.send(self._here())
+            case say.Meet():
+                self._met = asked
             case say.Settle():
                 self._waits.set()
                 self._work.put(self._settle)
@@ -451,16 +467,25 @@ class _Link:
 
     def _part(self, save: HeldSave, digests: Sequence[str]) -> Part | None:
         """None: its memory is gone, or these digests are another save's."""
-        rank, job = self._rank, self._job
-        if rank is None or job is None or (memory := rank.memories.get(save.hand.memory)) is None:
+        rank = self._rank
+        if rank is None or (memory := rank.memories.get(save.hand.memory)) is None:
             return None
         if len(digests) != len(save.hand.chunks) + len(save.documents):
             return None
-        return Part(save.hand, rank.hello.host_ranks, memory, digests, save.documents, job.order)
+        launch = self._agent.tier.launch_of(save.hand.launch_id)
+        return Part(save.hand, rank.hello.host_ranks, memory, digests, save.documents, launch)
+
+    def _here(self) -> say.PeerHere:
+        copies = self._agent.copies
+        if self.run is None or copies is None:
+            return say.PeerHere(address=None, ranks=[])
+        return say.PeerHere(address=copies.address, ranks=self._agent.tier.ranks_of(self.run))
 
     def _keep(self, save: HeldSave, digests: Sequence[str]) -> None:
         if (part := self._part(save, digests)) is not None:
             self._agent.tier.keep(part)
+            if self._met is not None and self._agent.copies is not None:
+                self._agent.copies.offer(part, self._met)
 
     # The working thread.
 

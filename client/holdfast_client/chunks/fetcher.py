@@ -230,10 +230,12 @@ class ChunkTransfers:
         stop = self._stop_for(ticket)
         if ticket.kind == "file":
             self._client.mount.check_read(ticket.path)
-        peers = None if host is None else host.peers
+        peers, agents = (None, None) if host is None else (host.peers, host.agents)
 
         def get(into: memoryview) -> None:
             if peers is not None and peers.take(ticket.digest, into, stop):
+                return
+            if agents is not None and agents.read_into(ticket.digest, into, stop):
                 return
             with life.used():
                 try:

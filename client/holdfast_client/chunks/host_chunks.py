@@ -5,7 +5,7 @@
            -> not there: [lock] -> there by now, or [GET] -> proven -> into the folder -> [unlock]
 
 A folder that fails, is full or is gone costs a second GET and nothing else. GET is from another host, if one passes the
-chunk on (peers.py), else from the store.
+chunk on (peers.py), else from the memory of another host's agent, if one has it, else from the store.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 
 from holdfast_client.agent.lent_chunks import LentChunks
+from holdfast_client.agent.peer_chunks import PeerChunks
 from holdfast_client.chunks.peers import Peers
 from holdfast_client.local.chunk_folder import ChunkFolder
 
@@ -26,7 +27,7 @@ class HostChunks:
     """For the fetches of one process. `shared`: the digests that other processes of this host want too; one of them
     fetches each chunk, and leaves it in `folder`. Other chunks in the folder are used as well, and before it what the
     node agent has `lent`. `peers`: who on other hosts passes chunks on, and what this process passes on; all of that is
-    among `shared`. Thread-safe."""
+    among `shared`. `agents`: of other hosts, asked before the store. Thread-safe."""
 
     def __init__(
         self,
@@ -34,11 +35,13 @@ class HostChunks:
         shared: Collection[str],
         peers: Peers | None = None,
         lent: LentChunks | None = None,
+        agents: PeerChunks | None = None,
     ) -> None:
         """Nothing is `shared` without a folder."""
         self.peers = peers
         self._folder = folder
         self.lent = lent
+        self.agents = agents
         self._shared = frozenset(shared)
         self._lock = threading.Lock()
         self.lent_bytes = 0

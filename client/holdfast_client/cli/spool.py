@@ -3,9 +3,10 @@ are not known to be committed. `holdfast agent serve | status`: the process that
 
 from __future__ import annotations
 
+import functools
 import logging
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -14,10 +15,13 @@ from typing import Annotated
 import typer
 from pydantic import BaseModel
 
+from holdfast_client.agent.copies import Copies
 from holdfast_client.agent.link import status_of
+from holdfast_client.agent.memory_tier import MemoryTier
 from holdfast_client.agent.process import socket_path
 from holdfast_client.agent.server import Agent
 from holdfast_client.agent.shared_memory import default_limit_bytes
+from holdfast_client.chunks.peers import address_towards
 from holdfast_client.cli.arguments import (
     DryRunOption,
     JsonOption,
@@ -252,6 +256,15 @@ def serve_agent(
             "until the next one is staged.",
         ),
     ] = None,
+    peers: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="HOSTS",
+            help="The agents of so many other hosts of a job get a copy of each state, in memory. Without it "
+            "HOLDFAST_AGENT_PEERS, else 0: no copies, and no port is opened.",
+        ),
+    ] = None,
     grace: Annotated[
         float,
         typer.Option(
@@ -279,14 +292,27 @@ def serve_agent(
         raise typer.BadParameter("say how much, such as 200GiB.")
     logging.basicConfig(format="%(asctime)s holdfast agent: %(message)s", level=logging.INFO)
     logging.getLogger("urllib3").setLevel(logging.ERROR)
-    keeps = ClientSettings().agent_keep if keep is None else keep
-    serving = Agent(socket_path(socket), limit, keeps=keeps, wait_seconds=grace)
+    settings = ClientSettings()
+    keeps = settings.agent_keep if keep is None else keep
+    copies = _copies(settings.agent_peers if peers is None else peers, settings)
+    serving = Agent(socket_path(socket), limit, keeps=keeps, wait_seconds=grace, copies=copies)
     if metrics is not None:
         _serve_metrics(metrics, serving)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: serving.end())
     if serving.serve(grace_seconds=grace):
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _copies(count: int, settings: ClientSettings) -> Callable[[MemoryTier], Copies] | None:
+    if not count:
+        return None
+    return functools.partial(
+        Copies,
+        count=count,
+        host=settings.agent_address or address_towards(None),
+        bytes_per_second=settings.agent_peer_bytes_per_second,
+    )
 
 
 def _serve_metrics(address: str, serving: Agent) -> None:
@@ -337,7 +363,7 @@ def show_agent(*, socket: SocketOption = None, json: JsonOption = False) -> None
         nothing="It holds no save.",
     )
     show_table(
-        ["kept state of", ">step", ">attempt", ">size", ">parts"],
+        ["kept state of", ">step", ">attempt", ">size", ">parts", "copy of"],
         (
             (
                 f"{state.project}/{state.run}",
@@ -345,6 +371,7 @@ def show_agent(*, socket: SocketOption = None, json: JsonOption = False) -> None
                 str(state.attempt),
                 as_bytes(state.bytes),
                 f"{state.parts} of {state.host_ranks}",
+                NOTHING if state.copy_of is None else f"the host of rank {state.copy_of}",
             )
             for state in status.kept
         ),

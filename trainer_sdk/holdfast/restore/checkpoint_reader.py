@@ -78,7 +78,7 @@ class HostSharing:
     A job without two ranks on a host, and with no rank that swarms, needs no collective, folder or file for it.
 
     `local`: the chunk folder that this host has anyway, its local tier; used in place of a folder for the restore.
-    `agent`: the host's, whose memory is read before any folder."""
+    `agent`: the host's, whose memory is read before any folder. Other hosts' agents come before the store."""
 
     def __init__(
         self,
@@ -98,11 +98,15 @@ class HostSharing:
 
     @contextmanager
     def on_host(self) -> Iterator[HostChunks | None]:
-        """What is on this host before the restore; None if it has neither agent nor local tier. For the block in which
-        this rank reads."""
+        """What is on this host before the restore, and with other hosts' agents; None if it has neither agent nor
+        local tier. For the block in which this rank reads."""
         lent = None if self._agent is None else self._agent.borrow()
+        agents = None if self._agent is None else self._agent.of_other_hosts()
         try:
-            yield None if lent is None and self._local is None else HostChunks(self._local, (), lent=lent)
+            if lent is None and agents is None and self._local is None:
+                yield None
+            else:
+                yield HostChunks(self._local, (), lent=lent, agents=agents)
         finally:
             if lent is not None:
                 lent.close()
@@ -121,8 +125,10 @@ class HostSharing:
         reads last, as `part_reads` takes them. Collective at its beginning; all ranks must have ended their reading
         before the leader leaves the block."""
         wanted = _digests(reads, chunks)
-        lent = None if on_host is None else on_host.lent
-        alone = None if on_host is None else SharedReads(HostChunks(self._local, (), lent=lent), wanted)
+        lent, agents = (None, None) if on_host is None else (on_host.lent, on_host.agents)
+        alone = None if on_host is None else SharedReads(HostChunks(self._local, (), lent=lent, agents=agents), wanted)
+        if agents is not None:
+            agents.find(_missing(reads, chunks, _not_lent(wanted, lent)))
         with ExitStack() as stack:
             if not self._ranks.some_share:
                 yield alone
@@ -161,7 +167,7 @@ class HostSharing:
                 server.begin(folder, share.owned)
                 addresses = {digest: offers[rank].address for digest, rank in share.owners.items()}
                 peers = Peers({digest: each for digest, each in addresses.items() if each is not None}, server)
-            yield SharedReads(HostChunks(folder, share.shared, peers, lent), share.order)
+            yield SharedReads(HostChunks(folder, share.shared, peers, lent, agents), share.order)
 
     def _server(self) -> PeerServer | None:
         """None if this rank passes nothing on to other hosts, and takes nothing from them."""
@@ -216,6 +222,15 @@ def _digests(reads: ReadPlan, chunks: ChunkLists) -> tuple[str, ...]:
 
 def _not_lent(digests: Iterable[str], lent: LentChunks | None) -> frozenset[str]:
     return frozenset(digest for digest in digests if lent is None or lent.size(digest) is None)
+
+
+def _missing(reads: ReadPlan, chunks: ChunkLists, digests: Collection[str]) -> dict[int, set[str]]:
+    """These digests by the stored ranks whose chunks they are."""
+    missing: dict[int, set[str]] = defaultdict(set)
+    for rank, ordinal in reads.by_chunk:
+        if (digest := chunks[rank][ordinal]) in digests:
+            missing[rank].add(digest)
+    return missing
 
 
 def part_reads(reads: ReadPlan, chunks: ChunkLists, late: Collection[str]) -> tuple[ReadPlan, ReadPlan]:

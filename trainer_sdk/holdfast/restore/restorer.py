@@ -89,11 +89,13 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Read:
-    """One rank's bytes: of the `bytes`, `from_memory_bytes` were in its node agent's memory, `from_host_bytes` on its
-    host's disk, and `from_peers_bytes` came from other hosts; `from_stores`: fetched by store."""
+    """One rank's bytes: of the `bytes`, `from_memory_bytes` were in its node agent's memory, `from_agents_bytes` in
+    that of other hosts' agents, `from_host_bytes` on its host's disk, and `from_peers_bytes` came from other hosts'
+    ranks; `from_stores`: fetched by store."""
 
     bytes: int
     from_memory_bytes: int
+    from_agents_bytes: int
     from_host_bytes: int
     from_peers_bytes: int
     from_stores: dict[StoreRole, int]
@@ -380,9 +382,11 @@ class Restorer:
             )
         host = None if shared is None else shared.host
         peers = None if host is None else host.peers
+        agents = None if host is None else host.agents
         return _Read(
             count,
             0 if host is None else host.lent_bytes,
+            0 if agents is None else agents.taken_bytes,
             0 if host is None else host.taken_bytes,
             0 if peers is None else peers.taken_bytes,
             source.bytes_from,
@@ -473,6 +477,7 @@ def _from_hosts(read: Sequence[_Read]) -> str:
         f"{readable_bytes(count)} {what}"
         for count, what in (
             (sum(each.from_memory_bytes for each in read), "of it in the memory of the node agents"),
+            (sum(each.from_agents_bytes for each in read), "of it in the memory of other hosts' agents"),
             (sum(each.from_host_bytes for each in read), "of it found on the hosts"),
             (sum(each.from_peers_bytes for each in read), "passed on from host to host"),
         )

@@ -1,0 +1,108 @@
+"""A host is lost, with its ranks and its agent: the one that takes its place reads the newest step in the memory of
+other hosts' agents. Each is a process of its own, on loopback addresses, and a proxy counts what the store gives."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.support.fault_proxy import fault_proxy
+from tests.support.handing_rank import digest_of, state_of
+from tests.support.node_agent import agent_serve
+from tests.support.ranks import launched, read_until
+
+from holdfast_client.agent.link import status_of
+
+RANK = "tests.support.handing_rank"
+SIZE = 4 * 1024**2
+HOSTS = 4
+LOST = 2
+
+
+@pytest.fixture
+def proxy(service, monkeypatch):
+    """Everything goes over HTTP, and through it."""
+    with fault_proxy(int(service.served.url.rpartition(":")[2])) as running:
+        monkeypatch.setenv("HOLDFAST_URL", running.url)
+        monkeypatch.setenv("HOLDFAST_DIRECT_FILES", "false")
+        yield running
+
+
+@pytest.fixture
+def agents(tmp_path):
+    """One for each host, and the function that starts one in the place of a lost host's."""
+    with ExitStack() as held:
+
+        def on(host, number=0):
+            log = tmp_path / f"agent-{host}-{number}.log"
+            address = f"127.0.0.{2 + host + HOSTS * number}"
+            return held.enter_context(agent_serve(log, "--peers", "1", address=address))
+
+        yield [on(host) for host in range(HOSTS)], on
+
+
+def wait_until(holds):
+    until = time.monotonic() + 90
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def of_ranks(agents):
+    return [{"HOST_OF_RANK": f"host{rank}", "HOLDFAST_AGENT": str(agent.socket)} for rank, agent in enumerate(agents)]
+
+
+def save_and_lose_a_host(run, agents, saves=2):
+    """The last step is committed, and the host after each one has a copy of it."""
+    with launched(RANK, run, saves, "stays", SIZE, world_size=HOSTS, settings=of_ranks(agents)) as ranks:
+        for rank in ranks:
+            read_until(rank, f"saved {saves - 1}")
+        for host, agent in enumerate(agents):
+            copy = saves - 1, (host - 1) % HOSTS
+            wait_until(lambda agent=agent, copy=copy: copy in copies_of(agent))
+        agents[LOST].process.kill9()
+        for rank in (ranks[LOST], *ranks):
+            rank.kill()
+        for rank in ranks:
+            rank.wait(timeout=90)
+
+
+def copies_of(agent):
+    """The steps of its copies, and the hosts that they are of."""
+    return {(state.step, state.copy_of) for state in status_of(agent.socket).kept if state.copy_of is not None}
+
+
+def restored(run, agents):
+    """What each rank says of the next step and its state."""
+    with launched(RANK, run, 0, "stays", SIZE, world_size=HOSTS, settings=of_ranks(agents)) as ranks:
+        return [read_until(rank, "restored")[-1] for rank in ranks]
+
+
+def all_at(step):
+    return [f"restored {step + 1} {digest_of(state_of(step, SIZE))}"] * HOSTS
+
+
+def test_a_lost_host_and_its_agent_are_replaced_and_the_newest_step_comes_from_memory(run, proxy, agents):
+    here, replace = agents
+    save_and_lose_a_host(run, here)
+    here[LOST] = replace(LOST, 1)
+    assert restored(run, here) == all_at(1)
+    documents_of_the_lost_rank = 1
+    assert proxy.count("get") == documents_of_the_lost_rank
+
+
+def test_copies_that_rot_are_refused_and_the_store_gives_those_chunks(run, proxy, agents):
+    here, replace = agents
+    save_and_lose_a_host(run, here)
+    following = here[(LOST + 1) % HOSTS].process.pid
+    for memory in Path(f"/proc/{following}/fd").iterdir():
+        if os.readlink(memory).startswith("/memfd:holdfast-staging"):
+            with open(memory, "r+b", buffering=0) as file:
+                file.seek(1000)
+                file.write(b"rotten")
+    here[LOST] = replace(LOST, 1)
+    assert restored(run, here) == all_at(1)
+    assert 1 < proxy.count("get") < 16, "not the whole state"

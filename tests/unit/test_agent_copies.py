@@ -1,0 +1,259 @@
+"""Copies of a state between agents of several hosts, here loopback addresses: what they take, keep and give back."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
+
+import pytest
+
+from holdfast_client.agent import copies, peer_chunks
+from holdfast_client.agent.copies import Copies
+from holdfast_client.agent.memory_tier import MemoryTier, Part
+from holdfast_client.agent.messages import Find, HandOver, Hello, Meet, Share, StagedChunk
+from holdfast_client.agent.peer_chunks import Peer, PeerChunks, ask, read_chunk
+from holdfast_client.agent.shared_memory import Budget, SharedMemory
+from holdfast_client.chunks.peers import PeerAddress
+from holdfast_client.errors import ConfigurationError
+from holdfast_protocol.base import RunName
+from holdfast_protocol.checkpoints import IndexOrdinals, ShardSummary
+from holdfast_protocol.states import CheckpointKind
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="agents need Linux")
+RUN = RunName("p", "r")
+PAGE = 4096
+
+
+def digest(body):
+    return hashlib.sha256(body).hexdigest()
+
+
+def wait_until(holds):
+    until = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+class Host:
+    """An agent's memory and copies, and the one rank of its host."""
+
+    def __init__(self, number, pages=100):
+        self.budget = Budget(pages * PAGE)
+        self.tier = MemoryTier(self.budget, 1)
+        self.copies = Copies(self.tier, count=1, host=f"127.0.0.{number + 2}")
+        self.rank = number
+
+    def keep(self, number, *bodies, document=b"{}"):
+        """A state of these chunks, as its rank has left it. Its memory."""
+        theirs = SharedMemory(PAGE)
+        chunks, start = [], 0
+        for body in bodies:
+            theirs.map[start : start + len(body)] = body
+            chunks.append(StagedChunk(start=start, bytes=len(body)))
+            start += len(body)
+        hello = Hello.model_construct(project="p", run="r", rank=self.rank, host_ranks=1)
+        memory = self.tier.take(hello, Share(memory=theirs.id, bytes=PAGE), theirs.descriptor)
+        hand = HandOver(
+            project="p",
+            run="r",
+            epoch=1,
+            attempt=1,
+            launch_id="a" * 8,
+            number=number,
+            step=number,
+            kind=CheckpointKind.PERIODIC,
+            world_size=4,
+            rank=self.rank,
+            memory=1,
+            chunks=chunks,
+            documents=[len(document)],
+            index=IndexOrdinals(shard=0, layout=None),
+            summary=ShardSummary(components={}),
+            retry_seconds=0,
+        )
+        digests = [digest(body) for body in (*bodies, document)]
+        self.part = Part(hand, 1, memory, digests, [document], 0)
+        self.tier.keep(self.part)
+        return theirs
+
+    def offer_to(self, *hosts):
+        self.copies.offer(self.part, Meet(host=self.rank, others=[host.copies.address for host in hosts]))
+
+    def copies_of(self, rank):
+        """The steps of its copies here."""
+        return [state.step for state in self.tier.shown() if state.copy_of == rank]
+
+
+@contextmanager
+def hosts(count, **how):
+    made = [Host(number, **how) for number in range(count)]
+    try:
+        yield made
+    finally:
+        for host in made:
+            host.copies.close()
+            host.tier.forget(RUN, [host.part.memory] if hasattr(host, "part") else ())
+
+
+def read(found, body):
+    buffer = bytearray(len(body))
+    return bytes(buffer) if found.read_into(digest(body), memoryview(buffer), threading.Event()) else None
+
+
+def find(host, *bodies, rank=0):
+    found = PeerChunks(RUN, [Peer(host.copies.address, frozenset(host.tier.ranks_of(RUN)))])
+    found.find({rank: {digest(body) for body in bodies}})
+    return found
+
+
+def test_a_lost_hosts_state_is_read_from_the_next_host():
+    with hosts(3) as (lost, following, third):
+        lost.keep(1, b"abc", b"defgh")
+        lost.offer_to(following, third)
+        wait_until(lambda: following.copies_of(0))
+        lost.tier.forget(RUN, [lost.part.memory])
+        found = find(following, b"abc", b"defgh", b"{}", b"else")
+        assert [read(found, body) for body in (b"abc", b"defgh", b"{}", b"else")] == [b"abc", b"defgh", b"{}", None]
+        assert found.taken_bytes == 10
+        assert third.copies_of(0) == [], "one host has it, as was asked"
+
+
+def test_a_newer_copy_takes_the_place_of_the_one_before_and_what_has_not_changed_is_not_sent_again(monkeypatch):
+    sent = []
+    monkeypatch.setattr(copies, "read_chunk", lambda *of: (sent.append(of[1]), read_chunk(*of))[1])
+    with hosts(2) as (host, following):
+        host.keep(1, b"same", b"one")
+        host.offer_to(following)
+        wait_until(lambda: following.copies_of(0) == [1])
+        host.keep(2, b"same", b"two")
+        host.offer_to(following)
+        wait_until(lambda: following.copies_of(0) == [2])
+        assert (sent.count(digest(b"same")), sent.count(digest(b"two"))) == (1, 1)
+        assert following.budget.taken_bytes == len(b"same") + len(b"two")
+        assert read(find(following, b"same"), b"same") == b"same"
+
+
+def test_a_copy_that_is_made_twice_is_there_once():
+    with hosts(2) as (host, following):
+        host.keep(1, b"abc")
+        taken = []
+        let_go = following.tier.let_go
+        following.tier.let_go = lambda memory: (let_go(memory), taken.append(memory))
+        for count in (1, 2):
+            host.offer_to(following)
+            wait_until(lambda count=count: len(taken) == count)
+        assert (following.copies_of(0), following.budget.taken_bytes) == ([1], 3)
+        assert [memory.is_closed for memory in taken] == [True, False]
+
+
+def test_other_bytes_than_the_digest_says_are_no_copy_and_no_chunk_and_the_next_copy_comes(caplog):
+    with hosts(2) as (liar, host):
+        liar.keep(1, b"abc").map[0:3] = b"xyz"
+        liar.offer_to(host)
+        wait_until(lambda: "no copy of step 1" in caplog.text)
+        assert read(find(liar, b"abc"), b"abc") is None
+        liar.keep(2, b"def")
+        liar.offer_to(host)
+        wait_until(lambda: host.copies_of(0) == [2])
+        assert host.budget.taken_bytes == 3
+
+
+def test_a_copy_that_rots_is_refused_by_its_reader():
+    with hosts(2) as (host, following):
+        host.keep(1, b"abc")
+        host.offer_to(following)
+        wait_until(lambda: following.copies_of(0))
+        found = find(following, b"abc")
+        with following.tier.opened(digest(b"abc")) as (descriptor, chunk):
+            writable = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
+            os.pwrite(writable, b"x", chunk.start)
+            os.close(writable)
+        assert read(found, b"abc") is None
+        assert found._found == {}, "it is asked for nothing more"
+
+
+def test_without_room_for_two_the_older_copy_goes_and_a_rank_of_the_host_comes_before_any(caplog):
+    with hosts(2, pages=1) as (host, following):
+        for number, body in enumerate((b"a" * 3000, b"b" * 3000), 1):
+            host.budget.limit_bytes += PAGE
+            host.keep(number, body)
+            host.offer_to(following)
+            wait_until(lambda number=number: following.copies_of(0) == [number])
+        following.keep(1, b"its own")
+        assert following.copies_of(0) == []
+        host.offer_to(following)
+        wait_until(lambda: "more would be over its limit" in caplog.text)
+        assert [state.copy_of for state in following.tier.shown()] == [None]
+
+
+def test_only_who_knows_the_token_is_answered():
+    with hosts(2) as (host, other):
+        host.keep(1, b"abc")
+        address = host.copies.address
+        wrong = PeerAddress(address.host, address.port, other.copies.address.token)
+        question = Find(project="p", run="r", digests=[digest(b"abc")])
+        assert ask(address, "/find", question) == b'{"bytes":[3]}'
+        for path in ("/find", "/offers"):
+            with pytest.raises(HTTPException, match="403"):
+                ask(wrong, path, question)
+        buffer = memoryview(bytearray(3))
+        assert read_chunk(address, digest(b"abc"), buffer, threading.Event())
+        with pytest.raises(HTTPException, match="403"):
+            read_chunk(wrong, digest(b"abc"), buffer, threading.Event())
+        with pytest.raises(HTTPException, match="400"):
+            ask(address, "/offers", question)
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_an_agent_that_stalls_or_is_gone_is_asked_no_more(accepts, monkeypatch, caplog):
+    with socket.socket() as stalled, hosts(1) as (host,):
+        stalled.bind(("127.0.0.9", 0))
+        if accepts:
+            stalled.listen()
+        there = PeerAddress(*stalled.getsockname(), "t")
+        connected = peer_chunks._connected
+
+        @contextmanager
+        def impatient(peer, size):
+            with connected(peer, size) as made:
+                if peer == there:
+                    made.sock.settimeout(0.05)
+                yield made
+
+        monkeypatch.setattr(peer_chunks, "_connected", impatient)
+        host.keep(1, b"abc")
+        found = PeerChunks(RUN, [Peer(there, frozenset([0])), Peer(host.copies.address, frozenset([0]))])
+        found.find({0: {digest(b"abc")}})
+        assert read(found, b"abc") == b"abc"
+        assert caplog.text.count("is asked for no more chunks") == 1
+
+
+def test_an_agent_that_sends_a_little_for_ever_is_cut_off(monkeypatch):
+    monkeypatch.setattr(peer_chunks, "SILENCE_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.9", 0)) as slow:
+
+        def dribble():
+            caller, _ = slow.accept()
+            with caller, suppress(OSError):
+                while True:
+                    caller.send(b"H")
+                    time.sleep(0.01)
+
+        thread = threading.Thread(target=dribble)
+        thread.start()
+        found = PeerChunks(RUN, [Peer(PeerAddress(*slow.getsockname(), "t"), frozenset([0]))])
+        found.find({0: {digest(b"abc")}})
+        assert read(found, b"abc") is None
+        thread.join(60)
+
+
+def test_an_address_that_is_not_this_hosts_is_refused_with_what_helps():
+    for host in ("192.0.2.1", "10.0.0..1", None):
+        with pytest.raises(ConfigurationError, match="HOLDFAST_AGENT_ADDRESS"):
+            Copies(MemoryTier(Budget(PAGE), 1), count=1, host=host)
