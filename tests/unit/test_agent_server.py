@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from holdfast_client.agent.process import serves_at
+from holdfast_client.agent.link import status_of
+from holdfast_client.agent.process import LaunchedAgent, serves_at
 from holdfast_client.agent.server import Agent
 from holdfast_client.errors import ConfigurationError
 
@@ -30,6 +32,22 @@ def serving():
         finally:
             agent.end()
             thread.join(60)
+
+
+def test_while_another_launchs_agent_serves_that_of_this_one_stands_by(tmp_path_factory):
+    path = tmp_path_factory.mktemp("a") / "agent.sock"
+    first = LaunchedAgent(path, 30)
+    second, third = LaunchedAgent(path, 30), LaunchedAgent(path, 30)
+    serving = status_of(path)
+    assert (serving.pid, serving.of_launch) == (first._process.pid, True)
+    assert third.end(60) == 0, "it has never served"
+    assert first.end(60) == 0
+    until = time.monotonic() + 60
+    while not serves_at(path):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert status_of(path).pid == second._process.pid
+    assert second.end(60) == 0
 
 
 def test_a_second_agent_takes_no_socket_away_also_if_a_cleaner_has_removed_the_locks_file():

@@ -350,6 +350,7 @@ class Status(_Frame):
     type: Literal["status"] = "status"
     holdfast: str
     pid: int
+    of_launch: bool = Field(description="It ends with the launch that has started it.")
     started_at: datetime
     memory_bytes: int = Field(description="What ranks share with the agent.")
     memory_limit_bytes: int

@@ -40,10 +40,11 @@ class LaunchedAgent:
     """Ends by `end`, or once this process is gone. The end of this process's group or terminal is not its own."""
 
     def __init__(self, path: Path, grace_seconds: int) -> None:
-        """Returns when an agent serves at `path`, this one or another launch's that was faster. Raises
-        ConfigurationError if none does."""
+        """Returns when an agent serves at `path`, this one or another launch's: then this one stands by until that has
+        ended. Raises ConfigurationError if none does."""
+        options = ["--socket", str(path), "--grace", str(grace_seconds), "--of-launch"]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, "agent", "serve", "--socket", str(path), "--grace", str(grace_seconds)],
+            [sys.executable, "-c", _PROGRAM, "agent", "serve", *options],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=_end_with_parent,  # noqa: PLW1509  (this process has no other thread)
@@ -58,7 +59,8 @@ class LaunchedAgent:
         own grace."""
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(wait_seconds)
+            code = self._process.wait(wait_seconds)
+            return 0 if code == -signal.SIGTERM else code  # it was still starting, or standing by
         return None
 
 

@@ -13,6 +13,7 @@ import fcntl
 import functools
 import gc
 import logging
+import math
 import os
 import queue
 import select
@@ -61,15 +62,18 @@ class Agent:
         *,
         keeps: int,
         wait_seconds: float = 0.0,
+        of_launch: bool = False,
         copies: Callable[[MemoryTier], Copies] | None = None,
     ) -> None:
         """`path`: of the socket; its folder is made with mode 0700. `keeps`: a MemoryTier's states. `wait_seconds`: for
-        one that was told to end, and still finishes what it has. `copies`: from and to agents of other hosts. Raises
+        one that was told to end, and still finishes what it has. `of_launch`: it ends with its launch, and stands by
+        while another one serves, which does so too. `copies`: from and to agents of other hosts. Raises
         ConfigurationError if the folder is not this user's alone or another agent serves there."""
         self.path = path
         self.budget = Budget(limit_bytes)
         self.tier = MemoryTier(self.budget, keeps)
         self.ledger = Ledger()
+        self._of_launch = of_launch
         self._started_at = datetime.now(UTC)
         self._lock = threading.Condition()
         self._links: set[_Link] = set()
@@ -77,8 +81,7 @@ class Agent:
         refuse_long(path)
         self._folder = PrivateFolder(path.parent)
         self._own = open_file(f"{path.name}.lock", os.O_RDWR | os.O_CREAT, self._folder.descriptor)
-        # Asked too: a cleaner of old files may have removed the lock's.
-        if serves_at(path) or not (try_lock(self._own) or self._becomes_free(wait_seconds)):
+        if not self._is_free(wait_seconds):
             os.close(self._own)
             self._folder.close()
             raise ConfigurationError(
@@ -94,7 +97,13 @@ class Agent:
         self._listener.listen(_BACKLOG)
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
-    def _becomes_free(self, seconds: float) -> bool:
+    def _is_free(self, seconds: float) -> bool:
+        # Asked too: a cleaner of old files may have removed the lock's.
+        if not serves_at(self.path) and try_lock(self._own):
+            return True
+        if self._of_launch and serves_at(self.path):
+            log.info("standing by while the agent of another launch serves at %s", self.path)
+            return wait_until(lambda: try_lock(self._own) and not serves_at(self.path), math.inf)
         if serves_at(self.path):
             return False
         log.info("waiting until the agent before has ended at %s", self.path)
@@ -129,6 +138,7 @@ class Agent:
         return say.Status(
             holdfast=version("holdfast"),
             pid=os.getpid(),
+            of_launch=self._of_launch,
             started_at=self._started_at,
             memory_bytes=self.budget.taken_bytes,
             memory_limit_bytes=self.budget.limit_bytes,

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast_client.agent.link import status_of
 from holdfast_client.agent.process import LaunchedAgent, serves_at, socket_path
 from holdfast_client.cli.arguments import connect
 from holdfast_client.cli.output import ExitCode
@@ -382,6 +383,16 @@ def launch_job(
     raise typer.Exit(ending.code)
 
 
+def _stays(path: Path) -> bool:
+    """Whether an agent serves there that does not end with another launch."""
+    if not serves_at(path):
+        return False
+    try:
+        return not status_of(path).of_launch
+    except HoldfastError:
+        return True  # it hangs, or is of another version
+
+
 class _Job:
     def __init__(self, command: Sequence[str], folder: Path, grace_seconds: int, *, with_agent: bool) -> None:
         self.asked_to_end = False
@@ -397,7 +408,7 @@ class _Job:
         if with_agent:
             path = socket_path()
             environment["HOLDFAST_AGENT"] = str(path)
-            self._agent = None if serves_at(path) else LaunchedAgent(path, grace_seconds)
+            self._agent = None if _stays(path) else LaunchedAgent(path, grace_seconds)
         self._child = Child(command, environment)
 
     def wait(self) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import logging
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -278,6 +279,7 @@ def serve_agent(
             help="Where Prometheus finds /metrics, such as 127.0.0.1:9464. Needs the package prometheus-client.",
         ),
     ] = None,
+    of_launch: Annotated[bool, typer.Option("--of-launch", hidden=True)] = False,
 ) -> None:
     """Finish saves of killed jobs on this node, and keep their states.
 
@@ -295,7 +297,10 @@ def serve_agent(
     settings = ClientSettings()
     keeps = settings.agent_keep if keep is None else keep
     copies = _copies(settings.agent_peers if peers is None else peers, settings)
-    serving = Agent(socket_path(socket), limit, keeps=keeps, wait_seconds=grace, copies=copies)
+    if of_launch:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.OK))  # it may stand by until its launch ends
+    path = socket_path(socket)
+    serving = Agent(path, limit, keeps=keeps, wait_seconds=grace, of_launch=of_launch, copies=copies)
     if metrics is not None:
         _serve_metrics(metrics, serving)
     for number in (signal.SIGTERM, signal.SIGINT):
