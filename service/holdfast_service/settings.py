@@ -162,7 +162,7 @@ class ServiceSettings(BaseSettings):
         default=8,
         ge=1,
         description="Calls that each process works on at once; projects take turns, and one project has all places but "
-        "one at most, or an eighth of them while another project trains.",
+        "one at most, or an eighth of them in a crowded process while another project trains.",
     )
     project_requests: int = Field(
         default=2000,

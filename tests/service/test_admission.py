@@ -25,6 +25,7 @@ from holdfast_service.context import WAITS_FOR_STORE, waiting_for_store
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import MountedStore, Store
 from holdfast_service.training import seal
+from holdfast_service.web import admission
 from tests.support.rank import Job, Refused, answer
 from tests.support.service import RunningService, running_service
 
@@ -161,6 +162,19 @@ def test_listings_pause_beside_another_projects_training_and_go_on_by_themselves
     assert len(begins.came) == 1
     begins.open.set()
     assert pending[0].result()
+
+
+def test_a_process_is_crowded_while_it_uses_a_good_part_of_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = 0.0
+    monkeypatch.setattr(time, "process_time", lambda: used)
+    interpreter = admission._Interpreter()
+    began = time.monotonic()
+    assert interpreter.is_crowded(began), "nothing is known yet"
+    assert not interpreter.is_crowded(began + 1)
+    used = 0.5
+    assert not interpreter.is_crowded(began + 1.01), "it was looked at a moment ago"
+    assert interpreter.is_crowded(began + 2)
+    assert not interpreter.is_crowded(began + 3), "its calls wait for the database"
 
 
 def test_begins_are_refused_first_and_told_when_to_come_again(

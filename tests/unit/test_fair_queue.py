@@ -124,6 +124,16 @@ def test_a_storm_has_an_eighth_of_the_places_while_another_project_trains() -> N
     assert held_by(calls, "storm") == 7, "it has not called for a minute"
 
 
+def test_a_storm_has_its_places_beside_another_project_if_no_call_waits_for_the_interpreter() -> None:
+    calls = Calls(Limits(at_once=8, project_requests=1000, requests=1000))
+    calls.come("quiet", RESTORE)
+    calls.deal()
+    calls.queue.is_crowded = False
+    calls.come("storm", *[PROMISED] * 100)
+    calls.deal()
+    assert held_by(calls, "storm") == 7
+
+
 def test_projects_that_train_together_use_all_places() -> None:
     calls = Calls(Limits(at_once=8, project_requests=1000, requests=1000))
     for project in "abcdefgh":

@@ -74,6 +74,9 @@ STRANGERS = "(tokens not seen before)"
 _NO_PROJECT = "(no project)"
 _MANY_PROJECTS = "(others)"
 _MOST_LABELS = 100
+_CROWDED = 0.4
+"""Of a core. Beside others on its machine a process that computes all the time may get half of one."""
+_LOOKED_AT_EVERY_SECONDS = 0.1
 _WAIT_BUCKETS_SECONDS = (0.005, 0.02, 0.1, 0.5, 2, 10, 30, 60)
 
 
@@ -116,6 +119,23 @@ class _Waits:
     of_project: dict[str, int] = field(default_factory=dict)
 
 
+class _Interpreter:
+    """Whether threads of this process wait for each other: it has used a good part of a core lately. One that waits for
+    a slow database has time for more calls."""
+
+    def __init__(self) -> None:
+        self._seen_at, self._used = time.monotonic(), time.process_time()
+        self._is_crowded = True
+
+    def is_crowded(self, now: float) -> bool:
+        passed = now - self._seen_at
+        if passed >= _LOOKED_AT_EVERY_SECONDS:
+            used = time.process_time()
+            self._is_crowded = used - self._used >= _CROWDED * passed
+            self._seen_at, self._used = now, used
+        return self._is_crowded
+
+
 class Admission:
     """One per application. Its permits are used on event loops, of which there may be several."""
 
@@ -138,6 +158,7 @@ class Admission:
             "End those that nobody reads, or follow by one process for several readers.",
         )
         self._meter = _Meter(registry)
+        self._interpreter = _Interpreter()
         self._loop: asyncio.AbstractEventLoop | None = None
         """Of the newest call."""
         self._deals_later = False
@@ -290,6 +311,7 @@ class Admission:
     def _deal(self, mine: _Waiter | None = None) -> bool:
         """Wakes those whose turn it is. Whether it is that of `mine`, which is awake."""
         now = time.monotonic()
+        self._queue.is_crowded = self._interpreter.is_crowded(now)
         while (waiter := self._queue.take(now)) is not None:
             waiter.has_turn = True
             if waiter is mine:

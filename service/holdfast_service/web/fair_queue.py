@@ -3,8 +3,8 @@ so often and so many times at once. Pure: no clock, no waiting, no I/O; `web/adm
 
 Among the projects that wait it goes round, one call a turn. Within a project the classes have an order, and what waited
 longest in its class is first. A project never has all places, so that another one's call finds one free at once, and
-only an eighth of them while another one trains: all threads of a process share one interpreter, and each call that is
-worked on delays the others at every answer of the database.
+only an eighth of them while another one trains and the process is crowded: all threads of a process share one
+interpreter, and each call that is worked on delays the others at every answer of the database.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Limits:
 
     @property
     def shared_at_once(self) -> int:
-        """Of one project, while another one trains."""
+        """Of one project, while another one trains and the process is crowded."""
         return max(1, self.at_once // 8)
 
     @property
@@ -135,6 +135,8 @@ class FairQueue(Generic[Caller]):
         self._call_seconds = 0.02
         self.let_in_count = 0
         self.held = 0
+        self.is_crowded = True
+        """Whether calls wait for the interpreter. Whoever has a clock says so."""
 
     def let_in(self, project: str, kind: CallClass, now: float, *, is_known: bool = True) -> Refusal | None:
         """None: it counts from now on, until `leave`. `is_known`: the project is one, and not a name for callers whose
@@ -211,7 +213,8 @@ class FairQueue(Generic[Caller]):
 
     def most_of(self, project: str) -> int:
         """So many places one project may have now, besides those of calls that wait for a store."""
-        return self._limits.shared_at_once if self._shares(project) else self._limits.project_at_once
+        is_one_of_several = self.is_crowded and self._shares(project)
+        return self._limits.shared_at_once if is_one_of_several else self._limits.project_at_once
 
     def may_list(self, project: str, now: float) -> bool:
         """Whether a call of the last class may have a place."""
