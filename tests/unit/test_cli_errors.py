@@ -230,16 +230,13 @@ def test_what_waits_is_told_before_the_pause():
     assert happened == ["told", "pause"]
 
 
-def test_listing_runs_never_loads_torch():
+def test_listing_runs_and_comparing_checkpoints_never_load_torch():
     code = (
-        "import sys; from holdfast_client.cli.main import app; app(['runs', 'list', '--help'], standalone_mode=False)"
+        "import sys; from holdfast_client.cli.main import app; import holdfast_client.comparison\n"
+        "for verb in ('runs', 'list'), ('checkpoints', 'diff'): app([*verb, '--help'], standalone_mode=False)\n"
+        "sys.exit(str({'torch', 'numpy', 'fsspec', 'holdfast_client.agent'} & {*sys.modules} or '') or None)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code + "; sys.exit('torch' in sys.modules)"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 

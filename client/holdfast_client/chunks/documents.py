@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from holdfast_client.chunks.fetcher import ShardFetcher
-from holdfast_client.chunks.host_chunks import HostChunks
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import IntegrityError, NewerFormat
@@ -29,6 +28,9 @@ from holdfast_protocol.digests import (
     shard_digest,
 )
 from holdfast_protocol.index_documents import Layout, SavedAs, ShardIndex
+
+if TYPE_CHECKING:
+    from holdfast_client.chunks.host_chunks import HostChunks
 
 ChunkLists = Mapping[int, Sequence[str]]
 """Stored rank -> the digests of its chunks, by ordinal."""

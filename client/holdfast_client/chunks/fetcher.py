@@ -25,10 +25,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from holdfast_client.chunks.connections import WAITS_PER_CHUNK, TicketLife, TicketWaitedTooLong
-from holdfast_client.chunks.host_chunks import HostChunks
 from holdfast_client.chunks.transfer import get_chunk
 from holdfast_client.chunks.workers import Jobs, TransferWorkers
 from holdfast_client.client import Client
@@ -51,6 +50,9 @@ from holdfast_protocol.base import text_to_keep
 from holdfast_protocol.checkpoints import MAX_CHUNK_BYTES, ShardChunks
 from holdfast_protocol.restores import ReadChunks, ReadTicket, ReportChunk
 from holdfast_protocol.states import StoreRole
+
+if TYPE_CHECKING:  # a command needs nothing of the agent and of other hosts
+    from holdfast_client.chunks.host_chunks import HostChunks
 
 Receive = Callable[[str, memoryview], None]
 

@@ -65,9 +65,12 @@ class StoredTensors:
 def compare_tensors(
     before: StoredTensors, after: StoredTensors, working: Callable[[], object] = lambda: None
 ) -> TensorDiff:
-    """Linear in the pieces of both. `working` is called for each tensor: millions of pieces take minutes."""
+    """Linear in the pieces of both. `working` is called for each tensor: millions of pieces take minutes. The places of
+    one tensor are dropped before the next one's are made: with all of them alive, Python's collector of garbage would
+    look at them again and again."""
     found = TensorDiff()
-    ours, theirs = _spans(before, working), _spans(after, working)
+    ours = pieces_of(before.layout, working)
+    theirs = ours if after.layout is before.layout else pieces_of(after.layout, working)
     for name in sorted(before.layout.tensors.keys() | after.layout.tensors.keys()):
         working()
         one, other = before.layout.tensors.get(name), after.layout.tensors.get(name)
@@ -78,8 +81,8 @@ def compare_tensors(
         elif (one.dtype, one.shape) != (other.dtype, other.shape):
             found.other_form.append(OtherForm(name=name, before=_form(one), after=_form(other)))
         else:
-            verdict = _verdict(ours[one.alias_of or name], theirs[other.alias_of or name])
-            getattr(found, verdict).append(name)
+            places = (_spans(before, ours, one.alias_of or name), _spans(after, theirs, other.alias_of or name))
+            getattr(found, _verdict(*places)).append(name)
     return found
 
 
@@ -119,18 +122,17 @@ def pieces_of(
     return {name: list(pieces.values()) for name, pieces in found.items()}
 
 
-def _spans(stored: StoredTensors, working: Callable[[], object]) -> Mapping[str, _Spans]:
-    found: dict[str, dict[_Span, _Place]] = defaultdict(dict)  # a tensor without elements may have no piece
-    for name, pieces in pieces_of(stored.layout, working).items():
-        working()
-        spans = found[name]
-        for rank, piece in pieces:
-            digests, sizes = stored.chunks[rank], stored.layout.shards[rank].chunks
-            box, start = begin_of(piece, stored.layout.tensors[name])
-            for ordinal, offset, size in piece.segments:
-                spans[_Span(box, start, size)] = _Place(digests[ordinal], offset, alone=size == sizes[ordinal])
-                start += size
-    return found
+def _spans(stored: StoredTensors, pieces: Mapping[str, Sequence[tuple[int, Piece]]], name: str) -> _Spans:
+    """Of one tensor. One without elements may have no piece."""
+    spans: dict[_Span, _Place] = {}
+    entry = stored.layout.tensors[name]
+    for rank, piece in pieces.get(name, ()):
+        digests, sizes = stored.chunks[rank], stored.layout.shards[rank].chunks
+        box, start = begin_of(piece, entry)
+        for ordinal, offset, size in piece.segments:
+            spans[_Span(box, start, size)] = _Place(digests[ordinal], offset, alone=size == sizes[ordinal])
+            start += size
+    return spans
 
 
 def begin_of(piece: Piece, entry: TensorEntry) -> tuple[Box | None, int]:
