@@ -175,6 +175,25 @@ def test_no_file_of_the_last_push_is_left_beside_a_new_index_wherever_a_push_is_
     assert all(torch.equal(found.state_dict()[name], each) for name, each in model.state_dict().items())
 
 
+def test_force_leaves_no_foreign_weights_that_would_be_loaded_in_place_of_the_pushed_ones(run, client, tmp_path):
+    model, place = gpt2(), tmp_path / "gpt"
+    train(model)
+    save(run, {"model": model})
+    config = config_of(gpt2(), tmp_path / "config")
+    gpt2().save_pretrained(place)
+    for name in ("model-00001-of-00009.safetensors", "adapter_config.json", "readme.txt"):
+        (place / name).write_text("mine")
+    notes: list[str] = []
+    choices = {"config": config, "most_file_bytes": 10_000}
+    with pytest.raises(ConfigurationError, match="not of this push"):
+        pushed(client, run, f"file://{place}", **choices)
+    done = pushed(client, run, f"file://{place}", **choices, force=True, on_note=notes.append)
+    assert names_at(f"file://{place}") >= {*done["sent"], *done["kept"], "readme.txt"}
+    assert "model.safetensors is removed: it is not of this push." in notes
+    found = AutoModelForCausalLM.from_pretrained(place, local_files_only=True)
+    assert all(torch.equal(found.state_dict()[name], each) for name, each in model.state_dict().items())
+
+
 def saved_steps(run: RunName) -> None:
     with holdfast.Checkpointer(str(run), strict=True) as ckpt:
         ckpt.restore({})

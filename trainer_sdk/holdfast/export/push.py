@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 import shutil
 import tempfile
@@ -37,6 +38,8 @@ _FACTS = "checkpoint.json"
 _LAST = (CONFIG, INDEX, ".metadata")
 """Without these no tool opens the folder."""
 _UNDER_WAY = ".holdfast-push.json"
+_TAKEN_FOR_WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|adapter_config\.json")
+"""Of a folder for from_pretrained(): what it loads, or a server of models does, also where another file is newer."""
 _BLOCK_BYTES = 8 * 1024**2
 _OTHER_WAYS = {
     "holdfast": "A second store keeps copies of checkpoints",
@@ -66,9 +69,9 @@ def push(
 ) -> dict[str, Any]:
     """Returns the content of `checkpoint.json`, with `sent` and `kept`: the names of files.
 
-    `force`: replaces another checkpoint there. `work`: the folder for the pulled files, in place of the system's for
-    temporary ones. `on_total` and `on_bytes` are of the pull. Raises ConfigurationError for a URL that fsspec cannot
-    open and for other files there, NotSent, and what a pull raises.
+    `force`: replaces another checkpoint there, also one that no push has written; other files stay. `work`: the folder
+    for the pulled files, in place of the system's for temporary ones. `on_total` and `on_bytes` are of the pull. Raises
+    ConfigurationError for a URL that fsspec cannot open and for other files there, NotSent, and what a pull raises.
     """
     target = _Target(url)
     with work_folder(work or Path(tempfile.gettempdir()), "push") as beside:
@@ -91,7 +94,7 @@ def push(
         if not force:  # the selector may name another one by now
             target.refuse_another(summary["id"], format_)
         names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-        stale = target.stale(names, force=force)
+        stale = target.stale(names, format_, force=force)
         sent = _send(target, folder, names, stale, on_note)
     return {**summary, "sent": sent, "kept": [name for name in names if name not in sent]}
 
@@ -102,6 +105,8 @@ def _send(target: _Target, folder: Path, names: list[str], stale: set[str], on_n
     sent = [name for name in in_order if not target.has(name, folder / name)]
     if stale or set(sent) - {_FACTS}:
         target.begin(names, stale)
+        for name in sorted(stale):
+            on_note(f"{name} is removed: it is not of this push.")
         sent = [name for name in in_order if name in {*sent, *_LAST, _FACTS}]
     for name in sent:
         target.send(name, folder / name)
@@ -152,9 +157,9 @@ class _Target:
                 f"{there.get('format')}. Name another place, or replace it with --force."
             )
 
-    def stale(self, names: list[str], *, force: bool) -> set[str]:
-        """What earlier pushes have left there beside these. Raises ConfigurationError for other files, and without
-        `force` for each that a whole checkpoint there lists."""
+    def stale(self, names: list[str], format_: Format, *, force: bool) -> set[str]:
+        """What earlier pushes have left there beside these, and with `force` what would be loaded in place of these.
+        Raises ConfigurationError for other files, and without `force` for each that a whole checkpoint there lists."""
         with self._told("listed"):
             self._fs.invalidate_cache()
             with suppress(FileNotFoundError):
@@ -167,7 +172,8 @@ class _Target:
                 f"{self._url} has {counted(len(others), 'file')} not of this push, such as {others[0]!r}. "
                 "Name another place, or replace a checkpoint there with --force."
             )
-        return (found & (left | _files_in(self._facts))) - set(names)
+        instead = set(filter(_TAKEN_FOR_WEIGHTS.fullmatch, found)) if force and format_ is Format.HF else set()
+        return (found & (left | _files_in(self._facts)) | instead) - set(names)
 
     def begin(self, names: list[str], stale: set[str]) -> None:
         """From here on no tool takes the folder for whole."""
