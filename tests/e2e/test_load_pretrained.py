@@ -4,12 +4,15 @@ and in the memory of one model."""
 from __future__ import annotations
 
 import json
+import logging
+import logging.handlers
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -89,6 +92,40 @@ def test_weights_that_would_be_drawn_at_random_are_refused(run, tmp_path):
         holdfast.load_pretrained(f"holdfast://{run}@latest", GPT2ForSequenceClassification, config=config)
     with pytest.raises(holdfast.errors.ConfigurationError, match=r"AutoModelForCausalLM.* is no class of a model"):
         holdfast.load_pretrained(f"holdfast://{run}@latest", AutoModelForCausalLM, config=config)
+
+
+def test_a_dtype_in_which_weights_would_be_infinite_is_refused(run, tmp_path):
+    model, url = gpt2(), f"holdfast://{run}"
+    with holdfast.Checkpointer(str(run), check_finite=False) as ckpt:
+        ckpt.restore({})
+        for step, value in enumerate((1e6, float("inf"))):
+            nn.init.constant_(model.transformer.ln_f.weight, value)
+            ckpt.save(step, {"model": model}).committed.result(timeout=180)
+    config = config_of(model, tmp_path / "config")
+    refused = r"large for torch.float16,.*: transformer.ln_f.weight\. Give dtype"
+    with pytest.raises(holdfast.errors.ConfigurationError, match=refused):
+        holdfast.load_pretrained(f"{url}@0", config=config, dtype=torch.float16)
+    found = holdfast.load_pretrained(f"{url}@0", config=config, dtype="bfloat16")
+    assert found.transformer.ln_f.weight[0] == torch.tensor(1e6, dtype=torch.bfloat16)
+    found = holdfast.load_pretrained(f"{url}@1", config=config, dtype=torch.float16)
+    assert found.transformer.ln_f.weight.isinf().all(), "as they were trained"
+
+
+def load_on_each(rank: int, run: str, config: str) -> str:
+    heard = logging.handlers.BufferingHandler(1000)
+    logging.getLogger("holdfast").addHandler(heard)
+    for which in ("latest", "1"):
+        holdfast.load_pretrained(f"holdfast://{run}@{which}", config=config)
+    return "\n".join(record.getMessage() for record in heard.buffer if record.levelno == logging.WARNING)
+
+
+def test_ranks_that_may_load_different_checkpoints_are_warned(run, client, tmp_path):
+    save(run, {"model": gpt2()})
+    found = run_ranks(load_on_each, 2, str(run), str(config_of(gpt2(), tmp_path / "config")))
+    [view] = client.checkpoints.all(run.project, run.run)
+    assert found[0].startswith(f"holdfast://{run}@latest may name another checkpoint for the next rank.")
+    assert found[0].endswith(f"write @{view.id}"), "of the step there is no warning"
+    assert found[1] == ""
 
 
 def test_a_config_names_no_code_wherever_in_it(run, tmp_path):

@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from holdfast.dcp.url_reader import checkpoint_in
 from holdfast.errors import ConfigurationError
@@ -24,15 +29,18 @@ from holdfast.export.pull import files_of_an_earlier
 from holdfast.progress import speak_up
 from holdfast.restore.checkpoint_reader import CheckpointSource
 from holdfast.restore.partial import resolve
-from holdfast.restore.safe_open import safe_open
+from holdfast.restore.safe_open import StoredSlice, safe_open
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
+from holdfast_client.filesystem.safetensors_layout import FORMAT_NAMES
+from holdfast_protocol.runs import Best, Latest
 
 log = logging.getLogger("holdfast")
 
 _KERNELS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 """A config, and each that lies in it, may name code of the Hub by these, and a checkpoint brings no code."""
 _NAMES_SHOWN = 3
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
 def load_pretrained(
@@ -50,15 +58,23 @@ def load_pretrained(
     weights' names and is no part of them. `options`: for from_pretrained(), such as `dtype` and `device_map`.
 
     Not collective: each process asks for itself what the selector names. Where several load one model, give a step.
+    Ranks of one job that do not are warned, because a save between two of them may make them load different weights.
 
-    Raises ConfigurationError for what from_pretrained() would draw at random, also for `model_class`, without
-    transformers, and for a class that it does not have; NoRestorePoint, and ChunkLost if no copy has the right bytes.
+    Raises ConfigurationError for what from_pretrained() would draw at random, also for `model_class`, for weights that
+    would be infinite in the dtype of the model, without transformers, and for a class that it does not have;
+    NoRestorePoint, and ChunkLost if no copy has the right bytes.
     """
     speak_up()
     place = checkpoint_in(url)
     assert place.run is not None
     with Client() as client, TransferWorkers() as workers:
         point = resolve(client, place.run, str(place.point or "latest"))
+        if isinstance(place.point or Latest(), Latest | Best) and _is_first_of_several():
+            log.warning(
+                "%s may name another checkpoint for the next rank. For one that is the same on all, write @%s",
+                url,
+                point.checkpoint_id,
+            )
         with CheckpointSource(client, place.run, point, workers=workers) as source:
             contents = read_contents(source)
             plan = plan_folder(
@@ -91,13 +107,43 @@ def load_pretrained(
         model, told = kind.from_pretrained(
             None, config=made, state_dict=state, **{**options, "output_loading_info": True}
         )
+        overflown = _overflown(model, state)
     if missing := sorted(told["missing_keys"]):
-        shown = ", ".join(missing[:_NAMES_SHOWN]) + (" and more" if len(missing) > _NAMES_SHOWN else "")
         raise ConfigurationError(
-            f"The checkpoint lacks {shown} of {kind.__name__}, which would be drawn at random. Load the class that was "
-            "trained, and take its parts."
+            f"The checkpoint lacks {_some(missing)} of {kind.__name__}, which would be drawn at random. Load the class "
+            "that was trained, and take its parts."
+        )
+    if overflown:
+        raise ConfigurationError(
+            f"Values are too large for {model.dtype}, and would be infinite: {_some(overflown)}. Give "
+            "dtype=torch.bfloat16, which holds what float32 holds."
         )
     return (model, told) if options.get("output_loading_info") else model
+
+
+def _overflown(model: Any, state: Mapping[str, StoredSlice]) -> list[str]:
+    """The weights that are infinite in the model, and finite in the checkpoint."""
+    found = []
+    of_checkpoint = {each.get_dtype() for each in state.values()}
+    for name, value in model.state_dict().items():
+        here = value.to_local() if isinstance(value, DTensor) else value
+        stored = state.get(name)  # None: transformers makes it of several, or it is tied to another
+        if here.is_meta or here.dtype not in _FLOATS:
+            continue
+        before = {stored.get_dtype()} if stored else of_checkpoint
+        if FORMAT_NAMES[str(here.dtype).removeprefix("torch.")] in before or not here.isinf().any():
+            continue
+        if stored is None or not stored[...].isinf().any():
+            found.append(name)
+    return sorted(found)
+
+
+def _is_first_of_several() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and dist.get_rank() == 0
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_NAMES_SHOWN]) + (" and more" if len(names) > _NAMES_SHOWN else "")
 
 
 def _without_kernels(part: dict[str, Any]) -> dict[str, Any]:
