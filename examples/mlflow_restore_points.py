@@ -22,13 +22,15 @@ def main() -> None:
     options = parser.parse_args()
 
     client = MlflowClient()  # MLFLOW_TRACKING_URI says where
-    points = MlflowRestorePoints(options.run, client=client)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     state = {"model": model, "optimizer": optimizer}
-    every, config = holdfast.Every(steps=20), {"mlflow_run": points.run_id}
-    with holdfast.Checkpointer(options.run, save=every, config=config) as checkpointer:
+    every = holdfast.Every(steps=20)
+    with (
+        MlflowRestorePoints(options.run, client=client) as points,
+        holdfast.Checkpointer(options.run, save=every, config={"mlflow_run": points.run_id}) as checkpointer,
+    ):
         for step in range(checkpointer.restore(state), options.steps):
             inputs = torch.randn(16, 32)
             loss = (model(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean()
@@ -38,7 +40,6 @@ def main() -> None:
             print(f"step {step} loss {loss.item():.9g}", flush=True)
             client.log_metric(points.run_id, "loss", loss.item(), step=step)
             points.log(checkpointer.step(step, state, metrics={"loss": loss}))
-    points.close()
     client.set_terminated(points.run_id)
 
 

@@ -34,7 +34,7 @@ def main() -> None:
     points, tracked = points_of(tool, run, folder)
     model = torch.nn.Linear(4, 4)
     state = {"model": model}
-    with holdfast.Checkpointer(run, save=holdfast.OnPreemption()) as ckpt:
+    with points, holdfast.Checkpointer(run, save=holdfast.OnPreemption()) as ckpt:
         for step in range(ckpt.restore(state), 6):
             torch.nn.init.constant_(model.weight, step)
             handle = points.log(ckpt.save(step, state, metrics={"loss": 1.0 / (step + 1)}))
@@ -42,7 +42,6 @@ def main() -> None:
             handle.committed.result(timeout=60)
             if step == kill_after:
                 os.kill(os.getpid(), signal.SIGKILL)
-    points.close()
     if tracked is not None:
         tracked.finish()
 

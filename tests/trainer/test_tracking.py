@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import logging
+import os
+import pickle
 import signal
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.support.ranks import launched
 from tests.trainer.conftest import Service
 
@@ -104,6 +108,23 @@ def test_a_tool_that_is_away_costs_a_warning_and_a_diverged_save_is_no_restore_p
     assert "the tool was not told of step 0" in caplog.text
     assert "https://tool:5000/api is away" in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_the_tool_hears_of_what_a_job_that_must_leave_has_saved(run: str) -> None:
+    points = Told(run)
+
+    def train() -> None:
+        with points, holdfast.Checkpointer(run, save=holdfast.OnPreemption()) as ckpt:
+            ckpt.restore(state := {"model": torch.nn.Linear(2, 2)})
+            os.kill(os.getpid(), signal.SIGTERM)
+            for step in itertools.count(1):
+                points.log(ckpt.step(step, state))
+
+    with pytest.raises(holdfast.Preempted) as told:
+        train()
+    assert points.steps == [told.value.saved_step]
+    again = pickle.loads(pickle.dumps(told.value))
+    assert again.checkpoint.step == told.value.saved_step, "launchers carry the exception to another process"
 
 
 def test_a_save_that_is_over_before_its_handle_hears_of_it_is_told_all_the_same() -> None:

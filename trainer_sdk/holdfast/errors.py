@@ -49,6 +49,7 @@ from holdfast_client.errors import (
     UnsupportedProtocol,
     rebuild_error,
 )
+from holdfast_protocol.checkpoints import CheckpointView
 
 ENDS_THE_JOB = (StaleAttempt, TokenProblem, UnsupportedProtocol)
 """Errors that no retry can fix. Whichever background thread meets one, the training thread raises it at its next
@@ -183,12 +184,21 @@ class SaveSuperseded(SaveFailed):
 
 
 class Preempted(HoldfastError):
-    """`saved_step`: the newest committed step of this job, or None; `notice`: why the job must leave."""
+    """`saved_step`: the newest committed step of this job, or None. `notice`: why the job must leave. `checkpoint`:
+    what was saved for that and is committed; None if nothing was left to save, or there was no time for it."""
 
     code = "preempted"
     remedy = "Launch the job again with the same command: it resumes from there."
 
-    def __init__(self, message: str, *, saved_step: int | None = None, notice: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        saved_step: int | None = None,
+        notice: str = "",
+        checkpoint: CheckpointView | None = None,
+    ) -> None:
         super().__init__(message)
         self.saved_step = saved_step
         self.notice = notice
+        self.checkpoint = checkpoint

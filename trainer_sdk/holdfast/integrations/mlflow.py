@@ -19,11 +19,10 @@ class MlflowRestorePoints(RestorePointLog):
     """Each restore point as the metric `restore_point` at its step, and the newest in the tags `holdfast.latest` and
     `holdfast.latest_id`. The artifact `restore_points/step-N.json` has its URL and digest.
 
-        points = MlflowRestorePoints("demo/gpt", experiment="gpt")  # MLFLOW_TRACKING_URI says where
-        with holdfast.Checkpointer("demo/gpt", config={"mlflow_run": points.run_id}) as checkpointer:
-            ...
-            points.log(checkpointer.step(step, state, metrics={"loss": loss}))
-        points.close()
+        with MlflowRestorePoints("demo/gpt", experiment="gpt") as points:  # MLFLOW_TRACKING_URI says where
+            with holdfast.Checkpointer("demo/gpt", config={"mlflow_run": points.run_id}) as checkpointer:
+                ...
+                points.log(checkpointer.step(step, state, metrics={"loss": loss}))
 
     run: `project/run`, as for the Checkpointer.
     experiment: of MLflow, made if it is not there.

@@ -1,6 +1,7 @@
 """Tells a tracking tool of the restore points of a job: what MLflow and Weights & Biases have in common.
 
     checkpointer.step(…) -> handle -> log(handle) -> a thread of its own waits for the commit -> the tool
+    Preempted, at the end of the `with` block -> the checkpoint of the emergency save -> the tool
 
 The tool is asked on that thread alone. If it is slow or unavailable, neither training nor saving waits, and the log has
 a warning. Only the start of the job waits for its first answer, for some seconds.
@@ -14,10 +15,12 @@ import re
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch.distributed as dist
 
+from holdfast.errors import Preempted
 from holdfast.save.job import SaveHandle
 from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.states import Health
@@ -30,14 +33,17 @@ _CREDENTIALS = re.compile(r"//[^/@\s]+@")
 
 
 class RestorePointLog:
-    """On rank 0. On the other ranks log() and close() do nothing."""
+    """On rank 0. On the other ranks log() and close() do nothing.
+
+    A `with` block around the Checkpointer's closes it. If the job must leave, step() returns no handle for what it has
+    saved: the end of the block tells the tool of that."""
 
     tool = ""
 
     def __init__(self, run: str) -> None:
         self.run = run
         self.is_first = not dist.is_initialized() or dist.get_rank() == 0
-        self._saves: queue.SimpleQueue[SaveHandle | None] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[SaveHandle | CheckpointView | None] = queue.SimpleQueue()
         self._begun = threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"holdfast-{self.tool}", daemon=True)
         if self.is_first:
@@ -58,6 +64,16 @@ class RestorePointLog:
             self._saves.put(None)
             self._thread.join(timeout_seconds)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.is_first and isinstance(error, Preempted) and error.checkpoint is not None:
+            self._saves.put(error.checkpoint)
+        self.close()
+
     def open(self) -> None:
         """Called before the first one is told, and again until it raises no error. Each error is logged."""
 
@@ -68,11 +84,11 @@ class RestorePointLog:
     def _work(self) -> None:
         is_open = self._asked(self.open, f"of {self.run}")
         self._begun.set()
-        while (handle := self._saves.get()) is not None:
+        while (saved := self._saves.get()) is not None:
             # Waits: a save is over a moment before its handle hears of it, and close() must not come between.
-            if handle.committed.exception() is not None:
+            if isinstance(saved, SaveHandle) and saved.committed.exception() is not None:
                 continue
-            view = handle.committed.result()
+            view = saved.committed.result() if isinstance(saved, SaveHandle) else saved
             if view.health is Health.OK:
                 what = f"of step {view.step} of {self.run}"
                 is_open = is_open or self._asked(self.open, what)

@@ -26,11 +26,10 @@ class WandbRestorePoints(RestorePointLog):
     byte of the state. The newest is also in the run's summary, as `holdfast.latest` and `holdfast.latest_id`.
 
         tracked = wandb.init(project="gpt", id=wandb_id("demo/gpt"), resume="allow")   # on rank 0
-        points = WandbRestorePoints("demo/gpt", tracked)
-        with holdfast.Checkpointer("demo/gpt", config={"wandb_run": tracked.path}) as checkpointer:
-            ...
-            points.log(checkpointer.step(step, state, metrics={"loss": loss}))
-        points.close()
+        with WandbRestorePoints("demo/gpt", tracked) as points:
+            with holdfast.Checkpointer("demo/gpt", config={"wandb_run": tracked.path}) as checkpointer:
+                ...
+                points.log(checkpointer.step(step, state, metrics={"loss": loss}))
         tracked.finish()
 
     run: `project/run`, as for the Checkpointer. tracked: what wandb.init() returned; None on ranks other than 0.

@@ -23,6 +23,7 @@ from holdfast.progress import Phase, ProgressBoard
 from holdfast.save.job import SaveHandle, SaveJob, SaveStats
 from holdfast.save.pipeline import SavePipeline
 from holdfast.save.saver import Metrics, Saver
+from holdfast_protocol.checkpoints import CheckpointView
 from holdfast_protocol.states import CheckpointKind
 
 _TELLING = 0.25
@@ -49,6 +50,8 @@ class EmergencySave:
         self._stats = stats
         self._progress = progress
         self._told: Preempted | None = None
+        self._handle: SaveHandle | None = None
+        """Of the save that this has made."""
 
     def save(self, step: int, state: Mapping[str, Any], metrics: Metrics | None) -> Preempted:
         """Returns the exception to raise, the same one again when called again; it says which step was saved.
@@ -76,6 +79,7 @@ class EmergencySave:
             f"This job was told to leave ({self._watch.notice}). {said}",
             saved_step=newest,
             notice=str(self._watch.notice),
+            checkpoint=_committed(self._handle),
         )
         return self._told
 
@@ -88,14 +92,13 @@ class EmergencySave:
         if decision.choice is Choice.SUPERSEDE:
             self._pipeline.supersede(f"There was no time left for it and for step {step}")
             self._pipeline.wait_free(self._watch.wait_seconds())
-        handle: SaveHandle | None = None
         if decision.choice in (Choice.NEW, Choice.BOTH, Choice.SUPERSEDE):
-            handle = self._saver.save(step, state, metrics, CheckpointKind.EMERGENCY, wait=False)
+            self._handle = self._saver.save(step, state, metrics, CheckpointKind.EMERGENCY, wait=False)
         self._pipeline.wait_idle(self._watch.wait_seconds())
         if decision.choice is Choice.SAVED and self._has_failed(step):
-            handle = self._saver.save(step, state, metrics, CheckpointKind.EMERGENCY, wait=False)
+            self._handle = self._saver.save(step, state, metrics, CheckpointKind.EMERGENCY, wait=False)
             self._pipeline.wait_idle(self._watch.wait_seconds())
-        return self._outcome(step, decision, handle)
+        return self._outcome(step, decision, self._handle)
 
     def _has_failed(self, step: int) -> bool:
         """Whether the save of this step that was in flight is over without a commit. Collective."""
@@ -169,3 +172,10 @@ class EmergencySave:
         if math.isinf(decision.left):
             return f"The checkpoint of step {step} is not committed."
         return f"The checkpoint of step {step} was not committed in time."
+
+
+def _committed(handle: SaveHandle | None) -> CheckpointView | None:
+    # A view, and no handle: launchers carry the exception to another process, and futures stay where they are.
+    if handle is None or not handle.committed.done() or handle.committed.exception() is not None:
+        return None
+    return handle.committed.result()
