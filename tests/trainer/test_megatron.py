@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from argparse import Namespace
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -18,7 +19,16 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed: docs/integrations.md"
 )
 ROWS = 8
-ARGUMENTS = Namespace(lr=0.1, betas=(0.9, 0.95))
+
+
+class Rope(Enum):
+    """Of a library that has entered it into torch's list, as Megatron does with its own enums."""
+
+    NONE = "none"
+
+
+torch.serialization.add_safe_globals([Rope])
+ARGUMENTS = Namespace(lr=0.1, betas=(0.9, 0.95), rope=[Rope.NONE])
 
 
 class Job:
@@ -118,18 +128,24 @@ class Odd:
     pass
 
 
-def with_an_odd_value(rank: int, run: str) -> str:
+class Unlisted(Enum):
+    ONE = 1
+
+
+def with_odd_values(rank: int, run: str) -> list[str]:
     from holdfast.integrations import megatron
 
-    ckpt = holdfast.Checkpointer(run, save=holdfast.OnPreemption())
-    try:
-        megatron.save(ckpt, 0, {**Job(rank, 1).sharded_state_dict(), "args": Odd()})
-    except BaseException as error:  # DCP's own is no Exception
-        return str(error)
-    return "saved"
+    ckpt, said = holdfast.Checkpointer(run, save=holdfast.OnPreemption()), []
+    for value in (Odd(), Namespace(kind=Unlisted.ONE)):
+        try:
+            megatron.save(ckpt, 0, {**Job(rank, 1).sharded_state_dict(), "args": value})
+        except BaseException as error:  # DCP's own is no Exception
+            said.append(str(error))
+    return said
 
 
 def test_a_value_that_needs_pickle_is_refused_by_its_class(run: str) -> None:
-    [said] = run_ranks(with_an_odd_value, 1, run)
-    assert "UnsupportedStateError" in said
-    assert "test_megatron.Odd" in said
+    [said] = run_ranks(with_odd_values, 1, run)
+    for refused, kind in zip(said, ("Odd", "Unlisted"), strict=True):
+        assert "UnsupportedStateError" in refused
+        assert f"test_megatron.{kind}" in refused

@@ -10,6 +10,8 @@ Written against megatron-core 0.16.
 from __future__ import annotations
 
 from argparse import Namespace
+from contextlib import suppress
+from enum import Enum
 from typing import Any
 
 import torch
@@ -23,7 +25,9 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from holdfast.checkpointer import Checkpointer
+from holdfast.errors import UnsupportedStateError
 from holdfast.state.tensors import row_major_bytes
+from holdfast.state.wrappers import fields_of, of_fields
 
 _COMMON = "holdfast_common"
 
@@ -35,7 +39,8 @@ def save(checkpointer: Checkpointer, step: int, sharded_state_dict: dict[str, An
     `validate`: all ranks compare what they hold: each part of a tensor on exactly one main replica.
 
     Raises DCP's CheckpointException with UnsupportedStateError in it, by its key, for a value that could not be read
-    without pickle. An argparse.Namespace, and tensors such as random state, can be read.
+    without pickle. An argparse.Namespace, and tensors such as random state, can be read. So can enums whose class is on
+    torch's list of classes that may be loaded, where Megatron enters its own.
     """
     sharded, common = save_preprocess(sharded_state_dict, validate)
     whole = {"sharded": sharded, "common": _common(common)}
@@ -83,15 +88,19 @@ def _common(value: Any) -> ShardedObject:
     return ShardedObject(_COMMON, value, (1,), (0,), replica_id=dist.get_rank())
 
 
-_TENSOR, _NAMESPACE = "holdfast_tensor", "holdfast_namespace"
+_TENSOR, _NAMESPACE, _ENUM = "holdfast_tensor", "holdfast_namespace", "holdfast_enum"
 
 
 def _packed(value: Any) -> Any:
-    """With plain values in the place of tensors, which dcp.save does not look for inside a value, and of namespaces."""
+    """With plain values in the place of tensors, which dcp.save does not look for inside a value, of namespaces and of
+    enums. What cannot be told so stays as it is: the save refuses it by its key, on all ranks."""
     if isinstance(value, torch.Tensor):
         return (_TENSOR, value.dtype, tuple(value.shape), row_major_bytes(value).tobytes())
     if type(value) is Namespace:
         return (_NAMESPACE, _packed(vars(value)))
+    if isinstance(value, Enum):
+        with suppress(UnsupportedStateError):
+            return (_ENUM, *(fields_of(value, "") or ()))
     if type(value) is dict:
         return {key: _packed(each) for key, each in value.items()}
     return type(value)(map(_packed, value)) if type(value) in (list, tuple) else value
@@ -107,6 +116,8 @@ def _unpacked(value: Any) -> Any:
             )
         case (str(mark), dict(content)) if mark == _NAMESPACE:
             return Namespace(**_unpacked(content))
+        case (str(mark), str(name), str(member)) if mark == _ENUM:
+            return of_fields(name, member)
     if type(value) is dict:
         return {key: _unpacked(each) for key, each in value.items()}
     return type(value)(map(_unpacked, value)) if type(value) in (list, tuple) else value

@@ -212,7 +212,7 @@ def known_class(name: str) -> type:
             return kind
     raise StateMismatchError(
         name[:200],
-        "the checkpoint has a tensor of this class, and it is not on torch's list of classes that may be loaded",
+        "the checkpoint has a value of this class, and it is not on torch's list of classes that may be loaded",
         "import the library that it is of, or call torch.serialization.add_safe_globals(), before the restore",
     )
 
