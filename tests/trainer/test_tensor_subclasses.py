@@ -25,6 +25,7 @@ import holdfast
 from holdfast.errors import ConfigurationError, StateMismatchError, TreeFormatError, UnsupportedStateError
 from holdfast.export.pull import Format, pull
 from holdfast.state.capture import capture
+from holdfast.state.components import Declarations, path_of
 from holdfast.state.load import LoadOptions
 from holdfast.state.tensors import dtensor_around
 from holdfast.state.tree import check_known, decode_tree, encode_tree
@@ -162,6 +163,16 @@ def test_a_subclass_within_a_subclass_comes_back(known: None) -> None:
     load(state, [save({"ema": {"w": nested}})])
     assert type(state["ema"]["w"].codes) is Scaled
     assert insides(state["ema"]["w"]) == insides(nested)
+
+
+def test_what_is_declared_frozen_by_its_own_name_is_so_with_all_that_is_inside(known: None) -> None:
+    model = nn.ParameterDict({name: nn.Parameter(scaled(at), requires_grad=False) for at, name in enumerate("ab")})
+    nested = {"w": Scaled(scaled(3), torch.tensor(2.0), None), "x": torch.zeros(2)}
+    declared = Declarations.of(frozen=["model/b", "ema/w"])
+    found = capture({"model": model, "ema": nested}, rank=0, world_size=1, declared=declared)
+    names = {path_of(spec.name, spec.component) for spec in found.specs if spec.pack == "declared"}
+    parts = ("w:codes:codes", "w:codes:scale", "w:scale")
+    assert names == {"model/b:codes", "model/b:scale", *(f"ema/{part}" for part in parts)}
 
 
 @pytest.mark.rule("refuse-inexact")

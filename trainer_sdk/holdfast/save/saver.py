@@ -9,7 +9,6 @@ the chunks while this stages them.
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import logging
 import operator
 import time
@@ -375,7 +374,7 @@ class Saver:
 def _warn_of_idle_patterns(layout: Layout, declared: Declarations) -> None:
     paths = [path_of(name, entry.component) for name, entry in layout.tensors.items()]
     for pattern in declared.frozen:
-        if not fnmatch.filter(paths, pattern):
+        if not any(map(Declarations(frozen=(pattern,)).is_frozen, paths)):
             log.warning(
                 "frozen=[%r] matches no tensor of the state, whose names are like %s",
                 pattern,

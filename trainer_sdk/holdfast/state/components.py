@@ -30,6 +30,7 @@ from holdfast.data.torchdata_loader import shared_place
 from holdfast.errors import StateError, StateMismatchError, TreeFormatError, UnsupportedStateError
 from holdfast.state.tensors import Held
 from holdfast.state.tree import decode_tree, encode_tree
+from holdfast.state.wrappers import outer_paths
 from holdfast_protocol.checkpoints import MAX_COMPONENTS
 from holdfast_protocol.digests import canonical_bytes
 
@@ -80,8 +81,9 @@ class Declarations:
         return Declarations(self.replicated.difference(keys), self.per_rank.difference(keys), self.frozen)
 
     def is_frozen(self, path: str) -> bool:
-        """Whether the tensor at `path` (component and FQN, without a rank) is declared frozen."""
-        return bool(self.frozen) and self._frozen.match(path) is not None
+        """Whether the tensor at `path` (component and FQN, without a rank) is declared frozen, or a tensor subclass
+        around it."""
+        return bool(self.frozen) and any(self._frozen.match(each) for each in outer_paths(path))
 
     @cached_property
     def _frozen(self) -> re.Pattern[str]:

@@ -115,6 +115,13 @@ def inner_path(path: str, attribute: str) -> str:
     return f"{path}:{attribute}"
 
 
+def outer_paths(path: str) -> Iterator[str]:
+    """The path itself, and those of the tensors that it may be inside of."""
+    while path:
+        yield path
+        path = path.rpartition(":")[0]
+
+
 def row_beside(path: str, shape: tuple[int, ...], dtype: torch.dtype, parameter: DTensor) -> DTensor:
     """An empty tensor with a row for each shard of `parameter`, of which this rank has its own. Raises
     StateMismatchError if another number of shards was saved."""
