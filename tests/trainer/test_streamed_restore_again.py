@@ -136,6 +136,27 @@ def test_ranks_agree_after_a_restore_that_one_of_them_refused(run):
     assert run_ranks(one_cannot_apply, 2, run) == [True, True]
 
 
+def one_cannot_give_up(rank, run):
+    """What rank 1 still reads does not end."""
+    whole = train(rank, None, UNTIL, kind="ddp")
+    train(rank, run, SAVED, kind="ddp")
+    job = Job(rank, "ddp", seed=7)
+    with late_rest(), holdfast.Checkpointer(run, strict=True) as ckpt:
+        ckpt.restore(job.state, stream=True)
+        with pytest.MonkeyPatch.context() as patch:
+            if rank == 1:
+                patch.setattr(StreamedRest, "stop", lambda coming, seconds: False)
+            with pytest.raises(errors.NotRestored, match="may still write into the state") as told:
+                ckpt.restore(job.state)
+        for step in range(ckpt.restore(job.state, stream=True), UNTIL):
+            job.step(step)
+    return "On rank 1" in str(told.value), values(job.state) == whole.final
+
+
+def test_no_rank_waits_for_one_that_cannot_give_the_rest_up(run):
+    assert run_ranks(one_cannot_give_up, 2, run) == [(True, True), (False, True)]
+
+
 def test_a_rest_without_a_thread_raises_at_the_step(run, monkeypatch):
     start_thread = threading.Thread.start
 

@@ -180,12 +180,17 @@ class RestGate:
     def make_way(self, state: dict[str, Any]) -> Iterator[None]:
         """For the block in which `state` is loaded again, after which it is fit for training: what is still to come is
         given up, also where an earlier Checkpointer has left it. If the block raises, it is still missing, and no
-        optimizer steps without it."""
-        given_up = [self.give_up()]
-        for value in state.values():
-            if isinstance(value, torch.optim.Optimizer) and isinstance(value.state, PendingState):
-                given_up.append(value.state.abandon())
+        optimizer steps without it. Collective: if one rank cannot give it up, all raise that rank's error."""
+        given_up: list[StreamedRest | None] = []
+
+        def give_up_here() -> None:
+            given_up.append(self.give_up())
+            for value in state.values():
+                if isinstance(value, torch.optim.Optimizer) and isinstance(value.state, PendingState):
+                    given_up.append(value.state.abandon())
+
         try:
+            self._ranks.together(give_up_here)
             yield
         except BaseException:
             missing = next((coming for coming in given_up if coming is not None), None)
@@ -198,11 +203,11 @@ class RestGate:
 
     def give_up(self) -> StreamedRest | None:
         """Nothing waits any more, and nothing comes. Returns what did not. Raises NotRestored if it does not end within
-        the ranks' time-out."""
+        half of the ranks' time-out: the other ranks wait for this one meanwhile."""
         coming = self._coming
         if coming is None:
             return None
-        if not coming.stop(self._ranks.timeout_seconds):
+        if not coming.stop(self._ranks.timeout_seconds / 2):
             what = f"The rest of step {coming.rest.step} of {coming.rest.run}"
             raise NotRestored(f"{what} was given up, and a read that does not end may still write into the state")
         with self._lock:
