@@ -60,6 +60,7 @@ def test_an_mlflow_run_goes_on_with_the_job_and_has_its_restore_points(
     artifact = Path(client.download_artifacts(run_id, "restore_points/step-5.json", str(tmp_path)))
     told = json.loads(artifact.read_text())
     assert (told["url"], told["digest"]) == (f"holdfast://{run}@{saved[5].id}", saved[5].digest)
+    assert told["metrics"] == {"loss": pytest.approx(1 / 6)}
     with holdfast.safe_open(f"{told['url']}/model.safetensors") as file:
         assert file.get_tensor("weight").shape == (4, 4)
 

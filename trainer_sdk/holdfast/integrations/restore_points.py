@@ -106,7 +106,7 @@ class RestorePointLog:
 
 
 def reference(run: str, view: CheckpointView) -> dict[str, Any]:
-    """What a tool keeps of a checkpoint: where it is, and by which digest its bytes are known. No byte of it."""
+    """What a tool keeps of a checkpoint, in JSON's types: where it is, and by which digest its bytes are known."""
     return {
         "url": url_of(run, view),
         "run": run,
@@ -115,7 +115,7 @@ def reference(run: str, view: CheckpointView) -> dict[str, Any]:
         "digest": view.digest,
         "attempt": view.attempt,
         "logical_bytes": view.logical_bytes,
-        "metrics": dict(view.metrics),
+        "metrics": {name: each.nonfinite or each.value for name, each in view.metrics.items()},
     }
 
 
