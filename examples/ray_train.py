@@ -1,4 +1,4 @@
-"""Ray Train: a worker dies, Ray starts the group again, and it goes on from the run. Ray keeps no checkpoints itself.
+"""Ray Train: a worker dies, Ray starts the group again, and it goes on from the run. Ray keeps references.
 
 holdfast serve &
 python examples/ray_train.py
@@ -15,6 +15,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, get_device, prepare_model
 
 import holdfast
+from holdfast.integrations.ray import RayRestorePoints, url_in
 
 
 def train(config: dict[str, Any]) -> None:
@@ -28,7 +29,8 @@ def train(config: dict[str, Any]) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     state = {"model": model, "optimizer": optimizer}
-    with holdfast.Checkpointer(config["run"], save=holdfast.Every(steps=20)) as checkpointer:
+    every = holdfast.Every(steps=20)
+    with RayRestorePoints(config["run"]) as points, holdfast.Checkpointer(config["run"], save=every) as checkpointer:
         for step in range(checkpointer.restore(state), config["steps"]):
             inputs = torch.randn(16, 32, device=get_device())
             loss = (model(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean()
@@ -37,8 +39,8 @@ def train(config: dict[str, Any]) -> None:
             optimizer.step()
             if rank == 0:
                 print(f"step {step} loss {loss.item():.9g}", flush=True)
-            checkpointer.step(step, state, metrics={"loss": loss})
-            ray.train.report({"step": step, "loss": loss.item()})
+            handle = checkpointer.step(step, state, metrics={"loss": loss})
+            points.report({"step": step, "loss": loss.item()}, handle)
 
 
 def main() -> None:
@@ -54,7 +56,9 @@ def main() -> None:
         scaling_config=ScalingConfig(num_workers=options.workers, use_gpu=torch.cuda.is_available()),
         run_config=RunConfig(failure_config=FailureConfig(max_failures=3)),
     )
-    trainer.fit()
+    result = trainer.fit()
+    if result.checkpoint is not None:
+        print(f"the last checkpoint is {url_in(result.checkpoint)}")
 
 
 if __name__ == "__main__":
