@@ -28,6 +28,8 @@ from benchmarks.spec import Spec
 from holdfast_client.chunks.connections import RateLimit
 
 RANKS_OF_A_HOST = 2
+CHUNKS = 64
+"""About so many, as a large state has: in chunks of the usual size a small one is a single chunk, and has one owner."""
 
 
 def main() -> None:
@@ -48,7 +50,8 @@ def main() -> None:
 def swarm_rows(state_bytes: int, bytes_per_second: float, hosts: Sequence[int], repeats: int) -> list[Row]:
     """Raises RuntimeError if a case fails."""
     with servers("holdfast-posix") as started:
-        spec = Spec("holdfast_save", state_bytes, folder=str(started.folder), server_pids=started.pids)
+        chunked = {"chunk_bytes": max(1, state_bytes // CHUNKS // 4096) * 4096}
+        spec = Spec("holdfast_save", state_bytes, folder=str(started.folder), server_pids=started.pids, options=chunked)
         saved = _figures(spec, started.environment)
         options = {"fingerprint": saved["fingerprint"], "number": 1, "ranks_of_a_host": RANKS_OF_A_HOST}
         restore = replace(spec, case="swarm_restore", options=options)

@@ -13,6 +13,7 @@ from benchmarks.cases.saves import Saved, measure_saves
 from benchmarks.spec import Spec
 from benchmarks.state import build
 from holdfast import Checkpointer
+from holdfast.layout.plan import ChunkSizes
 from holdfast.save import saver as saving
 from holdfast_protocol.states import AttemptOutcome
 
@@ -21,10 +22,12 @@ RUN = "bench/state"
 
 def run(spec: Spec) -> dict[str, Any]:
     state = build(spec.size_bytes, frozen=spec.options.get("frozen", False), device=spec.device)
+    chunk_bytes = spec.options.get("chunk_bytes")
     checkpointer = Checkpointer(
         RUN,
         create=True,
         strict=True,
+        chunk_sizes=None if chunk_bytes is None else ChunkSizes(chunk_bytes, chunk_bytes, chunk_bytes),
         frozen=["model/base.*"] if spec.options.get("declared") else [],
         host_memory=spec.options.get("host_memory"),
         overlap=spec.options.get("overlap", False),

@@ -17,7 +17,7 @@ class TcpRelay:
         self._passing = threading.Event()
         self._passing.set()
         self._closed = False
-        self._sockets: list[socket.socket] = []
+        self._sockets: set[socket.socket] = set()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.answered_bytes = 0
         self.answers = RateLimit()
@@ -36,7 +36,7 @@ class TcpRelay:
         self._closed = True
         self._passing.set()
         self._listening.close()
-        for each in self._sockets:
+        for each in list(self._sockets):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
@@ -46,9 +46,18 @@ class TcpRelay:
             while not self._closed:
                 near, _ = self._listening.accept()
                 far = socket.create_connection(self._target)
-                self._sockets += [near, far]
-                for source, target in ((near, far), (far, near)):
-                    threading.Thread(target=self._pass_on, args=(source, target, source is far), daemon=True).start()
+                self._sockets |= {near, far}
+                threading.Thread(target=self._connect, args=(near, far), daemon=True).start()
+
+    def _connect(self, near: socket.socket, far: socket.socket) -> None:
+        """Until both ways have ended. A job of many ranks makes more connections than a process has descriptors."""
+        back = threading.Thread(target=self._pass_on, args=(far, near, True), daemon=True)
+        back.start()
+        self._pass_on(near, far, False)
+        back.join()
+        for each in (near, far):
+            self._sockets.discard(each)
+            each.close()
 
     def _pass_on(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
         with suppress(OSError):
@@ -59,6 +68,7 @@ class TcpRelay:
                     with self._counting:
                         self.answered_bytes += len(data)
                 target.sendall(data)
+        with suppress(OSError):
             target.shutdown(socket.SHUT_WR)
 
 
