@@ -11,13 +11,16 @@ import re
 import signal
 import socket
 import threading
+import uuid
 from collections import Counter
+from urllib.parse import urlsplit
 
 import pytest
 import torch
 from gloo import run_ranks
 from tests.support.fault_proxy import fault_proxy
 from tests.support.node_agent import agent_serve
+from tests.support.serve import holdfast_serve
 from tests.trainer.test_shared_fetch import SIZES, fetches, left_in, model, whole
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -26,6 +29,8 @@ import holdfast
 from holdfast.restore import checkpoint_reader
 from holdfast_client.chunks import host_chunks, peers, transfer
 from holdfast_client.chunks.fetcher import ShardFetcher
+from holdfast_client.client import Client
+from holdfast_protocol.runs import EditProject
 
 
 @pytest.fixture
@@ -86,12 +91,36 @@ def restore(rank, run, ranks_of_a_host, build=model):
     return restore_here(run, build)
 
 
-def test_eight_hosts_with_the_same_state_take_each_chunk_from_the_store_once(proxy, cache, run):
+@pytest.fixture
+def s3_run(seaweedfs, tmp_path, cache, monkeypatch):
+    """A run whose chunks are in S3, and what counts in front of it."""
+    real = urlsplit(seaweedfs.endpoint)
+    with fault_proxy(real.port) as counting:
+        store = seaweedfs.store_url_for(f"swarm-{uuid.uuid4().hex[:8]}").replace(f":{real.port}", f":{counting.port}")
+        settings = {"HOLDFAST_STORE": store, **seaweedfs.environment}
+        with holdfast_serve(tmp_path, other_settings=settings) as running:
+            for name, value in running.environment.items():
+                monkeypatch.setenv(name, value)
+            with Client() as client:
+                project = client.projects.edit(f"p{uuid.uuid4().hex}", EditProject())
+                client.runs.create(project.name, "run")
+            yield f"{project.name}/run", counting
+
+
+def gets(counting):
+    """How often the ranks got each chunk from the bucket. The service reads copies back beside them, to prove them."""
+    key = re.compile(r"/chunks/[0-9a-f]{2}/([0-9a-f]{64})/")
+    by_ticket = [seen for seen in counting.seen if seen.method == "GET" and seen.by_url]
+    return Counter(found[1] for seen in by_ticket if (found := key.search(seen.path)))
+
+
+def test_eight_hosts_with_the_same_state_take_each_chunk_from_a_real_s3_server_once(s3_run, cache):
+    run, counting = s3_run
     saved = run_ranks(save, 2, run)
-    proxy.heal()
+    counting.heal()
     assert run_ranks(restore, 16, run, 2, timeout_seconds=300) == [(1, saved[0])] * 16
-    assert len(fetches(proxy)) > 6
-    assert set(fetches(proxy).values()) == {1}
+    assert len(gets(counting)) > 6
+    assert set(gets(counting).values()) == {1}
     assert left_in(cache) == []
 
 

@@ -98,7 +98,8 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length", 0))
         # What the control plane says decides which call it is; the store's bytes go through as they come.
         said = self.rfile.read(length) if "json" in self.headers.get("Content-Type", "") else None
-        seen = self.server.proxy.met(self.command, urlsplit(self.path).path, said)
+        url = urlsplit(self.path)
+        seen = self.server.proxy.met(self.command, url.path, said, by_url="X-Amz-Signature=" in url.query)
         pieces = _cut_up(said) if said is not None else self._incoming(length)
         self.close_connection = True
         try:

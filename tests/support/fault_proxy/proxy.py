@@ -16,12 +16,14 @@ from tests.support.ports import free_ports
 
 @dataclass
 class Seen:
-    """One request. `status` is what the server answered; None if it was not asked or did not answer."""
+    """One request. `status` is what the server answered; None if it was not asked or did not answer. `by_url`: an S3
+    server allows it by what its URL says, as a ticket's. What the service itself asks of its store has a header."""
 
     number: int
     method: str
     path: str
     calls: frozenset[str]
+    by_url: bool = False
     fault: Fault | None = None
     status: int | None = None
 
@@ -119,10 +121,10 @@ class FaultProxy:
     def close(self) -> None:
         self.refuse()
 
-    def met(self, method: str, path: str, body: bytes | None) -> Seen:
+    def met(self, method: str, path: str, body: bytes | None, *, by_url: bool) -> Seen:
         """Notes a request, and with it what shall happen to it."""
         with self._changed:
-            seen = Seen(len(self.seen), method, path, calls_of(method, path, body))
+            seen = Seen(len(self.seen), method, path, calls_of(method, path, body), by_url)
             self.seen.append(seen)
             rule = next((rule for rule in self._rules if rule.take(seen)), None)
             if rule is not None:
