@@ -57,7 +57,6 @@ def on_its_host(rank, ranks_of_a_host, *, patience_seconds=100.0):
     os.environ["HOLDFAST_SWARM_ADDRESS"] = f"127.0.0.{host + 2}"
     for name in ("CONNECT_SECONDS", "SILENCE_SECONDS", "LONGEST_WAIT_SECONDS"):
         setattr(peers, name, patience_seconds)
-    peers._Request.timeout = patience_seconds
     host_chunks.LONGEST_WAIT_SECONDS = patience_seconds
 
 
@@ -237,8 +236,8 @@ def test_files_of_a_mounted_store_are_read_by_one_host_too(service, cache, run):
     assert set(read.values()) == {1}
 
 
-def lie(self, descriptor):
-    self.wfile.write(bytes(os.fstat(descriptor).st_size))
+def lie(self, descriptor, size):
+    self.request.sendall(bytes(size))
 
 
 def restore_with_bad_peers(rank, run, folder):

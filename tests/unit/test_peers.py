@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -35,7 +36,6 @@ def _patient(monkeypatch):
     """A crowded machine answers late."""
     for name in ("CONNECT_SECONDS", "SILENCE_SECONDS", "LONGEST_WAIT_SECONDS"):
         monkeypatch.setattr(module, name, 60.0)
-    monkeypatch.setattr(module._Request, "timeout", 60.0)
 
 
 @pytest.fixture
@@ -90,6 +90,27 @@ def test_a_chunk_comes_from_its_owner_and_is_counted(owner, own_server):
     assert take(peers) == BODY
     assert peers.taken_bytes == len(BODY)
     assert take(peers, OTHER_DIGEST, OTHER) is None, "nobody passes it on to this rank"
+    assert owner.address.token not in repr(owner.address), "what is printed may be logged"
+
+
+@pytest.mark.parametrize("host", ["localhost", "::1"])
+def test_others_are_told_numbers_whatever_this_host_is_called(folder, own_server, host):
+    if host == "::1" and not Path("/proc/net/if_inet6").is_file():
+        pytest.skip("this machine has no IPv6")
+    with serving(host) as server:
+        assert server.address.host in ("127.0.0.1", "::1")
+        folder.add(DIGEST, BODY, durable=False)
+        server.begin(folder, (DIGEST,))
+        server.settle(DIGEST)
+        assert take(Peers({DIGEST: server.address}, own_server)) == BODY
+
+
+def test_a_folder_that_knows_no_sendfile_is_read(owner, own_server, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "sendfile", refuse)
+    assert take(Peers({DIGEST: owner.address}, own_server)) == BODY
 
 
 def test_who_asks_early_waits_until_the_chunk_is_there(folder, own_server):
@@ -114,6 +135,25 @@ def test_a_chunk_that_its_owner_has_not_in_time_is_the_stores_and_the_owner_is_d
     peers = Peers(dict.fromkeys((DIGEST, OTHER_DIGEST), owner.address), own_server)
     assert take(peers, OTHER_DIGEST, OTHER) is None
     assert take(peers) is None
+
+
+def test_a_peer_that_says_at_once_that_it_has_nothing_yet_is_not_asked_again_and_again(own_server, monkeypatch):
+    monkeypatch.setattr(module, "LONGEST_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(module, "_ANSWER_WITHIN_SECONDS", 0.2)
+    with answering(b"HTTP/1.1 503 Service Unavailable\r\n\r\n") as (address, asked):
+        assert take(Peers({DIGEST: address}, own_server)) is None
+    assert len(asked) <= 4
+
+
+def test_a_process_without_a_free_descriptor_does_not_hold_it_against_the_peer(owner, own_server, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    peers = Peers({DIGEST: owner.address}, own_server)
+    with monkeypatch.context() as full:
+        full.setattr(socket, "create_connection", refuse)
+        assert take(peers) is None
+    assert take(peers) == BODY
 
 
 def test_what_found_no_room_or_was_evicted_is_the_stores_and_the_owner_is_asked_for_others(
@@ -209,30 +249,101 @@ def test_a_peer_that_is_killed_or_stands_still_is_dropped_and_the_store_asked(
         process.join()
 
 
-def answer_slowly(listener, ended):
-    connection, _ = listener.accept()
-    with connection:
-        connection.recv(1000)
-        connection.sendall(f"HTTP/1.0 200 OK\r\nContent-Length: {len(BODY)}\r\n\r\n".encode())
-        with contextlib.suppress(OSError):
-            for at in range(len(BODY)):
-                connection.sendall(BODY[at : at + 1])
-                if ended.wait(0.05):
-                    return
+@contextlib.contextmanager
+def answering(answer: bytes, *, then: bytes = b"", host: str = "127.0.0.4"):
+    """Whoever asks there hears this, then a byte of `then` again and again. With the requests."""
+    ended, asked = threading.Event(), []
 
+    class Says(socketserver.BaseRequestHandler):
+        def handle(self):
+            asked.append(self.request.recv(1000))
+            with contextlib.suppress(OSError):
+                self.request.sendall(answer)
+                while then and not ended.wait(0.05):
+                    self.request.sendall(then)
 
-def test_a_peer_that_sends_byte_by_byte_is_dropped(own_server, monkeypatch):
-    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.3)
-    ended = threading.Event()
-    with socket.create_server(("127.0.0.4", 0)) as listener:
-        thread = threading.Thread(target=answer_slowly, args=(listener, ended))
+    with socketserver.ThreadingTCPServer((host, 0), Says) as listener:
+        thread = threading.Thread(target=listener.serve_forever, args=(0.01,))
         thread.start()
         try:
-            address = PeerAddress("127.0.0.4", listener.getsockname()[1], "t")
-            assert take(Peers({DIGEST: address}, own_server)) is None
+            yield PeerAddress(host, listener.server_address[1], "t"), asked
         finally:
             ended.set()
+            listener.shutdown()
             thread.join(60)
+
+
+HEAD = f"HTTP/1.1 200 OK\r\nContent-Length: {len(BODY)}\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("answer", "then"),
+    [
+        pytest.param(HEAD + b"\r\n", b"x", id="its bytes trickle"),
+        pytest.param(HEAD, b"x", id="its first lines trickle"),
+        pytest.param(b"", b"HTTP/1.1 100 Continue\r\n\r\n", id="it says again and again that it goes on"),
+    ],
+)
+def test_a_peer_that_sends_bit_by_bit_is_dropped(own_server, caplog, monkeypatch, answer, then):
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.3)
+    with answering(answer, then=then) as (address, _):
+        assert take(Peers({DIGEST: address}, own_server)) is None
+    assert "is asked for no more chunks" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(HEAD + b"\r\n" + BODY[: len(BODY) // 2], id="it ends in the middle"),
+        pytest.param(HEAD + b"X: " + b"x" * 10**6, id="its first lines have no end"),
+        pytest.param(b"HTTP/1.1 200 OK\r\n\r\n" + BODY, id="it says no length"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\n" + BODY, id="its length is no number"),
+        pytest.param(b"\x1b[2J" * 9 + b"\r\n\r\n", id="it does not speak HTTP"),
+        pytest.param(b"\r\n\r\n", id="it says nothing"),
+        pytest.param(b"", id="it goes away"),
+    ],
+)
+def test_what_is_no_answer_is_the_end_with_this_peer(own_server, caplog, answer):
+    with answering(answer) as (address, _):
+        assert take(Peers({DIGEST: address}, own_server)) is None
+    assert "is asked for no more chunks" in caplog.text
+    assert "\x1b" not in caplog.text
+
+
+@pytest.mark.parametrize(("head", "then"), [(b"GET ", b"/"), (b"GET /" + b"x" * 10**6, b"x")])
+def test_a_stranger_whose_first_lines_have_no_end_is_cut_off(owner, own_server, monkeypatch, head, then):
+    with monkeypatch.context() as hasty, socket.create_connection((owner.address.host, owner.address.port)) as stranger:
+        hasty.setattr(module, "SILENCE_SECONDS", 0.3)
+        stranger.settimeout(60)
+        with pytest.raises(OSError, match=r"Broken pipe|reset"):  # noqa: PT012
+            stranger.sendall(head)
+            while True:
+                stranger.sendall(then)
+                time.sleep(0.01)
+    assert take(Peers({DIGEST: owner.address}, own_server)) == BODY
+
+
+def test_a_peer_that_takes_a_chunk_bit_by_bit_is_cut_off(folder, own_server, monkeypatch):
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(module, "SLOWEST_BYTES_PER_SECOND", 10**9)
+    large = bytes(2 * 10**7)  # more than the system keeps for a connection
+    digest = hashlib.sha256(large).hexdigest()
+    with serving() as server:
+        folder.add(digest, large, durable=False)
+        server.begin(folder, (digest,))
+        server.settle(digest)
+        with socket.create_connection((server.address.host, server.address.port)) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            connection.settimeout(60)
+            words = f"GET /chunks/{digest} HTTP/1.1\r\nAuthorization: Bearer {server.address.token}\r\n\r\n"
+            connection.sendall(words.encode())
+            came = 0
+            with contextlib.suppress(ConnectionResetError):
+                while part := connection.recv(10_000):
+                    came += len(part)
+                    if came < 500_000:
+                        time.sleep(0.01)
+        assert came < len(large)
 
 
 def unreachable(host):
@@ -295,7 +406,16 @@ def test_an_address_is_that_of_the_way_to_the_master_and_never_loopback():
     assert all(address is None or not address.startswith("127.") for address in found)
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "10.0.0..1", "a" * 64])
+def test_a_master_whose_name_leads_nowhere_by_ipv6_is_found_by_ipv4(monkeypatch):
+    nowhere = (socket.AF_INET6, socket.SOCK_DGRAM, 17, "", ("2001:db8::1", 9, 0, 0))
+    there = (socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("192.0.2.7", 9))
+    monkeypatch.setattr(module, "_resolved", lambda host, kind: [nowhere, there] if host == "master" else [])
+    found = {nowhere[-1]: None, there[-1]: "10.0.0.7"}
+    monkeypatch.setattr(module, "_address_on_the_way", lambda family, kind, where: found[where])
+    assert address_towards("master") == "10.0.0.7"
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "10.0.0..1", "a" * 64, "0.0.0.0", "::"])
 def test_an_address_that_cannot_be_listened_on_is_an_error_of_the_system(host):
     """Of any other kind it would end this rank's restore, and leave the others waiting for it."""
     with pytest.raises(OSError):

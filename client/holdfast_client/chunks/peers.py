@@ -8,27 +8,31 @@ store once.
 No rank depends on another one. A peer that lies, stalls or cannot be reached is asked no more in this restore, and the
 store gives its chunks. A peer answers for the digests of this restore that it owns, to callers that know its token, and
 for nothing else. The bytes are not encrypted.
+
+It is HTTP of the fewest words, read here and not by the standard library, which bounds neither how long the first lines
+of a request or an answer take nor how much memory they fill.
 """
 
 from __future__ import annotations
 
+import errno
 import hmac
 import logging
 import os
 import secrets
+import select
 import socket
 import socketserver
 import threading
 import time
 from collections.abc import Collection, Mapping
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException
-from http.server import BaseHTTPRequestHandler
-from typing import Any
+from ipaddress import ip_address
+from typing import Any, NamedTuple
 
-from holdfast_client.chunks.transfer import Receiver
+from holdfast_client.chunks.transfer import BLOCK_BYTES, Receiver
 from holdfast_client.errors import ChunkCorrupt
 from holdfast_client.local.chunk_folder import ChunkFolder
 from holdfast_client.transport import check_stop
@@ -37,7 +41,8 @@ log = logging.getLogger("holdfast.client")
 
 CONNECT_SECONDS = 2.0
 SILENCE_SECONDS = 5.0
-"""A peer that sends nothing for so long is asked no more, and a caller that takes nothing is cut off."""
+"""A peer that sends nothing for so long is asked no more, and a caller that takes nothing is cut off. The first lines
+of a request or an answer must be there whole within this time."""
 LONGEST_WAIT_SECONDS = 30.0
 """The longest wait for an owner that answers, but has not fetched the chunk yet."""
 SLOWEST_BYTES_PER_SECOND = 2 * 1024**2
@@ -49,7 +54,16 @@ _ANSWER_WITHIN_SECONDS = 1.0
 _REST_SECONDS = 0.5
 _MOST_REQUESTS = 256
 """Answered at once; others wait in the system's queue."""
+_HEAD_BYTES = 4096
+"""The most that the lines before the bytes of a chunk may take. Ours take 200."""
 _PATH = "/chunks/"
+_ANSWERS = {
+    str(status.value): status for status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE)
+}
+_OWN_TROUBLE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+"""What this machine has run out of says nothing of the peer."""
+_NO_SENDFILE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+"""The folder's filesystem cannot do it."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +71,46 @@ class PeerAddress:
     """Where a rank answers, and the token that it wants to see."""
 
     host: str
+    """As numbers: no other host has to know a name of this one, or knows it by another address."""
     port: int
-    token: str
+    token: str = field(repr=False)
+
+
+class _PeerError(Exception):
+    """The other side does not do as agreed."""
+
+
+class _Head(NamedTuple):
+    """The lines before the bytes."""
+
+    first: list[str]
+    """The words of the first line."""
+    fields: dict[str, str]
+    """By name, in small letters."""
+    rest: bytes
+    """What has come along of the bytes after them."""
+
+
+def _read_head(connection: socket.socket) -> _Head:
+    """Within SILENCE_SECONDS, however many pieces it comes in. Raises OSError, and _PeerError."""
+    ends, came = time.monotonic() + SILENCE_SECONDS, b""
+    while (length := came.find(b"\r\n\r\n")) < 0:
+        if len(came) >= _HEAD_BYTES:
+            raise _PeerError(f"its first lines are longer than {_HEAD_BYTES} bytes")
+        if (left := ends - time.monotonic()) <= 0:
+            raise TimeoutError("its first lines take too long")
+        connection.settimeout(left)
+        if not (part := connection.recv(_HEAD_BYTES - len(came))):
+            raise _PeerError("it has ended the connection")
+        came += part
+    first, *lines = came[:length].decode("latin-1").split("\r\n")
+    named = [line.partition(":") for line in lines]
+    return _Head(first.split(), {name.lower(): value.strip() for name, _, value in named}, came[length + 4 :])
+
+
+def _latest_end(size: int) -> float:
+    """When a chunk of this size has gone over at the latest."""
+    return time.monotonic() + SILENCE_SECONDS + size / SLOWEST_BYTES_PER_SECOND
 
 
 class PeerServer:
@@ -74,7 +126,8 @@ class PeerServer:
         self._settled: set[str] = set()
         self._gives_up = False
         self._listener = _Listener(host, self)
-        self.address = PeerAddress(host, self._listener.port, self._token)
+        address, port = self._listener.where
+        self.address = PeerAddress(address, port, self._token)
         self._thread = threading.Thread(
             target=self._listener.serve_forever, args=(0.1,), name="holdfast-peers", daemon=True
         )
@@ -131,16 +184,18 @@ class PeerServer:
 class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
     daemon_threads = True
     block_on_close = False
-    request_queue_size = 128
+    request_queue_size = 1024
 
     def __init__(self, host: str, peer: PeerServer) -> None:
-        self.address_family, _, _, _, where = _resolved(host, socket.SOCK_STREAM)
+        self.address_family, _, _, _, where = _resolved(host, socket.SOCK_STREAM)[0]
+        if ip_address(where[0]).is_unspecified:
+            raise OSError(f"{host} stands for all addresses of this machine, and others can reach none by it")
         self.peer = peer
         self._free = threading.Semaphore(_MOST_REQUESTS)
         self._changed = threading.Condition()
         self._open: set[socket.socket] = set()
         super().__init__((str(where[0]), 0), _Request)
-        self.port = int(self.server_address[1])
+        self.where: tuple[str, int] = str(self.server_address[0]), int(self.server_address[1])
 
     def end(self) -> None:
         self._cut()  # else the loop could wait for one of them
@@ -189,18 +244,22 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
                     each.shutdown(socket.SHUT_RDWR)
 
 
-class _Request(BaseHTTPRequestHandler):
+class _Request(socketserver.BaseRequestHandler):
     """One request on a connection of its own: a thread is held only while there is something to do."""
 
     server: _Listener
-    timeout = SILENCE_SECONDS
 
-    def do_GET(self) -> None:
+    def handle(self) -> None:
+        head = _read_head(self.request)
+        self.request.settimeout(SILENCE_SECONDS)
         peer = self.server.peer
-        if not peer.is_known(self.headers.get("Authorization", "")):
+        if not peer.is_known(head.fields.get("authorization", "")):
             self._say(HTTPStatus.FORBIDDEN)
             return
-        digest = self.path.removeprefix(_PATH)
+        if len(head.first) != 3 or head.first[0] != "GET":
+            self._say(HTTPStatus.NOT_IMPLEMENTED)
+            return
+        digest = head.first[1].removeprefix(_PATH)
         status, folder = peer.find(digest)
         if folder is None:
             self._say(status)
@@ -209,20 +268,35 @@ class _Request(BaseHTTPRequestHandler):
             if descriptor is None:
                 self._say(HTTPStatus.NOT_FOUND)
             else:
-                self._say(HTTPStatus.OK, os.fstat(descriptor).st_size)
-                self._send(descriptor)
+                size = os.fstat(descriptor).st_size
+                self._say(HTTPStatus.OK, size)
+                self._send(descriptor, size)
 
     def _say(self, status: HTTPStatus, size: int = 0) -> None:
-        self.send_response_only(status)
-        self.send_header("Content-Length", str(size))
-        self.end_headers()
+        lines = f"HTTP/1.1 {status.value} {status.phrase}", f"Content-Length: {size}", "Connection: close"
+        self.request.sendall("".join(f"{line}\r\n" for line in (*lines, "")).encode())
 
-    def _send(self, descriptor: int) -> None:
-        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
-            self.connection.sendfile(file)
+    def _send(self, descriptor: int, size: int) -> None:
+        ends, sent = _latest_end(size), 0
+        takes = select.poll()
+        takes.register(self.request, select.POLLOUT)
+        while sent < size:
+            left = min(ends - time.monotonic(), SILENCE_SECONDS)
+            if left <= 0 or not takes.poll(left * 1000):
+                raise TimeoutError("it takes too slowly")
+            with suppress(BlockingIOError):
+                sent += self._send_some(descriptor, sent, size - sent)
 
-    def log_message(self, *said: Any) -> None:
-        log.debug(*said)
+    def _send_some(self, descriptor: int, start: int, count: int) -> int:
+        try:
+            sent = os.sendfile(self.request.fileno(), descriptor, start, count)
+        except OSError as error:
+            if error.errno not in _NO_SENDFILE:
+                raise
+            sent = self.request.send(os.pread(descriptor, min(count, BLOCK_BYTES), start))
+        if not sent:
+            raise _PeerError("the chunk's file has become shorter")
+        return sent
 
 
 class Peers:
@@ -248,12 +322,14 @@ class Peers:
         ends = time.monotonic() + LONGEST_WAIT_SECONDS
         while peer is not None and self._is_asked(peer):
             check_stop(stop)
+            asked_at = time.monotonic()
             try:
                 status = self._ask(peer, digest, buffer, stop)
                 if status is HTTPStatus.SERVICE_UNAVAILABLE and time.monotonic() >= ends:
                     raise TimeoutError(f"it has not had a chunk for {LONGEST_WAIT_SECONDS:.0f} s")
-            except (OSError, HTTPException, ChunkCorrupt) as error:
-                self._drop(peer, error)
+            except (OSError, _PeerError, ChunkCorrupt) as error:
+                if getattr(error, "errno", None) not in _OWN_TROUBLE:
+                    self._drop(peer, error)
                 return False
             if status is HTTPStatus.OK:
                 with self._lock:
@@ -261,30 +337,40 @@ class Peers:
                 return True
             if status is HTTPStatus.NOT_FOUND:
                 return False
+            # An owner takes so long for this answer. One that is quicker is not asked again and again.
+            stop.wait(max(0.0, asked_at + _ANSWER_WITHIN_SECONDS - time.monotonic()))
         return False
 
     def _ask(self, peer: PeerAddress, digest: str, buffer: memoryview, stop: threading.Event) -> HTTPStatus:
-        with closing(HTTPConnection(peer.host, peer.port, timeout=CONNECT_SECONDS)) as connection:
-            connection.connect()
+        with socket.create_connection((peer.host, peer.port), CONNECT_SECONDS) as connection:
             self._has_reached_one = True
-            connection.sock.settimeout(SILENCE_SECONDS)
-            connection.request("GET", _PATH + digest, headers={"Authorization": f"Bearer {peer.token}"})
-            response = connection.getresponse()
-            if response.status in (HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE):
-                return HTTPStatus(response.status)
-            if response.status != HTTPStatus.OK:
-                raise HTTPException(f"it answers {response.status}")
-            ends = time.monotonic() + SILENCE_SECONDS + buffer.nbytes / SLOWEST_BYTES_PER_SECOND
+            connection.settimeout(SILENCE_SECONDS)
+            lines = f"GET {_PATH}{digest} HTTP/1.1", "Host: peer", f"Authorization: Bearer {peer.token}"
+            connection.sendall("".join(f"{line}\r\n" for line in (*lines, "")).encode())
+            head = _read_head(connection)
+            status = _ANSWERS.get(head.first[1] if len(head.first) > 1 else "")
+            if status is None:
+                raise _PeerError(f"it answers {' '.join(head.first)[:40]!r}")
+            if status is not HTTPStatus.OK:
+                return status
+            length = head.fields.get("content-length", "")
+            if not length.isdecimal():
+                raise _PeerError("it does not say how long the chunk is")
+            ends, came = _latest_end(buffer.nbytes), head.rest
 
             def read_into(block: memoryview) -> int:
-                if time.monotonic() >= ends:
+                nonlocal came
+                if came:
+                    part, came = came[: block.nbytes], came[block.nbytes :]
+                    block[: len(part)] = part
+                    return len(part)
+                if (left := ends - time.monotonic()) <= 0:
                     raise TimeoutError("it sends too slowly")
-                arrived = response.read1(block.nbytes)  # readinto would wait for the whole block
-                block[: len(arrived)] = arrived
-                return len(arrived)
+                connection.settimeout(min(left, SILENCE_SECONDS))
+                return connection.recv_into(block)
 
             receiver = Receiver(buffer, digest)
-            receiver.expect(-1 if response.length is None else response.length)
+            receiver.expect(int(length))
             receiver.fill(read_into, stop)
             receiver.finish()
             return HTTPStatus.OK
@@ -313,18 +399,28 @@ def address_towards(master: str | None) -> str | None:
     has only the loopback one. No packet is sent."""
     for towards in filter(None, (master, "192.0.2.1", "2001:db8::1")):  # then: on the way to anywhere else
         with suppress(OSError):
-            family, kind, _, _, where = _resolved(towards, socket.SOCK_DGRAM)
-            with socket.socket(family, kind) as probe:
-                probe.connect(where)
-                address = str(probe.getsockname()[0])
-            if not address.startswith("127.") and address != "::1":
-                return address
+            for family, kind, _, _, where in _resolved(towards, socket.SOCK_DGRAM):
+                address = _address_on_the_way(family, kind, where)
+                if address is not None:
+                    return address
     return None
 
 
-def _resolved(host: str, kind: socket.SocketKind) -> Any:
-    """As the first of `socket.getaddrinfo`. Raises OSError, also for what cannot be a name, such as `10.0.0..1`."""
+def _address_on_the_way(family: int, kind: int, where: Any) -> str | None:
+    """None if nothing leads there, or only what stays on this machine or its cable."""
     try:
-        return socket.getaddrinfo(host, 9, type=kind)[0]  # any port: the address counts
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)
+            address = str(probe.getsockname()[0])
+    except OSError:  # a name may have an IPv6 address, and this machine no way there
+        return None
+    found = ip_address(address)
+    return None if found.is_loopback or found.is_link_local else address
+
+
+def _resolved(host: str, kind: socket.SocketKind) -> Any:
+    """As `socket.getaddrinfo`. Raises OSError, also for what cannot be a name, such as `10.0.0..1`."""
+    try:
+        return socket.getaddrinfo(host, 9, type=kind)  # any port: the address counts
     except UnicodeError as error:
         raise OSError(f"{host!r} is no address ({error})") from error
