@@ -129,12 +129,20 @@ def test_who_asks_early_waits_until_the_chunk_is_there(folder, own_server):
         assert got == [BODY]
 
 
-def test_a_chunk_that_its_owner_has_not_in_time_is_the_stores_and_the_owner_is_dropped(owner, own_server, monkeypatch):
-    monkeypatch.setattr(module, "LONGEST_WAIT_SECONDS", 0.0)
+def test_a_chunk_that_its_owner_has_not_in_time_is_the_stores_and_the_owner_is_asked_for_others(
+    owner, own_server, caplog, monkeypatch
+):
+    monkeypatch.setattr(module, "LONGEST_WAIT_SECONDS", 0.016)
     monkeypatch.setattr(module, "_ANSWER_WITHIN_SECONDS", 0.01)
     peers = Peers(dict.fromkeys((DIGEST, OTHER_DIGEST), owner.address), own_server)
-    assert take(peers, OTHER_DIGEST, OTHER) is None
-    assert take(peers) is None
+    patience = []
+    for _ in range(3):
+        patience.append(peers.patience_seconds(owner.address))
+        assert take(peers, OTHER_DIGEST, OTHER) is None
+    assert patience == [0.016, 0.008, 0.004], "less each time, or an owner that gets nothing any more costs hours"
+    assert take(peers) == BODY
+    assert peers.patience_seconds(owner.address) == 0.004, "and more again as it gives something"
+    assert caplog.text.count(f"the rank at 127.0.0.2:{owner.address.port} has not had a chunk within") == 1
 
 
 def test_a_peer_that_says_at_once_that_it_has_nothing_yet_is_not_asked_again_and_again(own_server, monkeypatch):

@@ -6,8 +6,8 @@ store once.
                                '-> wrong, late or gone -> [store]
 
 No rank depends on another one. A peer that lies, stalls or cannot be reached is asked no more in this restore, and the
-store gives its chunks. A peer answers for the digests of this restore that it owns, to callers that know its token, and
-for nothing else. The bytes are not encrypted.
+store gives its chunks. One that is only late is asked for the next chunk all the same. A peer answers for the digests
+of this restore that it owns, to callers that know its token, and for nothing else. The bytes are not encrypted.
 
 It is HTTP of the fewest words, read here and not by the standard library, which bounds neither how long the first lines
 of a request or an answer take nor how much memory they fill.
@@ -25,6 +25,7 @@ import socket
 import socketserver
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,7 +45,9 @@ SILENCE_SECONDS = 5.0
 """A peer that sends nothing for so long is asked no more, and a caller that takes nothing is cut off. The first lines
 of a request or an answer must be there whole within this time."""
 LONGEST_WAIT_SECONDS = 30.0
-"""The longest wait for an owner that answers, but has not fetched the chunk yet."""
+"""The longest wait for an owner that answers, but has not fetched the chunk yet. Each time that it was late, the next
+wait for it is half as long; with each chunk that it gives, twice as long again. So one slow chunk, or a store that was
+away for a while, makes no host read all for itself, and an owner that gets nothing any more costs a minute."""
 SLOWEST_BYTES_PER_SECOND = 2 * 1024**2
 UNREACHABLE_HOSTS = 2
 """After so many, and none that could be reached, nothing else is tried: a firewall stands between the hosts."""
@@ -308,6 +311,7 @@ class Peers:
         self._owners = owners
         self._lock = threading.Lock()
         self._dropped: set[PeerAddress] = set()
+        self._late: Counter[PeerAddress] = Counter()
         self._has_reached_one = False
         self.taken_bytes = 0
 
@@ -319,14 +323,15 @@ class Peers:
         """Fills the buffer, exactly as long as the chunk, from the chunk's owner, and proves it. False: the store must
         give it, and the buffer's content is undefined. Raises TransferStopped."""
         peer = self._owners.get(digest)
-        ends = time.monotonic() + LONGEST_WAIT_SECONDS
-        while peer is not None and self._is_asked(peer):
+        if peer is None:
+            return False
+        times_late = self._late[peer]
+        ends = time.monotonic() + self.patience_seconds(peer)
+        while self._is_asked(peer):
             check_stop(stop)
             asked_at = time.monotonic()
             try:
                 status = self._ask(peer, digest, buffer, stop)
-                if status is HTTPStatus.SERVICE_UNAVAILABLE and time.monotonic() >= ends:
-                    raise TimeoutError(f"it has not had a chunk for {LONGEST_WAIT_SECONDS:.0f} s")
             except (OSError, _PeerError, ChunkCorrupt) as error:
                 if getattr(error, "errno", None) not in _OWN_TROUBLE:
                     self._drop(peer, error)
@@ -334,12 +339,20 @@ class Peers:
             if status is HTTPStatus.OK:
                 with self._lock:
                     self.taken_bytes += buffer.nbytes
+                    self._late[peer] = max(0, self._late[peer] - 1)
                 return True
             if status is HTTPStatus.NOT_FOUND:
+                return False
+            if time.monotonic() >= ends:
+                self._note_late(peer, times_late)
                 return False
             # An owner takes so long for this answer. One that is quicker is not asked again and again.
             stop.wait(max(0.0, asked_at + _ANSWER_WITHIN_SECONDS - time.monotonic()))
         return False
+
+    def patience_seconds(self, peer: PeerAddress) -> float:
+        """How long the next chunk may let itself be waited for."""
+        return LONGEST_WAIT_SECONDS * 0.5 ** self._late[peer]
 
     def _ask(self, peer: PeerAddress, digest: str, buffer: memoryview, stop: threading.Event) -> HTTPStatus:
         with socket.create_connection((peer.host, peer.port), CONNECT_SECONDS) as connection:
@@ -380,6 +393,20 @@ class Peers:
             if peer in self._dropped:
                 return False
             return self._has_reached_one or len({each.host for each in self._dropped}) < UNREACHABLE_HOSTS
+
+    def _note_late(self, peer: PeerAddress, times_late: int) -> None:
+        """`times_late`: before this wait. Several threads that have waited at once count once."""
+        with self._lock:
+            if self._late[peer] != times_late:
+                return
+            self._late[peer] += 1
+        if times_late == 0:
+            log.warning(
+                "the rank at %s:%d has not had a chunk within %.0f s: the store gives it",
+                peer.host,
+                peer.port,
+                LONGEST_WAIT_SECONDS,
+            )
 
     def _drop(self, peer: PeerAddress, error: Exception) -> None:
         with self._lock:
