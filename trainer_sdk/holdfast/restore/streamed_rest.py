@@ -86,11 +86,14 @@ class StreamedRest:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-rest", daemon=True)
 
-    def start(self) -> None:
+    def start(self) -> threading.Thread | None:
+        """The thread, which ends when the folder is gone and the lease has ended."""
         try:
             self._thread.start()
         except RuntimeError as error:  # the system gives no thread: the other ranks must hear of it
             self._agree(error)
+            return None
+        return self._thread
 
     def stop(self, seconds: float) -> bool:
         """Gives it up: the other ranks hear of it. Whether it is over within `seconds`: from then on nothing of it
@@ -121,7 +124,7 @@ class StreamedRest:
             if self.error is not None:
                 self.made = {}
             self.is_over.set()
-            with suppress(Exception):  # the end of a lease, or of a folder in /tmp: nothing waits for it
+            with suppress(Exception):  # the end of a lease, or of a folder in /tmp: training does not wait for it
                 self.rest.held.close()
 
 
@@ -135,6 +138,8 @@ class RestGate:
         self._waiting = waiting
         self._lock = threading.RLock()
         self._coming: StreamedRest | None = None
+        self._thread: threading.Thread | None = None
+        """Of the last rest."""
         self._optimizers: list[PendingOptimizer] = []
         self._hook: BeforeStep | None = None
         self._failure: BaseException | None = None
@@ -156,7 +161,7 @@ class RestGate:
         self.waited_seconds, self._failure = 0.0, None
         with self._lock:
             self._guard(coming)
-            coming.start()
+            self._thread = coming.start()
 
     def settle(self) -> None:
         """Returns when the whole state is there, on all ranks; at once if no rest is to come. From any thread, and not
@@ -219,7 +224,14 @@ class RestGate:
         return coming
 
     def close(self) -> None:
-        """Gives the rest up, within bounds. An optimizer whose state has not come can still not be stepped."""
+        """Gives the rest up, within bounds. An optimizer whose state has not come can still not be stepped. The process
+        may end at once afterwards: what the ranks of a host have shared does not stay on its disk."""
+        self._end_for_good()
+        is_over = self._coming is None or self._coming.is_over.is_set()
+        if self._thread is not None and is_over:
+            self._thread.join(_CLOSE_SECONDS)
+
+    def _end_for_good(self) -> None:
         coming = self._coming
         if coming is None:
             if self._hook is not None:
