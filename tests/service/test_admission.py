@@ -23,7 +23,7 @@ from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import BeginCheckpoint
 from holdfast_service.context import WAITS_FOR_STORE, waiting_for_store
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.stores.base import MountedStore, Store
+from holdfast_service.stores.base import Store
 from holdfast_service.training import seal
 from holdfast_service.web import admission
 from tests.support.rank import Job, Refused, answer
@@ -117,9 +117,7 @@ def test_a_call_that_asks_a_store_takes_no_place_from_its_project(
     assert away == [1, 0]
 
 
-@pytest.mark.parametrize("mounted", [True, False])
-def test_what_has_arrived_is_asked_of_a_store_in_its_time(mounted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mount answers at once, and its call goes on."""
+def test_what_has_arrived_is_asked_of_a_store_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     @contextmanager
@@ -131,12 +129,29 @@ def test_what_has_arrived_is_asked_of_a_store_in_its_time(mounted: bool, monkeyp
     token = WAITS_FOR_STORE.set(waits)
     try:
         monkeypatch.setattr(seal, "ask_store", lambda *_: asked.append("asks"))
-        store: Any = Mock(spec=MountedStore if mounted else Store)
+        store: Any = Mock(spec=Store)
         upload: Any = object()
         seal.ask_for_all(store, [upload] * 2)
     finally:
         WAITS_FOR_STORE.reset(token)
-    assert asked == (["asks"] * 2 if mounted else ["waits", "asks", "asks", "goes on"])
+    assert asked == ["waits", "asks", "asks", "goes on"]
+
+
+def test_the_time_that_a_store_takes_is_not_taken_for_the_time_of_a_place(
+    service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, clock, ahead = endpoints.begin_and_negotiate, time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + ahead[0])
+
+    def asks(*arguments: Any) -> Any:
+        with waiting_for_store():
+            ahead[0] += 20
+        return real(*arguments)
+
+    job = Job(service.http(), "storm/a")
+    monkeypatch.setattr(endpoints, "begin_and_negotiate", asks)
+    assert job.begin(1)
+    assert service.app.state.admission._queue._call_seconds < 1, "a sixteenth of 20 s is more"
 
 
 def test_another_projects_call_is_worked_on_at_once(
@@ -195,7 +210,7 @@ def test_a_begin_that_would_be_answered_too_late_is_told_when_to_come_again(
 ) -> None:
     job = Job(service.http(), "storm/a")
     storm(service, job, begins, threads, 2)
-    service.app.state.admission._queue._call_seconds = 60.0  # as if calls took a minute
+    service.app.state.admission._queue._projects["storm"].call_seconds = 60.0  # as if calls took a minute
     reply = service.http().post(f"{job.base}/checkpoints", json=job.fence | {"step": 99, "world_size": 1})
     assert (reply.status_code, reply.json()["code"], reply.json()["retryable"]) == (429, "rate_limited", True)
     assert 1 <= int(reply.headers["Retry-After"]) <= 30

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast_service.web.fair_queue import (
+    AGAIN_SECONDS,
     LONGEST_PAUSE_SECONDS,
     SHARED_SECONDS,
     CallClass,
@@ -37,10 +38,11 @@ class Calls:
         self.held: list[Call] = []
         self.now = 0.0
 
-    def come(self, project: str, *kinds: CallClass, is_known: bool = True) -> list[Call]:
+    def come(self, project: str, *kinds: CallClass, is_known: bool = True, of_several: bool = False) -> list[Call]:
         calls = [Call(project, kind) for kind in kinds]
         for call in calls:
-            assert self.queue.let_in(project, call.kind, self.now, is_known=is_known) is None
+            refusal = self.queue.let_in(project, call.kind, self.now, is_known=is_known, of_several=of_several)
+            assert refusal is None
             self.queue.wait(project, call.kind, call)
         return calls
 
@@ -134,6 +136,50 @@ def test_a_storm_has_its_places_beside_another_project_if_no_call_waits_for_the_
     assert held_by(calls, "storm") == 7
 
 
+def test_a_token_for_many_projects_is_not_held_to_the_share_of_one() -> None:
+    calls = Calls(Limits(at_once=8, project_requests=1000, requests=1000))
+    calls.come("a project", PROMISED)
+    calls.come("(no project) token", *[RESTORE] * 100, is_known=False, of_several=True)
+    calls.deal()
+    assert held_by(calls, "(no project) token") == 7
+
+
+def test_a_projects_training_does_not_wait_for_its_own_lists() -> None:
+    calls = Calls(Limits(at_once=8, project_requests=1000, requests=1000))
+    calls.come("quiet", RESTORE)
+    calls.deal()
+    calls.come("storm", OTHER, OTHER)
+    assert [call.kind for call in calls.deal()] == [OTHER], "lists have the share of the project too"
+    calls.come("storm", PROMISED, PROMISED)
+    assert [call.kind for call in calls.deal()] == [PROMISED]
+
+
+def test_those_who_wait_beside_free_places_are_looked_at_again() -> None:
+    calls = Calls(Limits(at_once=8, project_requests=1000, requests=1000))
+    calls.come("quiet", RESTORE)
+    calls.come("storm", PROMISED, PROMISED)
+    calls.deal()
+    assert calls.queue.again_at(5.0) == 5.0 + AGAIN_SECONDS
+    calls.queue.is_crowded = False
+    calls.deal()
+    assert calls.queue.again_at(5.0) is None, "nobody waits"
+    for project in "abcdefgh":
+        calls.come(project, BEGIN)
+    calls.deal()
+    assert calls.queue.again_at(5.0) is None, "there is no place until a call ends"
+
+
+def test_slow_calls_of_one_project_refuse_none_of_another() -> None:
+    calls = Calls()
+    calls.come("storm", *[PROMISED] * 4)
+    calls.come("quiet", *[BEGIN] * 4)
+    calls.deal()
+    for call in [call for call in calls.held if call.project == "storm"]:
+        calls.held.remove(call)
+        calls.queue.give_back("storm", PROMISED, 1000.0, 0.0)
+    calls.come("quiet", *[BEGIN] * 20)
+
+
 def test_projects_that_train_together_use_all_places() -> None:
     calls = Calls(Limits(at_once=8, project_requests=1000, requests=1000))
     for project in "abcdefgh":
@@ -164,7 +210,7 @@ def test_one_who_lists_without_end_has_a_fifth_of_the_time_of_its_places_beside_
             listed += 1
         calls.deal()
     assert listed == pytest.approx(20, abs=4), "of a hundred that one place could have done"
-    ends_at = calls.queue.pause_ends_at()
+    ends_at = calls.queue.again_at(calls.now)
     assert ends_at is not None
     assert calls.now - 0.05 < ends_at <= calls.now + 0.05
     calls.come("looks", OTHER)
@@ -185,14 +231,14 @@ def test_a_call_that_waits_for_a_store_takes_no_place_from_its_project() -> None
     calls.deal()
     assert held_by(calls, "storm") == 1
     for others in range(1, 7):
-        calls.queue.goes_away("storm")
+        calls.queue.goes_away("storm", PROMISED)
         calls.deal()
         assert held_by(calls, "storm") == 1 + others
-    calls.queue.goes_away("storm")
+    calls.queue.goes_away("storm", PROMISED)
     calls.deal()
     assert len(calls.held) == 8, "there are as many places as before"
     for _ in range(7):
-        calls.queue.comes_back("storm")
+        calls.queue.comes_back("storm", PROMISED)
     end_and_deal(calls, 1)
     assert held_by(calls, "storm") == 6, "those that came back go on, and none begins"
 
@@ -258,7 +304,7 @@ def test_a_call_that_would_wait_longer_because_another_project_trains_is_told_to
     calls = Calls(Limits(at_once=8, project_requests=1000, requests=1000))
     calls.come("quiet", RESTORE)
     calls.come("storm", *[PROMISED] * 30)
-    calls.queue._call_seconds = 0.4
+    calls.queue._projects["storm"].call_seconds = 0.4
     assert calls.queue.let_in("storm", BEGIN, 0.0) is not None, "its thirty calls take 12 s"
     assert calls.queue.let_in("storm", RESTORE, 0.0) is None
 
@@ -336,9 +382,14 @@ def test_whatever_happens_places_are_bounded_used_and_given_back(
         assert all(count <= limits.project_at_once for count in by_project.values())
         idle = at_once - len(calls.held)
         for call in waiting if idle else ():
-            blocked = by_project[call.project] >= calls.queue.most_of(call.project)
-            pauses = call.kind is OTHER and not calls.queue.may_list(call.project, calls.now)
-            assert blocked or pauses, "a place is free for it"
+            if by_project[call.project] >= limits.project_at_once:
+                continue
+            if call.kind is OTHER:
+                blocked = not calls.queue.may_list(call.project, calls.now)
+            else:
+                training = sum(each.project == call.project and each.kind is not OTHER for each in calls.held)
+                blocked = training >= calls.queue.most_of(call.project)
+            assert blocked, "a place is free for it"
     for _ in range(len(waiting) + len(calls.held) + 1):
         calls.now += LONGEST_PAUSE_SECONDS
         for call in calls.held[:1]:

@@ -15,7 +15,7 @@ from holdfast_protocol.restores import RestoreDecision, RestorePoint, Skipped, S
 from holdfast_protocol.runs import AtStep, Best, ById, Latest, Point, SelectorError, parse_point
 from holdfast_protocol.states import CheckpointState, CopyState, Health, Tier
 from holdfast_service.attached_stores.attached import ask_stores
-from holdfast_service.context import ServiceContext
+from holdfast_service.context import ServiceContext, waiting_for_store
 from holdfast_service.copies.cold import cold_problem, how_to_thaw, selector_of
 from holdfast_service.copies.predicates import is_readable
 from holdfast_service.db.dialect import database_now, dialect_of
@@ -164,7 +164,8 @@ class AvailableStores:
 def available_stores(context: ServiceContext) -> AvailableStores | None:
     """None where every store answers, or has answered a moment ago: an older checkpoint costs training time, so no job
     is sent to one for a short silence. Never called inside a transaction: it may ask the stores."""
-    ask_stores(context)
+    with waiting_for_store():
+        ask_stores(context)
     longest = context.settings.store_unavailable_seconds
     silent = [each for each in context.stores if each.watch.unavailable and each.watch.unavailable_seconds >= longest]
     if not silent or len(silent) == len(context.stores):

@@ -21,7 +21,7 @@ from holdfast_protocol.restores import ChunkReads, ReadChunks, ReadTicket
 from holdfast_protocol.states import CopyState, ShardState, StoreRole
 from holdfast_service.attached_stores.attached import AttachedStore, ask_stores
 from holdfast_service.auth.principal import Principal
-from holdfast_service.context import ServiceContext
+from holdfast_service.context import ServiceContext, waiting_for_store
 from holdfast_service.copies.cold import cold_problem
 from holdfast_service.copies.predicates import PROVEN, is_readable, may_keep, object_key
 from holdfast_service.db.dialect import database_now
@@ -407,7 +407,8 @@ def _note_silent_stores(context: ServiceContext, request: ReadChunks) -> None:
     for attached in context.stores:
         if attached.role in request.avoid_stores:
             attached.watch.doubt()
-    ask_stores(context)
+    with waiting_for_store():
+        ask_stores(context)
 
 
 def _take_lease(

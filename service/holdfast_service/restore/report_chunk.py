@@ -15,7 +15,7 @@ from holdfast_protocol.states import CopyState
 from holdfast_service.attached_stores.attached import ask_stores
 from holdfast_service.audit.record import Actor
 from holdfast_service.auth.principal import Principal
-from holdfast_service.context import ServiceContext
+from holdfast_service.context import ServiceContext, waiting_for_store
 from holdfast_service.copies.cold import cold_problem, note_archived
 from holdfast_service.copies.corruption import lock_users, mark_users
 from holdfast_service.copies.predicates import is_readable, keeps_anywhere
@@ -49,9 +49,11 @@ def report_chunk(context: ServiceContext, caller: Principal, checkpoint_id: str,
     soon answer has a copy and the others have none; `checkpoint_cold` where what is left has to be thawed first.
     """
     digest = request.digest
-    ask_stores(context)
+    with waiting_for_store():
+        ask_stores(context)
     claims = context.database.run(lambda session: _claim_copies(session, context, caller, checkpoint_id, digest))
-    findings = _read_back_all(context, claims, Actor.person(caller))
+    with waiting_for_store():  # to hash a chunk needs no interpreter either
+        findings = _read_back_all(context, claims, Actor.person(caller))
     corrupt: set[str] = set()
     for claimed, finding in sorted(findings.items(), key=lambda item: item[1] is not Finding.GOOD):
         corrupt.update(settle(context, claimed, finding, Actor.person(caller)) or [])

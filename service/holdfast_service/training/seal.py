@@ -88,10 +88,8 @@ def verify_uploads(database: Database, store: Store, uploads: Sequence[Upload]) 
 
 def ask_for_all(store: Store, uploads: Sequence[Upload]) -> list[Verdict]:
     """The same, and not settled yet."""
-    if isinstance(store, MountedStore):
-        return _asked(store, uploads, here=_ASKED_HERE)
     with waiting_for_store():
-        return _asked(store, uploads, here=1)
+        return _asked(store, uploads, here=_ASKED_HERE if isinstance(store, MountedStore) else 1)
 
 
 def _asked(store: Store, uploads: Sequence[Upload], *, here: int) -> list[Verdict]:

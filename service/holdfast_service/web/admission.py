@@ -35,6 +35,7 @@ from holdfast_service.context import Load
 from holdfast_service.errors import ProblemError
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.web.fair_queue import (
+    AGAIN_SECONDS,
     CallClass,
     FairQueue,
     Limit,
@@ -76,7 +77,6 @@ _MANY_PROJECTS = "(others)"
 _MOST_LABELS = 100
 _CROWDED = 0.4
 """Of a core. Beside others on its machine a process that computes all the time may get half of one."""
-_LOOKED_AT_EVERY_SECONDS = 0.1
 _WAIT_BUCKETS_SECONDS = (0.005, 0.02, 0.1, 0.5, 2, 10, 30, 60)
 
 
@@ -129,7 +129,7 @@ class _Interpreter:
 
     def is_crowded(self, now: float) -> bool:
         passed = now - self._seen_at
-        if passed >= _LOOKED_AT_EVERY_SECONDS:
+        if passed >= AGAIN_SECONDS:
             used = time.process_time()
             self._is_crowded = used - self._used >= _CROWDED * passed
             self._seen_at, self._used = now, used
@@ -183,8 +183,9 @@ class Admission:
             if caller is not None:
                 self.count_token(permit, caller)
             with self._lock:
-                is_known = project != STRANGERS and not project.startswith(_NO_PROJECT)
-                refusal = self._queue.let_in(project, kind, time.monotonic(), is_known=is_known)
+                of_several = project.startswith(_NO_PROJECT)
+                is_known = project != STRANGERS and not of_several
+                refusal = self._queue.let_in(project, kind, time.monotonic(), is_known=is_known, of_several=of_several)
             if refusal is not None:
                 raise self._refused(project, refusal)
             try:
@@ -229,7 +230,8 @@ class Admission:
         loop = asyncio.get_running_loop()
         waiter = _Waiter(permit, loop.create_future())
         with self._lock:
-            self._loop = loop
+            if self._loop is not loop:
+                self._loop, self._deals_later = loop, False
             self._queue.wait(permit.project, permit.kind, waiter)
             if self._deal(mine=waiter):
                 permit.held_since = time.monotonic()
@@ -255,14 +257,16 @@ class Admission:
 
     @contextmanager
     def waits_for_store(self, permit: Permit) -> Iterator[None]:
+        began = time.monotonic()
         with self._lock:
-            self._queue.goes_away(permit.project)
+            self._queue.goes_away(permit.project, permit.kind)
             self._deal()
         try:
             yield
         finally:
             with self._lock:
-                self._queue.comes_back(permit.project)
+                self._queue.comes_back(permit.project, permit.kind)
+                permit.away_seconds += time.monotonic() - began
 
     @contextmanager
     def long_poll(self, permit: Permit) -> Iterator[None]:
@@ -301,7 +305,8 @@ class Admission:
 
     def _give_back(self, permit: Permit) -> None:
         if permit.held_since is not None:
-            seconds, permit.held_since = time.monotonic() - permit.held_since, None
+            seconds = time.monotonic() - permit.held_since - permit.away_seconds
+            permit.held_since, permit.away_seconds = None, 0.0
             self._end_turn(permit, seconds)
 
     def _end_turn(self, permit: Permit, seconds: float) -> None:
@@ -321,15 +326,15 @@ class Admission:
             except RuntimeError:  # its loop has closed: no request waits there any more
                 self._queue.give_back(waiter.permit.project, waiter.permit.kind, 0.0, now)
         self._say_load()
-        ends_at = self._queue.pause_ends_at()
-        if ends_at is not None and self._loop is not None and not self._deals_later:
+        again_at = self._queue.again_at(now)
+        if again_at is not None and self._loop is not None and not self._deals_later:
             with suppress(RuntimeError):  # it has closed: nobody waits there
-                self._loop.call_soon_threadsafe(self._loop.call_later, max(0.0, ends_at - now), self._deal_later)
+                self._loop.call_soon_threadsafe(self._loop.call_later, max(0.0, again_at - now), self._deal_later)
                 self._deals_later = True
         return mine is not None and mine.has_turn
 
     def _deal_later(self) -> None:
-        """On the event loop, when a pause has ended."""
+        """On the event loop, though no call has ended."""
         with self._lock:
             self._deals_later = False
             self._deal()
@@ -393,6 +398,8 @@ class Permit:
         self.owner = project
         self.kind = kind
         self.held_since: float | None = None
+        self.away_seconds = 0.0
+        """Of that time, it has waited for a store."""
         self.waited_seconds = 0.0
 
     def authenticated(self, caller: Principal, path: Mapping[str, str]) -> None:

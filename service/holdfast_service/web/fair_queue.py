@@ -51,6 +51,9 @@ PAUSE = 4.0
 training are worked on: who lists without end has a fifth of the time of its places."""
 LONGEST_PAUSE_SECONDS = 2.0
 
+AGAIN_SECONDS = 0.1
+"""While calls wait beside free places it is looked so often whether they may have them by now."""
+
 _DEALT_EVERY = 8
 """Each so manieth turn of a project is dealt to the classes in rotation, so that none of them starves."""
 _RETRY_SECONDS = (1, 30)
@@ -96,6 +99,9 @@ class Refusal:
 
 @dataclass
 class _Project(Generic[Caller]):
+    call_seconds: float
+    """How long its calls use a place, on the average: those of another project may take longer."""
+    of_several: bool
     let_in: int = 0
     held: int = 0
     held_by_others: int = 0
@@ -111,9 +117,10 @@ class _Project(Generic[Caller]):
     def waits(self) -> int:
         return sum(map(len, self.waiting.values()))
 
-    def pick(self, *, others: bool) -> CallClass | None:
-        """The class whose turn it is. `others`: the last one may have it too."""
-        can = [kind for kind, callers in self.waiting.items() if callers and (others or kind is not CallClass.OTHER)]
+    def pick(self, *, training: bool, others: bool) -> CallClass | None:
+        """The class whose turn it is. `others`: the last one may have it; `training`: all but the last."""
+        waiting = [kind for kind, callers in self.waiting.items() if callers]
+        can = [kind for kind in waiting if (others if kind is CallClass.OTHER else training)]
         if not can:
             return None
         self.turn += 1
@@ -138,9 +145,12 @@ class FairQueue(Generic[Caller]):
         self.is_crowded = True
         """Whether calls wait for the interpreter. Whoever has a clock says so."""
 
-    def let_in(self, project: str, kind: CallClass, now: float, *, is_known: bool = True) -> Refusal | None:
+    def let_in(
+        self, project: str, kind: CallClass, now: float, *, is_known: bool = True, of_several: bool = False
+    ) -> Refusal | None:
         """None: it counts from now on, until `leave`. `is_known`: the project is one, and not a name for callers whose
-        project this process does not know. Those take no places from a project."""
+        project this process does not know. Those take no places from a project. `of_several`: that name may stand for
+        calls of many projects, so they are not held to the share of one."""
         self._forget(now)
         known = self._projects.get(project)
         own, every = (0 if known is None else known.let_in), self.let_in_count
@@ -151,7 +161,9 @@ class FairQueue(Generic[Caller]):
         # Within its fair share of what is under way nobody is refused for what the others do.
         if known is not None and every >= SHARE[kind] * self._limits.requests and own * len(self._projects) >= every:
             return Refusal(Limit.SERVICE, self._comes_again(project, known, now))
-        self._projects.setdefault(project, _Project()).let_in += 1
+        if known is None:
+            known = self._projects[project] = _Project(self._call_seconds, of_several)
+        known.let_in += 1
         self.let_in_count += 1
         if is_known and kind is not CallClass.OTHER:
             self._trained_at[project] = now
@@ -177,14 +189,15 @@ class FairQueue(Generic[Caller]):
 
     def take(self, now: float) -> Caller | None:
         """The caller whose turn it is: it holds a place until `give_back`. None: nobody waits, or nobody may."""
+        self._forget(now)
         if self.held >= self._limits.at_once:
             return None
-        self._forget(now)
         for project in self._waiting:
             known = self._projects[project]
-            if known.held >= self._limits.project_at_once or known.held - known.away >= self.most_of(project):
+            if known.held >= self._limits.project_at_once:
                 continue
-            kind = known.pick(others=self.may_list(project, now))
+            used = known.held - known.away - known.held_by_others
+            kind = known.pick(training=used < self.most_of(project), others=self.may_list(project, now))
             if kind is None:
                 continue
             caller = next(iter(known.waiting[kind]))
@@ -195,35 +208,43 @@ class FairQueue(Generic[Caller]):
         return None
 
     def give_back(self, project: str, kind: CallClass, seconds: float, now: float) -> None:
-        """`seconds`: how long the place was held."""
+        """`seconds`: how long the place was held, less the time away."""
         known = self._projects[project]
         self._hold(known, kind, -1)
+        known.call_seconds += (seconds - known.call_seconds) / 16
         self._call_seconds += (seconds - self._call_seconds) / 16
         training_of_others = self.held - self._held_by_others - (known.held - known.held_by_others)
         if kind is CallClass.OTHER and training_of_others:
             self._lists_again_at[project] = now + min(PAUSE * seconds, LONGEST_PAUSE_SECONDS)
 
-    def goes_away(self, project: str) -> None:
+    def goes_away(self, project: str, kind: CallClass) -> None:
         """A call that holds a place begins to wait for a store."""
-        self._projects[project].away += 1
+        self._projects[project].away += kind is not CallClass.OTHER
 
-    def comes_back(self, project: str) -> None:
+    def comes_back(self, project: str, kind: CallClass) -> None:
         """It goes on at once, though the project may have more places than its share for a moment."""
-        self._projects[project].away -= 1
+        self._projects[project].away -= kind is not CallClass.OTHER
 
     def most_of(self, project: str) -> int:
-        """So many places one project may have now, besides those of calls that wait for a store."""
+        """So many places the training of one project may have now, besides those of calls that wait for a store. Its
+        lists have as many of their own."""
         is_one_of_several = self.is_crowded and self._shares(project)
         return self._limits.shared_at_once if is_one_of_several else self._limits.project_at_once
 
     def may_list(self, project: str, now: float) -> bool:
         """Whether a call of the last class may have a place."""
-        return self._held_by_others < self._limits.other_at_once and now >= self._lists_again_at.get(project, now)
+        if self._held_by_others >= self._limits.other_at_once or now < self._lists_again_at.get(project, now):
+            return False
+        return self._projects[project].held_by_others < self.most_of(project)
 
-    def pause_ends_at(self) -> float | None:
-        """When to `take` again, though no call ends until then. None: nobody waits for a time."""
+    def again_at(self, now: float) -> float | None:
+        """When to `take` again, though no call ends until then: a pause ends, or the process is crowded no longer.
+        None: nobody waits, or only the end of a call gives a place."""
+        if not self._waiting or self.held >= self._limits.at_once:
+            return None
         lists = (project for project in self._waiting if self._projects[project].waiting[CallClass.OTHER])
-        return min((at for project in lists if (at := self._lists_again_at.get(project)) is not None), default=None)
+        pauses = (at for project in lists if (at := self._lists_again_at.get(project)) is not None)
+        return min([now + AGAIN_SECONDS, *pauses])
 
     @property
     def training_waits(self) -> bool:
@@ -242,8 +263,9 @@ class FairQueue(Generic[Caller]):
             self._held_by_others += more
 
     def _shares(self, project: str) -> bool:
-        """Another one trains in this process."""
-        return len(self._trained_at) > (project in self._trained_at)
+        """It is one project, and another one trains in this process."""
+        known = self._projects.get(project)
+        return not (known and known.of_several) and len(self._trained_at) > (project in self._trained_at)
 
     def _forget(self, now: float) -> None:
         while self._trained_at and next(iter(self._trained_at.values())) < now - SHARED_SECONDS:
@@ -258,12 +280,12 @@ class FairQueue(Generic[Caller]):
         turns = max(waits / self.most_of(project), calls / self._limits.project_at_once)
         if kind is CallClass.OTHER and project in self._lists_again_at:
             turns = max(turns, len(known.waiting[kind]) * (1 + PAUSE) / self.most_of(project))
-        return self._call_seconds * turns
+        return known.call_seconds * turns
 
     def _comes_again(self, project: str, known: _Project[Caller], now: float) -> int:
         """When the calls that are let in are over, and those that were refused before have retried. So they come one
         by one, and not all at once."""
-        call_seconds = self._call_seconds / self.most_of(project)
+        call_seconds = known.call_seconds / self.most_of(project)
         known.comes_again_at = max(known.comes_again_at, now + known.let_in * call_seconds) + call_seconds
         least, most = _RETRY_SECONDS
         return min(most, max(least, ceil(known.comes_again_at - now)))
