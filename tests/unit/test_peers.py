@@ -142,7 +142,41 @@ def test_a_chunk_that_its_owner_has_not_in_time_is_the_stores_and_the_owner_is_a
     assert patience == [0.016, 0.008, 0.004], "less each time, or an owner that gets nothing any more costs hours"
     assert take(peers) == BODY
     assert peers.patience_seconds(owner.address) == 0.004, "and more again as it gives something"
-    assert caplog.text.count(f"the rank at 127.0.0.2:{owner.address.port} has not had a chunk within") == 1
+    assert caplog.text.count(f"the rank at 127.0.0.2:{owner.address.port} is late with a chunk") == 1
+
+
+def test_an_owner_that_many_ask_says_at_once_that_it_has_a_chunk_not_yet(owner, monkeypatch):
+    """Else it would come to the next one that asks too late, and be taken for dead."""
+    monkeypatch.setattr(module, "_ANSWER_WITHIN_SECONDS", 120.0)  # longer than ask() waits
+    monkeypatch.setattr(module, "_WAITS_UP_TO", 1)
+    with socket.create_connection((owner.address.host, owner.address.port)):  # has a thread, and says nothing
+        assert ask(owner.address, f"/chunks/{OTHER_DIGEST}") == (503, b"")
+        assert ask(owner.address, f"/chunks/{DIGEST}") == (200, BODY)
+        monkeypatch.setattr(module, "_SENDS_UP_TO", 1)
+        assert ask(owner.address, f"/chunks/{DIGEST}") == (503, b"")
+        assert ask(owner.address, "/chunks/of-nobody") == (404, b"")
+
+
+def test_an_owner_that_has_answered_may_be_silent_once_and_not_twice_in_a_row(owner, own_server, caplog, monkeypatch):
+    peers, answers, find = Peers({DIGEST: owner.address}, own_server), threading.Event(), owner.find
+    owner.find = lambda digest: (answers.wait(60), find(digest))[1]
+
+    def is_silent():
+        answers.clear()
+        with monkeypatch.context() as hasty:
+            hasty.setattr(module, "SILENCE_SECONDS", 0.2)
+            assert take(peers) is None
+        answers.set()
+
+    answers.set()
+    for _ in range(2):
+        assert take(peers) == BODY
+        is_silent()
+    assert take(peers) == BODY
+    assert "no more chunks" not in caplog.text
+    is_silent()
+    is_silent()
+    assert caplog.text.count("is asked for no more chunks") == 1
 
 
 def test_a_peer_that_says_at_once_that_it_has_nothing_yet_is_not_asked_again_and_again(own_server, monkeypatch):

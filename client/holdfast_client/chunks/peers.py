@@ -6,8 +6,9 @@ store once.
                                '-> wrong, late or gone -> [store]
 
 No rank depends on another one. A peer that lies, stalls or cannot be reached is asked no more in this restore, and the
-store gives its chunks. One that is only late is asked for the next chunk all the same. A peer answers for the digests
-of this restore that it owns, to callers that know its token, and for nothing else. The bytes are not encrypted.
+store gives its chunks. One that is only late, or silent once, is asked for the next chunk all the same. A peer answers
+for the digests of this restore that it owns, to callers that know its token, and for nothing else. The bytes are not
+encrypted.
 
 It is HTTP of the fewest words, read here and not by the standard library, which bounds neither how long the first lines
 of a request or an answer take nor how much memory they fill.
@@ -27,7 +28,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from ipaddress import ip_address
@@ -43,7 +44,7 @@ log = logging.getLogger("holdfast.client")
 CONNECT_SECONDS = 2.0
 SILENCE_SECONDS = 5.0
 """A peer that sends nothing for so long is asked no more, and a caller that takes nothing is cut off. The first lines
-of a request or an answer must be there whole within this time."""
+of a request or an answer must be there whole within this time. A peer that has answered before may once be later."""
 LONGEST_WAIT_SECONDS = 30.0
 """The longest wait for an owner that answers, but has not fetched the chunk yet. Each time that it was late, the next
 wait for it is half as long; with each chunk that it gives, twice as long again. So one slow chunk, or a store that was
@@ -57,6 +58,11 @@ _ANSWER_WITHIN_SECONDS = 1.0
 _REST_SECONDS = 0.5
 _MOST_REQUESTS = 256
 """Answered at once; others wait in the system's queue."""
+_WAITS_UP_TO = _MOST_REQUESTS // 2
+"""With more requests than this an owner says at once that it has a chunk not yet, and holds no thread for it."""
+_SENDS_UP_TO = _MOST_REQUESTS * 7 // 8
+"""With more requests than this it says so of each chunk. So a place is free for the next one that asks, which otherwise
+would wait in the system's queue until it takes the owner for dead."""
 _HEAD_BYTES = 4096
 """The most that the lines before the bytes of a chunk may take. Ours take 200."""
 _PATH = "/chunks/"
@@ -177,11 +183,15 @@ class PeerServer:
         def is_decided() -> bool:
             return self._gives_up or digest in self._settled or (self._owned is not None and digest not in self._owned)
 
+        wait_seconds = _ANSWER_WITHIN_SECONDS if self._listener.requests <= _WAITS_UP_TO else 0.0
         with self._changed:
-            if not self._changed.wait_for(is_decided, _ANSWER_WITHIN_SECONDS):
+            if not self._changed.wait_for(is_decided, wait_seconds):
                 return HTTPStatus.SERVICE_UNAVAILABLE, None
-            found = digest in self._settled and self._folder is not None
-            return (HTTPStatus.OK, self._folder) if found else (HTTPStatus.NOT_FOUND, None)
+            if digest not in self._settled or self._folder is None:
+                return HTTPStatus.NOT_FOUND, None
+            if self._listener.requests > _SENDS_UP_TO:
+                return HTTPStatus.SERVICE_UNAVAILABLE, None
+            return HTTPStatus.OK, self._folder
 
 
 class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
@@ -199,6 +209,11 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._open: set[socket.socket] = set()
         super().__init__((str(where[0]), 0), _Request)
         self.where: tuple[str, int] = str(self.server_address[0]), int(self.server_address[1])
+
+    @property
+    def requests(self) -> int:
+        """How many have a thread now."""
+        return len(self._open)
 
     def end(self) -> None:
         self._cut()  # else the loop could wait for one of them
@@ -312,6 +327,9 @@ class Peers:
         self._lock = threading.Lock()
         self._dropped: set[PeerAddress] = set()
         self._late: Counter[PeerAddress] = Counter()
+        self._answered: set[PeerAddress] = set()
+        self._silent: dict[PeerAddress, float] = {}
+        """When a peer was found silent that had answered before, until it answers again."""
         self._has_reached_one = False
         self.taken_bytes = 0
 
@@ -343,7 +361,7 @@ class Peers:
                 return True
             if status is HTTPStatus.NOT_FOUND:
                 return False
-            if time.monotonic() >= ends:
+            if status is None or time.monotonic() >= ends:
                 self._note_late(peer, times_late)
                 return False
             # An owner takes so long for this answer. One that is quicker is not asked again and again.
@@ -354,16 +372,28 @@ class Peers:
         """How long the next chunk may let itself be waited for."""
         return LONGEST_WAIT_SECONDS * 0.5 ** self._late[peer]
 
-    def _ask(self, peer: PeerAddress, digest: str, buffer: memoryview, stop: threading.Event) -> HTTPStatus:
-        with socket.create_connection((peer.host, peer.port), CONNECT_SECONDS) as connection:
-            self._has_reached_one = True
-            connection.settimeout(SILENCE_SECONDS)
-            lines = f"GET {_PATH}{digest} HTTP/1.1", "Host: peer", f"Authorization: Bearer {peer.token}"
-            connection.sendall("".join(f"{line}\r\n" for line in (*lines, "")).encode())
-            head = _read_head(connection)
+    def _ask(self, peer: PeerAddress, digest: str, buffer: memoryview, stop: threading.Event) -> HTTPStatus | None:
+        """None: it does not answer, and has answered before."""
+        asked_at = time.monotonic()
+        with ExitStack() as stack:
+            try:
+                connection = socket.create_connection((peer.host, peer.port), CONNECT_SECONDS)
+                stack.enter_context(connection)
+                self._has_reached_one = True
+                connection.settimeout(SILENCE_SECONDS)
+                lines = f"GET {_PATH}{digest} HTTP/1.1", "Host: peer", f"Authorization: Bearer {peer.token}"
+                connection.sendall("".join(f"{line}\r\n" for line in (*lines, "")).encode())
+                head = _read_head(connection)
+            except TimeoutError:
+                if self._may_be_silent(peer, asked_at):
+                    return None
+                raise
             status = _ANSWERS.get(head.first[1] if len(head.first) > 1 else "")
             if status is None:
                 raise _PeerError(f"it answers {' '.join(head.first)[:40]!r}")
+            with self._lock:
+                self._answered.add(peer)
+                self._silent.pop(peer, None)
             if status is not HTTPStatus.OK:
                 return status
             length = head.fields.get("content-length", "")
@@ -394,6 +424,12 @@ class Peers:
                 return False
             return self._has_reached_one or len({each.host for each in self._dropped}) < UNREACHABLE_HOSTS
 
+    def _may_be_silent(self, peer: PeerAddress, asked_at: float) -> bool:
+        """Once, if it has answered before: so many may ask it that it comes to nobody in time. Several threads that
+        have waited at once count once."""
+        with self._lock:
+            return peer in self._answered and self._silent.setdefault(peer, time.monotonic()) >= asked_at
+
     def _note_late(self, peer: PeerAddress, times_late: int) -> None:
         """`times_late`: before this wait. Several threads that have waited at once count once."""
         with self._lock:
@@ -401,12 +437,7 @@ class Peers:
                 return
             self._late[peer] += 1
         if times_late == 0:
-            log.warning(
-                "the rank at %s:%d has not had a chunk within %.0f s: the store gives it",
-                peer.host,
-                peer.port,
-                LONGEST_WAIT_SECONDS,
-            )
+            log.warning("the rank at %s:%d is late with a chunk: the store gives it", peer.host, peer.port)
 
     def _drop(self, peer: PeerAddress, error: Exception) -> None:
         with self._lock:
