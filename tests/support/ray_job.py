@@ -43,9 +43,9 @@ def train(config: dict[str, Any]) -> None:
             loss.backward()
             optimizer.step()
             handle = checkpointer.step(step, state, metrics={"loss": loss})
+            points.report({"step": step, "loss": loss.item()}, handle)
             if handle is not None and rank == 0:
                 handle.committed.result(timeout=60)
-            points.report({"step": step, "loss": loss.item()}, handle)
             if rank == 0 and step == config["kill_at"] and start == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
     if rank == 0:

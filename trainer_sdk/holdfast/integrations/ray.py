@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import ray.train
+from ray.train.collective import broadcast_from_rank_zero
 
 from holdfast.errors import ConfigurationError
 from holdfast.integrations.restore_points import reference
@@ -43,40 +44,45 @@ class RayRestorePoints:
         self.run = run
         self._is_first = ray.train.get_context().get_world_rank() == 0
         self._saves: deque[tuple[SaveHandle, dict[str, Any]]] = deque()
+        """On the first worker: those that are not reported yet, with the metrics of their steps."""
         self._has_saved = False
         self._metrics: dict[str, Any] = {}
 
     def report(self, metrics: Mapping[str, Any], handle: SaveHandle | None = None) -> None:
         """ray.train.report(), in its place: once in each step, on every worker, because it waits for all of them.
 
-        `handle`: what step() or save() returned. A save is reported when it is committed, by a later call, with the
-        metrics of its own step: Ray scores checkpoints by these. One that failed or has diverged never is."""
+        `handle`: what step() or save() returned. A save is reported when it is committed, by a later call, one by each.
+        That call tells Ray the metrics of the save's own step, in the place of `metrics`: Ray scores checkpoints by
+        these. A save that failed or has diverged is never reported."""
         if handle is not None:
             self._has_saved = True
-            self._saves.append((handle, dict(metrics)))
+            if self._is_first:
+                self._saves.append((handle, dict(metrics)))
         self._metrics = dict(metrics)
-        self._report(self._metrics, self._newest_committed())
+        self._report(self._metrics, self._next_committed())
 
     def close(self) -> None:
-        """Waits for the last save, and reports it. On every worker, after the last step."""
+        """Waits for the last saves, and reports each that no call has reported. On every worker, after the last
+        step."""
         if not self._has_saved:
             return
-        if self._is_first and self._saves:
-            self._saves[-1][0].committed.exception()
-        # On all workers, because only the first knows whether there is something to report.
-        self._report(self._metrics, self._newest_committed())
+        for handle, _ in self._saves:
+            handle.committed.exception()
+        saved = list(iter(self._next_committed, None))
+        # All must report equally often, and only the first knows how often.
+        for at in range(broadcast_from_rank_zero(len(saved))):
+            self._report(self._metrics, saved[at] if self._is_first else None)
 
-    def _newest_committed(self) -> tuple[CheckpointView, dict[str, Any]] | None:
-        """The newest of those that are over; none of them is reported again."""
-        found = None
+    def _next_committed(self) -> tuple[CheckpointView, dict[str, Any]] | None:
+        """The oldest that is not reported yet; None while that one is under way."""
         while self._saves and self._saves[0][0].committed.done():
             handle, metrics = self._saves.popleft()
             if handle.committed.exception() is None and (view := handle.committed.result()).health is Health.OK:
-                found = view, metrics
-        return found
+                return view, metrics
+        return None
 
     def _report(self, metrics: dict[str, Any], saved: tuple[CheckpointView, dict[str, Any]] | None) -> None:
-        if saved is None or not self._is_first:
+        if saved is None:
             ray.train.report(metrics)
             return
         view, metrics = saved
