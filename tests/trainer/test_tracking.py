@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -135,6 +136,29 @@ def test_a_save_that_is_over_before_its_handle_hears_of_it_is_told_all_the_same(
     handle.committed.set_result(CheckpointView.model_construct(step=7, health=Health.OK))
     points.close()
     assert points.steps == [7]
+
+
+class Timed(Told):
+    def __init__(self) -> None:
+        self.bound = 0.0
+        super().__init__("demo/gpt")
+
+    def close(self, timeout_seconds: float = 0.0) -> None:
+        self.bound = timeout_seconds
+        super().close()
+
+
+@pytest.mark.parametrize(
+    ("error", "bound"),
+    [(None, 60), (SystemExit(0), 60), (SystemExit(1), 5), (OSError(), 5), (holdfast.Preempted("spot"), 5)],
+)
+def test_a_tool_that_does_not_answer_does_not_hold_a_job_that_must_leave(
+    error: BaseException | None, bound: float
+) -> None:
+    with contextlib.suppress(BaseException), Timed() as points:
+        if error is not None:
+            raise error
+    assert points.bound == bound
 
 
 class Hanging(Told):

@@ -29,6 +29,8 @@ log = logging.getLogger("holdfast")
 
 _BEGIN_SECONDS = 10.0
 _CLOSE_SECONDS = 60.0
+_CLOSE_AFTER_ERROR_SECONDS = 5.0
+"""The machine of a job that must leave is taken soon, and a crash is to be seen."""
 _CREDENTIALS = re.compile(r"//[^/@\s]+@")
 
 
@@ -72,7 +74,9 @@ class RestorePointLog:
     ) -> None:
         if self.is_first and isinstance(error, Preempted) and error.checkpoint is not None:
             self._saves.put(error.checkpoint)
-        self.close()
+        # sys.exit(0) is a normal end.
+        is_normal = error is None or (isinstance(error, SystemExit) and not error.code)
+        self.close(_CLOSE_SECONDS if is_normal else _CLOSE_AFTER_ERROR_SECONDS)
 
     def open(self) -> None:
         """Called before the first one is told, and again until it raises no error. Each error is logged."""
