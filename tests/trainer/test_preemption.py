@@ -17,8 +17,10 @@ from tests.support.training import Job
 import holdfast
 from holdfast.distributed.ranks import Ranks
 from holdfast.distributed.step_agreement import Outlook
+from holdfast.preemption import emergency
 from holdfast.preemption.notice import Notice
 from holdfast.preemption.watch import PreemptionWatch
+from holdfast.save.job import SaveHandle
 from holdfast.settings import TrainerSettings
 from holdfast_client.chunks import uploader
 from holdfast_client.transport import check_stop
@@ -120,6 +122,20 @@ def test_who_goes_on_after_being_told_is_told_again_and_saves_nothing_twice(run,
             with pytest.raises(holdfast.Preempted, match="spot interruption"):
                 ckpt.step(step, job.state)
     assert [view.step for view in checkpoints(service, run)] == [0]
+
+
+def test_who_is_told_has_the_checkpoint_though_its_handle_hears_of_the_commit_last(run, service, monkeypatch):
+    asked, committed, mark = threading.Event(), emergency._committed, SaveHandle.mark_committed
+    monkeypatch.setattr(emergency, "_HEARS_WITHIN_SECONDS", WAIT_SECONDS)
+    monkeypatch.setattr(emergency, "_committed", lambda *args: (asked.set(), committed(*args))[1])
+    monkeypatch.setattr(SaveHandle, "mark_committed", lambda *args: (asked.wait(WAIT_SECONDS), mark(*args)))
+
+    def train(ckpt, job):
+        ckpt.parts.preemption.give_notice(Notice("aws", "spot interruption", 60.0))
+        ckpt.step(0, job.state)
+
+    told = preempted(run, train)
+    assert [view.id for view in checkpoints(service, run)] == [told.checkpoint.id]
 
 
 def test_a_notice_while_the_last_save_drains_lets_it_finish(run, service, monkeypatch):

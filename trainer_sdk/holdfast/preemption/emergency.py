@@ -28,6 +28,8 @@ from holdfast_protocol.states import CheckpointKind
 
 _TELLING = 0.25
 """A save's rate is unknown until this part of it is done."""
+_HEARS_WITHIN_SECONDS = 1.0
+"""A save is over a moment before its handle hears of the commit."""
 
 log = logging.getLogger("holdfast")
 
@@ -79,7 +81,7 @@ class EmergencySave:
             f"This job was told to leave ({self._watch.notice}). {said}",
             saved_step=newest,
             notice=str(self._watch.notice),
-            checkpoint=_committed(self._handle),
+            checkpoint=_committed(self._handle, _HEARS_WITHIN_SECONDS if newest == step else 0.0),
         )
         return self._told
 
@@ -174,8 +176,9 @@ class EmergencySave:
         return f"The checkpoint of step {step} was not committed in time."
 
 
-def _committed(handle: SaveHandle | None) -> CheckpointView | None:
+def _committed(handle: SaveHandle | None, timeout_seconds: float) -> CheckpointView | None:
     # A view, and no handle: launchers carry the exception to another process, and futures stay where they are.
-    if handle is None or not handle.committed.done() or handle.committed.exception() is not None:
-        return None
-    return handle.committed.result()
+    with suppress(TimeoutError):
+        if handle is not None and handle.committed.exception(timeout_seconds) is None:
+            return handle.committed.result()
+    return None
