@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from argparse import Namespace
-from enum import Enum
+from enum import Enum, Flag
 from typing import Any
 
 import pytest
@@ -132,11 +132,19 @@ class Unlisted(Enum):
     ONE = 1
 
 
+class Parts(Flag):
+    ONE = 1
+    TWO = 2
+
+
+torch.serialization.add_safe_globals([Parts])
+
+
 def with_odd_values(rank: int, run: str) -> list[str]:
     from holdfast.integrations import megatron
 
     ckpt, said = holdfast.Checkpointer(run, save=holdfast.OnPreemption()), []
-    for value in (Odd(), Namespace(kind=Unlisted.ONE)):
+    for value in (Odd(), Namespace(kind=Unlisted.ONE), Namespace(kind=Parts.ONE | Parts.TWO)):
         try:
             megatron.save(ckpt, 0, {**Job(rank, 1).sharded_state_dict(), "args": value})
         except BaseException as error:  # DCP's own is no Exception
@@ -146,6 +154,6 @@ def with_odd_values(rank: int, run: str) -> list[str]:
 
 def test_a_value_that_needs_pickle_is_refused_by_its_class(run: str) -> None:
     [said] = run_ranks(with_odd_values, 1, run)
-    for refused, kind in zip(said, ("Odd", "Unlisted"), strict=True):
+    for refused, kind in zip(said, ("Odd", "Unlisted", "Parts"), strict=True):
         assert "UnsupportedStateError" in refused
         assert f"test_megatron.{kind}" in refused

@@ -169,10 +169,15 @@ def _whole(path: str, outer: DTensor) -> Whole:
 
 def fields_of(value: Any, path: str) -> tuple[str, Any] | None:
     """For an enum's member, a dataclass or a named tuple in metadata: the name of its class, and its content as text or
-    a dict. None for any other value. Raises UnsupportedStateError if its class is not on torch's allow list."""
+    a dict. None for any other value. Raises UnsupportedStateError if its class is not on torch's allow list, and for
+    flags that the class has no one name for."""
     kind: Any = type(value)
     if isinstance(value, Enum):
         content: Any = value.name
+        if kind.__members__.get(content) is not value:
+            raise UnsupportedStateError(
+                path, f"it is, or has in its metadata, {value!r}, and no member of its class is that", "name it there"
+            )
     elif is_dataclass(value):
         content = {each.name: getattr(value, each.name) for each in fields(value)}
     elif isinstance(value, tuple) and hasattr(kind, "_fields"):
