@@ -94,21 +94,26 @@ def test_weights_that_would_be_drawn_at_random_are_refused(run, tmp_path):
         holdfast.load_pretrained(f"holdfast://{run}@latest", AutoModelForCausalLM, config=config)
 
 
-def test_a_dtype_in_which_weights_would_be_infinite_is_refused(run, tmp_path):
+def test_a_dtype_in_which_weights_would_be_infinite_is_refused(run, tmp_path, caplog):
     model, url = gpt2(), f"holdfast://{run}"
     with holdfast.Checkpointer(str(run), check_finite=False) as ckpt:
         ckpt.restore({})
-        for step, value in enumerate((1e6, float("inf"))):
+        for step, value in enumerate((1e6, float("inf"), 3.4e38)):
             nn.init.constant_(model.transformer.ln_f.weight, value)
+            if step == 1:
+                nn.init.constant_(model.transformer.wte.weight, value)
             ckpt.save(step, {"model": model}).committed.result(timeout=180)
     config = config_of(model, tmp_path / "config")
-    refused = r"large for torch.float16,.*: transformer.ln_f.weight\. Give dtype"
-    with pytest.raises(holdfast.errors.ConfigurationError, match=refused):
-        holdfast.load_pretrained(f"{url}@0", config=config, dtype=torch.float16)
+    for step, dtype, wider in ((0, torch.float16, torch.bfloat16), (2, torch.bfloat16, torch.float32)):
+        refused = rf"large for {dtype},.*: transformer.ln_f.weight\. Give dtype={wider}, "
+        with pytest.raises(holdfast.errors.ConfigurationError, match=refused):
+            holdfast.load_pretrained(f"{url}@{step}", config=config, dtype=dtype)
+    assert "infinite" not in caplog.text
     found = holdfast.load_pretrained(f"{url}@0", config=config, dtype="bfloat16")
     assert found.transformer.ln_f.weight[0] == torch.tensor(1e6, dtype=torch.bfloat16)
     found = holdfast.load_pretrained(f"{url}@1", config=config, dtype=torch.float16)
     assert found.transformer.ln_f.weight.isinf().all(), "as they were trained"
+    assert "lm_head.weight: infinite in torch.float16" in caplog.text, "it is tied to wte"
 
 
 def load_on_each(rank: int, run: str, config: str) -> str:

@@ -107,35 +107,52 @@ def load_pretrained(
         model, told = kind.from_pretrained(
             None, config=made, state_dict=state, **{**options, "output_loading_info": True}
         )
-        overflown = _overflown(model, state)
+        overflown, unknown = _infinite(model, state)
     if missing := sorted(told["missing_keys"]):
         raise ConfigurationError(
             f"The checkpoint lacks {_some(missing)} of {kind.__name__}, which would be drawn at random. Load the class "
             "that was trained, and take its parts."
         )
     if overflown:
+        wide_enough = _wide_enough(model.dtype, {state[name].get_dtype() for name in overflown})
         raise ConfigurationError(
             f"Values are too large for {model.dtype}, and would be infinite: {_some(overflown)}. Give "
-            "dtype=torch.bfloat16, which holds what float32 holds."
+            f"dtype=torch.{wide_enough}."
+        )
+    if unknown:
+        log.warning(
+            "%s: infinite in %s. The checkpoint has no weight of that name: if the weights that it has in its place "
+            "are finite, load them in a wider dtype",
+            _some(unknown),
+            model.dtype,
         )
     return (model, told) if options.get("output_loading_info") else model
 
 
-def _overflown(model: Any, state: Mapping[str, StoredSlice]) -> list[str]:
-    """The weights that are infinite in the model, and finite in the checkpoint."""
-    found = []
+def _infinite(model: Any, state: Mapping[str, StoredSlice]) -> tuple[list[str], list[str]]:
+    """The weights that are infinite in the model and finite in the checkpoint, and those that are infinite in the model
+    and have no counterpart in the checkpoint."""
+    overflown, unknown = [], []
     of_checkpoint = {each.get_dtype() for each in state.values()}
     for name, value in model.state_dict().items():
         here = value.to_local() if isinstance(value, DTensor) else value
-        stored = state.get(name)  # None: transformers makes it of several, or it is tied to another
+        stored = state.get(name)  # None: it is made of several, tied to another, or a buffer of the class's own
         if here.is_meta or here.dtype not in _FLOATS:
             continue
         before = {stored.get_dtype()} if stored else of_checkpoint
         if FORMAT_NAMES[str(here.dtype).removeprefix("torch.")] in before or not here.isinf().any():
             continue
-        if stored is None or not stored[...].isinf().any():
-            found.append(name)
-    return sorted(found)
+        if stored is None:
+            unknown.append(name)
+        elif not stored[...].isinf().any():
+            overflown.append(name)
+    return sorted(overflown), sorted(unknown)
+
+
+def _wide_enough(dtype: torch.dtype, stored: set[str]) -> str:
+    if "F64" in stored:
+        return "float64, as in the checkpoint"
+    return "bfloat16, which holds what float32 holds" if dtype is torch.float16 else "float32, as in the checkpoint"
 
 
 def _is_first_of_several() -> bool:
