@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import socket
 import threading
 import time
-from contextlib import contextmanager, suppress
-from http.client import HTTPException
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from holdfast_client.agent import copies, peer_chunks
+from holdfast_client.agent import copies, peer_server
 from holdfast_client.agent.copies import Copies
 from holdfast_client.agent.memory_tier import MemoryTier, Part
 from holdfast_client.agent.messages import Find, HandOver, Hello, Meet, Share, StagedChunk
 from holdfast_client.agent.peer_chunks import Peer, PeerChunks, ask, read_chunk
 from holdfast_client.agent.shared_memory import Budget, SharedMemory
-from holdfast_client.chunks.peers import PeerAddress
+from holdfast_client.chunks import peer_http
+from holdfast_client.chunks.peer_http import PeerAddress, PeerError
 from holdfast_client.errors import ConfigurationError
 from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import IndexOrdinals, ShardSummary
@@ -200,13 +201,13 @@ def test_only_who_knows_the_token_is_answered():
         question = Find(project="p", run="r", digests=[digest(b"abc")])
         assert ask(address, "/find", question) == b'{"bytes":[3]}'
         for path in ("/find", "/offers"):
-            with pytest.raises(HTTPException, match="403"):
+            with pytest.raises(PeerError, match="403"):
                 ask(wrong, path, question)
         buffer = memoryview(bytearray(3))
         assert read_chunk(address, digest(b"abc"), buffer, threading.Event())
-        with pytest.raises(HTTPException, match="403"):
+        with pytest.raises(PeerError, match="403"):
             read_chunk(wrong, digest(b"abc"), buffer, threading.Event())
-        with pytest.raises(HTTPException, match="400"):
+        with pytest.raises(PeerError, match="400"):
             ask(address, "/offers", question)
 
 
@@ -217,16 +218,15 @@ def test_an_agent_that_stalls_or_is_gone_is_asked_no_more(accepts, monkeypatch, 
         if accepts:
             stalled.listen()
         there = PeerAddress(*stalled.getsockname(), "t")
-        connected = peer_chunks._connected
+        read_head = peer_http.read_head
 
-        @contextmanager
-        def impatient(peer, size):
-            with connected(peer, size) as made:
-                if peer == there:
-                    made.sock.settimeout(0.05)
-                yield made
+        def impatient(connection):
+            with monkeypatch.context() as hasty:
+                if connection.getpeername() == stalled.getsockname():
+                    hasty.setattr(peer_http, "SILENCE_SECONDS", 0.05)
+                return read_head(connection)
 
-        monkeypatch.setattr(peer_chunks, "_connected", impatient)
+        monkeypatch.setattr(peer_http, "read_head", impatient)
         host.keep(1, b"abc")
         found = PeerChunks(RUN, [Peer(there, frozenset([0])), Peer(host.copies.address, frozenset([0]))])
         found.find({0: {digest(b"abc")}})
@@ -234,26 +234,70 @@ def test_an_agent_that_stalls_or_is_gone_is_asked_no_more(accepts, monkeypatch, 
         assert caplog.text.count("is asked for no more chunks") == 1
 
 
-def test_an_agent_that_sends_a_little_for_ever_is_cut_off(monkeypatch):
-    monkeypatch.setattr(peer_chunks, "SILENCE_SECONDS", 0.3)
-    with socket.create_server(("127.0.0.9", 0)) as slow:
+@pytest.mark.parametrize("first", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n"])
+def test_an_agent_that_sends_a_little_for_ever_is_cut_off_in_a_restore_and_as_the_source_of_a_copy(first, monkeypatch):
+    monkeypatch.setattr(peer_http, "SILENCE_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.9", 0)) as slow, hosts(1) as (host,):
 
         def dribble():
-            caller, _ = slow.accept()
-            with caller, suppress(OSError):
-                while True:
-                    caller.send(b"H")
-                    time.sleep(0.01)
+            for _ in range(2):
+                caller, _ = slow.accept()
+                with caller, suppress(OSError):
+                    caller.send(first)
+                    while True:
+                        caller.send(b"H")
+                        time.sleep(0.01)
 
         thread = threading.Thread(target=dribble)
         thread.start()
-        found = PeerChunks(RUN, [Peer(PeerAddress(*slow.getsockname(), "t"), frozenset([0]))])
+        address = PeerAddress(*slow.getsockname(), "t")
+        found = PeerChunks(RUN, [Peer(address, frozenset([0]))])
         found.find({0: {digest(b"abc")}})
         assert read(found, b"abc") is None
+        with pytest.raises(TimeoutError):
+            host.copies._fill(memoryview(bytearray(9000)), digest(b"abc"), address)
         thread.join(60)
 
 
+def test_an_agent_that_many_ask_is_asked_for_the_next_chunk_as_without_a_descriptor_here(monkeypatch, caplog):
+    def refuse(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with hosts(1) as (host,):
+        host.keep(1, b"abc")
+        found = find(host, b"abc")
+        with monkeypatch.context() as many:
+            many.setattr(peer_server, "_SENDS_UP_TO", 0)
+            assert read(found, b"abc") is None
+        with monkeypatch.context() as full:
+            full.setattr(socket, "create_connection", refuse)
+            assert read(found, b"abc") is None
+            assert read(find(host, b"abc"), b"abc") is None
+        assert read(found, b"abc") == b"abc"
+        assert "no more chunks" not in caplog.text
+
+
+def test_strangers_that_say_a_little_for_ever_hold_no_place_and_do_not_hold_up_the_end(monkeypatch):
+    monkeypatch.setattr(peer_server, "_MOST_REQUESTS", 2)
+    with hosts(1) as (host,):
+        host.keep(1, b"abc")
+        address = host.copies.address
+        with ExitStack() as held, monkeypatch.context() as hasty:
+            hasty.setattr(peer_http, "SILENCE_SECONDS", 0.3)
+            for _ in range(2):
+                stranger = held.enter_context(socket.create_connection((address.host, address.port)))
+                stranger.settimeout(60)
+                with pytest.raises(OSError, match=r"Broken pipe|reset"):  # noqa: PT012
+                    while True:
+                        stranger.sendall(b"X")
+                        time.sleep(0.01)
+        assert read(find(host, b"abc"), b"abc") == b"abc"
+        for _ in range(3):  # more than it has places for, and the last one waits in its loop
+            held.enter_context(socket.create_connection((address.host, address.port)))
+        host.copies.close()
+
+
 def test_an_address_that_is_not_this_hosts_is_refused_with_what_helps():
-    for host in ("192.0.2.1", "10.0.0..1", None):
+    for host in ("192.0.2.1", "10.0.0..1", "0.0.0.0", "::", None):
         with pytest.raises(ConfigurationError, match="HOLDFAST_AGENT_ADDRESS"):
             Copies(MemoryTier(Budget(PAGE), 1), count=1, host=host)

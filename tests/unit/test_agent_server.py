@@ -56,3 +56,26 @@ def test_a_second_agent_takes_no_socket_away_also_if_a_cleaner_has_removed_the_l
         with pytest.raises(ConfigurationError, match="Another agent serves"):
             Agent(path, 2**20, keeps=1)
         assert serves_at(path)
+
+
+def test_the_next_agent_does_not_wait_until_other_hosts_have_left_this_one(tmp_path_factory):
+    path, left = tmp_path_factory.mktemp("a") / "agent.sock", threading.Event()
+
+    class Copies:
+        def close(self):
+            left.wait(60)
+
+    agent = Agent(path, 2**20, keeps=1, copies=lambda _: Copies())
+    agent.end()
+    thread = threading.Thread(target=agent.serve, kwargs={"grace_seconds": 0})
+    thread.start()
+    until = time.monotonic() + 60
+    while serves_at(path):
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    following = Agent(path, 2**20, keeps=1, wait_seconds=60)
+    assert thread.is_alive()
+    left.set()
+    following.end()
+    following.serve(grace_seconds=0)
+    thread.join(60)

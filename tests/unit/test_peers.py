@@ -20,8 +20,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast_client.chunks import peer_http
 from holdfast_client.chunks import peers as module
-from holdfast_client.chunks.peers import PeerAddress, Peers, PeerServer, address_towards
+from holdfast_client.chunks.peer_http import PeerAddress
+from holdfast_client.chunks.peers import Peers, PeerServer, address_towards
 from holdfast_client.errors import TransferStopped
 from holdfast_client.local.chunk_folder import ChunkFolder
 
@@ -34,8 +36,9 @@ spawn = multiprocessing.get_context("spawn")
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
     """A crowded machine answers late."""
-    for name in ("CONNECT_SECONDS", "SILENCE_SECONDS", "LONGEST_WAIT_SECONDS"):
-        monkeypatch.setattr(module, name, 60.0)
+    monkeypatch.setattr(peer_http, "CONNECT_SECONDS", 60.0)
+    monkeypatch.setattr(peer_http, "SILENCE_SECONDS", 60.0)
+    monkeypatch.setattr(module, "LONGEST_WAIT_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -164,7 +167,7 @@ def test_an_owner_that_has_answered_may_be_silent_once_and_not_twice_in_a_row(ow
     def is_silent():
         answers.clear()
         with monkeypatch.context() as hasty:
-            hasty.setattr(module, "SILENCE_SECONDS", 0.2)
+            hasty.setattr(peer_http, "SILENCE_SECONDS", 0.2)
             assert take(peers) is None
         answers.set()
 
@@ -275,7 +278,7 @@ def test_a_peer_that_is_killed_or_stands_still_is_dropped_and_the_store_asked(
     try:
         address = ours.recv()
         if number is signal.SIGSTOP:
-            monkeypatch.setattr(module, "SILENCE_SECONDS", 3.0)  # more than it needs to say that it is still waiting
+            monkeypatch.setattr(peer_http, "SILENCE_SECONDS", 3.0)  # more than it needs to say that it is still waiting
         peers = Peers(dict.fromkeys((DIGEST, OTHER_DIGEST), address), own_server)
         got = []
         waiter = threading.Thread(target=lambda: got.append(take(peers)))
@@ -327,7 +330,7 @@ HEAD = f"HTTP/1.1 200 OK\r\nContent-Length: {len(BODY)}\r\n".encode()
     ],
 )
 def test_a_peer_that_sends_bit_by_bit_is_dropped(own_server, caplog, monkeypatch, answer, then):
-    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(peer_http, "SILENCE_SECONDS", 0.3)
     with answering(answer, then=then) as (address, _):
         assert take(Peers({DIGEST: address}, own_server)) is None
     assert "is asked for no more chunks" in caplog.text
@@ -355,7 +358,7 @@ def test_what_is_no_answer_is_the_end_with_this_peer(own_server, caplog, answer)
 @pytest.mark.parametrize(("head", "then"), [(b"GET ", b"/"), (b"GET /" + b"x" * 10**6, b"x")])
 def test_a_stranger_whose_first_lines_have_no_end_is_cut_off(owner, own_server, monkeypatch, head, then):
     with monkeypatch.context() as hasty, socket.create_connection((owner.address.host, owner.address.port)) as stranger:
-        hasty.setattr(module, "SILENCE_SECONDS", 0.3)
+        hasty.setattr(peer_http, "SILENCE_SECONDS", 0.3)
         stranger.settimeout(60)
         with pytest.raises(OSError, match=r"Broken pipe|reset"):  # noqa: PT012
             stranger.sendall(head)
@@ -366,8 +369,8 @@ def test_a_stranger_whose_first_lines_have_no_end_is_cut_off(owner, own_server, 
 
 
 def test_a_peer_that_takes_a_chunk_bit_by_bit_is_cut_off(folder, own_server, monkeypatch):
-    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.3)
-    monkeypatch.setattr(module, "SLOWEST_BYTES_PER_SECOND", 10**9)
+    monkeypatch.setattr(peer_http, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(peer_http, "SLOWEST_BYTES_PER_SECOND", 10**9)
     large = bytes(2 * 10**7)  # more than the system keeps for a connection
     digest = hashlib.sha256(large).hexdigest()
     with serving() as server:
@@ -451,7 +454,7 @@ def test_an_address_is_that_of_the_way_to_the_master_and_never_loopback():
 def test_a_master_whose_name_leads_nowhere_by_ipv6_is_found_by_ipv4(monkeypatch):
     nowhere = (socket.AF_INET6, socket.SOCK_DGRAM, 17, "", ("2001:db8::1", 9, 0, 0))
     there = (socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("192.0.2.7", 9))
-    monkeypatch.setattr(module, "_resolved", lambda host, kind: [nowhere, there] if host == "master" else [])
+    monkeypatch.setattr(module, "resolved", lambda host, kind: [nowhere, there] if host == "master" else [])
     found = {nowhere[-1]: None, there[-1]: "10.0.0.7"}
     monkeypatch.setattr(module, "_address_on_the_way", lambda family, kind, where: found[where])
     assert address_towards("master") == "10.0.0.7"

@@ -21,7 +21,7 @@ from holdfast_client.agent.peer_chunks import OFFERS, TROUBLE, ask, read_chunk
 from holdfast_client.agent.peer_server import PeerServer
 from holdfast_client.agent.shared_memory import SharedMemory
 from holdfast_client.chunks.connections import RateLimit
-from holdfast_client.chunks.peers import PeerAddress
+from holdfast_client.chunks.peer_http import PeerAddress
 from holdfast_client.errors import ConfigurationError, TransferStopped
 from holdfast_client.local.chunk_folder import read_hashed
 
@@ -85,7 +85,7 @@ class Copies:
         `bytes_per_second`: the most that this agent copies from others. Raises ConfigurationError."""
         self._tier = tier
         self._count = count
-        self._rate = RateLimit(bytes_per_second)
+        self._rate = None if bytes_per_second is None else RateLimit(bytes_per_second)
         self._stop = threading.Event()
         self._has_told_room = False
         self._offers: _Newest[tuple[PeerAddress, Offer]] = _Newest("holdfast-agent-offers", 1, self._offer)
@@ -93,7 +93,7 @@ class Copies:
         try:
             if host is None:
                 raise OSError("this machine has no address that others reach")
-            self._server = PeerServer(host, 0, tier, self.take)
+            self._server = PeerServer(host, tier, self.take)
         except (OSError, RuntimeError) as error:
             self._offers.end()
             self._taken.end()

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr, TypeAdapter, model_validator
 
 from holdfast_client import errors
-from holdfast_client.chunks.peers import PeerAddress
+from holdfast_client.chunks.peer_http import PeerAddress
 from holdfast_client.errors import HoldfastError, rebuild_error
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.base import Digest, Fence, LaunchId, Name, RunName

@@ -3,41 +3,37 @@
     digests that are not here -> Find -> [agents that have those ranks' parts] -> who has which
     digest -> GET -> SHA-256 while it arrives -> the chunk, or it counts as missing
 
-An agent that lies, stalls or cannot be reached is asked no more in this restore. The bytes are not encrypted.
+An agent that lies, stalls or cannot be reached is asked no more in this restore. One that many ask at once, and says
+so, is asked for the next chunk all the same.
 """
 
 from __future__ import annotations
 
 import logging
-import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException
 
 from pydantic import BaseModel, ValidationError
 
 from holdfast_client.agent.messages import Find, Found
+from holdfast_client.chunks import peer_http
 from holdfast_client.chunks.connections import RateLimit
-from holdfast_client.chunks.peers import PeerAddress
+from holdfast_client.chunks.peer_http import CHUNKS, OWN_TROUBLE, PeerAddress, PeerError, connect
 from holdfast_client.chunks.transfer import Receiver
 from holdfast_client.errors import ChunkCorrupt
 from holdfast_protocol.base import RunName
 
 log = logging.getLogger("holdfast")
 
-CHUNKS, FIND, OFFERS = "/chunks/", "/find", "/offers"
-CONNECT_SECONDS = 2.0
-SILENCE_SECONDS = 5.0
-"""An agent that says nothing for so long is asked no more, and a caller that takes nothing is cut off."""
-SLOWEST_BYTES_PER_SECOND = 2 * 1024**2
+FIND, OFFERS = "/find", "/offers"
 UNREACHABLE = 2
 """After so many agents, and none that could be reached, no other is tried: a firewall stands between the hosts."""
 _MOST_ANSWER_BYTES = 64 * 1024**2
-TROUBLE = (OSError, HTTPException, ChunkCorrupt, ValidationError)
+_ANSWERS = HTTPStatus.OK, HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE
+TROUBLE = (OSError, PeerError, ChunkCorrupt, ValidationError)
 """What another agent's can be."""
 
 
@@ -49,71 +45,33 @@ class Peer:
     ranks: frozenset[int]
 
 
+class PeerBusyError(PeerError):
+    """Too many ask it at once."""
+
+
 def read_chunk(
     peer: PeerAddress, digest: str, buffer: memoryview, stop: threading.Event, rate: RateLimit | None = None
 ) -> bool:
     """Fills the buffer, exactly as long as the chunk, and proves it. False: the agent does not have it. Afterwards the
-    buffer's content is undefined, as after an error. Raises TROUBLE, and TransferStopped. `rate`: as slow as that."""
-    with _connected(peer, buffer.nbytes if rate is None else None) as connection:
-        connection.request("GET", CHUNKS + digest, headers=_authorization(peer))
-        response = connection.getresponse()
-        if response.status == HTTPStatus.NOT_FOUND:
-            return False
-        if response.status != HTTPStatus.OK:
-            raise HTTPException(f"it answers {response.status}")
-
-        def read_into(block: memoryview) -> int:
-            arrived = response.read1(block.nbytes)  # readinto would wait for the whole block
-            block[: len(arrived)] = arrived
-            return len(arrived)
-
-        receiver = Receiver(buffer, digest, rate)
-        receiver.expect(-1 if response.length is None else response.length)
-        receiver.fill(read_into, stop)
-        receiver.finish()
-    return True
+    buffer's content is undefined, as after an error. Raises TROUBLE, and TransferStopped. `rate`: as slow as that, and
+    then only silence is too slow."""
+    with connect(peer) as connection:
+        status, head = peer_http.ask(connection, peer, "GET", CHUNKS + digest, expects=_ANSWERS)
+        if status is HTTPStatus.SERVICE_UNAVAILABLE:
+            raise PeerBusyError("too many ask it at once")
+        if status is HTTPStatus.OK:
+            receiver = Receiver(buffer, digest, rate)
+            peer_http.receive_chunk(connection, head, receiver, stop, in_time=rate is None)
+    return status is HTTPStatus.OK
 
 
 def ask(peer: PeerAddress, path: str, question: BaseModel) -> bytes:
-    """The answer's body. Raises OSError and HTTPException."""
+    """The answer's body. Raises OSError and PeerError."""
     body = question.model_dump_json().encode()
-    with _connected(peer, 2 * len(body)) as connection:
-        connection.request("POST", path, body, _authorization(peer))
-        response = connection.getresponse()
-        if response.status not in (HTTPStatus.OK, HTTPStatus.NO_CONTENT):
-            raise HTTPException(f"it answers {response.status}")
-        if (response.length or 0) > _MOST_ANSWER_BYTES:
-            raise HTTPException(f"it answers {response.length} bytes")
-        return response.read(response.length or 0)
-
-
-@contextmanager
-def _connected(peer: PeerAddress, size_bytes: int | None) -> Iterator[HTTPConnection]:
-    """For one request. It is cut off when so many bytes should have come, however often a few of them do. None: its
-    reader takes its time, and only silence ends it."""
-    with closing(HTTPConnection(peer.host, peer.port, timeout=CONNECT_SECONDS)) as connection:
-        connection.connect()
-        connection.sock.settimeout(SILENCE_SECONDS)
-        if size_bytes is None:
-            yield connection
-            return
-        seconds = SILENCE_SECONDS + size_bytes / SLOWEST_BYTES_PER_SECOND
-        late = threading.Timer(seconds, _cut, (connection.sock,))
-        late.daemon = True
-        late.start()
-        try:
-            yield connection
-        finally:
-            late.cancel()
-
-
-def _cut(connected: socket.socket) -> None:
-    with suppress(OSError):
-        connected.shutdown(socket.SHUT_RDWR)
-
-
-def _authorization(peer: PeerAddress) -> dict[str, str]:
-    return {"Authorization": f"Bearer {peer.token}"}
+    expects = HTTPStatus.OK, HTTPStatus.NO_CONTENT
+    with connect(peer) as connection:
+        _, head = peer_http.ask(connection, peer, "POST", path, expects=expects, body=body)
+        return peer_http.read_body(connection, head, _MOST_ANSWER_BYTES)
 
 
 class PeerChunks:
@@ -153,6 +111,8 @@ class PeerChunks:
             return False
         try:
             is_read = read_chunk(found[0], digest, buffer, stop)
+        except PeerBusyError:
+            return False
         except TROUBLE as error:
             self._drop(found[0], error)
             return False
@@ -164,6 +124,8 @@ class PeerChunks:
         return is_read
 
     def _drop(self, peer: PeerAddress, error: Exception) -> None:
+        if getattr(error, "errno", None) in OWN_TROUBLE:
+            return
         with self._lock:
             is_first = peer not in self._dropped
             self._dropped.add(peer)

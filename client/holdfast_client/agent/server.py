@@ -226,12 +226,12 @@ class Agent:
             while self._links and (left := until - time.monotonic()) > 0:
                 self._lock.wait(left)
             lost = sum(len(link.unsealed()) for link in self._links if not link.rank_lives)
-        if self.copies is not None:
-            self.copies.close()
         if lost:
             log.error("%s of ranks that are gone could not be finished in time", counted(lost, "save"))
         fcntl.flock(self._own, fcntl.LOCK_UN)
         os.close(self._own)
+        if self.copies is not None:  # the agent of the next launch need not wait for what other hosts do
+            self.copies.close()
         self._folder.close()
         os.close(self._wake)
         os.close(self._woken)

@@ -23,7 +23,8 @@ from holdfast_client.agent.lent_chunks import LentChunks
 from holdfast_client.agent.link import NodeAgent
 from holdfast_client.chunks.documents import CheckpointDocuments, ChunkLists
 from holdfast_client.chunks.host_chunks import HostChunks
-from holdfast_client.chunks.peers import PeerAddress, Peers, PeerServer, address_towards
+from holdfast_client.chunks.peer_http import PeerAddress
+from holdfast_client.chunks.peers import Peers, PeerServer, address_towards
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import (
