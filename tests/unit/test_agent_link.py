@@ -15,9 +15,11 @@ from holdfast_client.agent import channel, connection
 from holdfast_client.agent import messages as say
 from holdfast_client.agent.channel import Channel, ChannelClosed
 from holdfast_client.agent.connection import Connection
-from holdfast_client.agent.link import HandedSave
+from holdfast_client.agent.link import HandedSave, NodeAgent
 from holdfast_client.agent.shared_memory import SharedMemory
+from holdfast_client.chunks.peer_http import PeerAddress
 from holdfast_client.errors import TransferStopped
+from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import ShardSummary
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="agents need Linux")
@@ -168,4 +170,19 @@ def test_a_restore_gets_what_is_lent_and_one_that_waits_no_longer_leaves_nothing
     assert lost.wait(60)
     assert opened(memory) == before
     memory.close()
+    theirs.close()
+
+
+def test_a_new_agent_that_hangs_as_it_hears_of_the_others_holds_no_lock_that_training_wants(monkeypatch):
+    ours, theirs = (Channel(each) for each in socket.socketpair())
+    caller = say.Caller(settings={}, token=None)
+    agent = NodeAgent(Path("agent.sock"), RunName("p", "r"), 0, host_ranks=1, transfers=1, caller=lambda: caller)
+    agent.meet(0, [say.PeerHere(address=PeerAddress("127.0.0.1", 1, "t"), ranks=[])])
+    said = []
+    monkeypatch.setattr("holdfast_client.agent.link.connect", lambda *_: ours)
+    monkeypatch.setattr(Connection, "greet", lambda *_: None)
+    monkeypatch.setattr(ours, "send", lambda frame: said.append((type(frame), agent._lock.locked())))
+    agent._connect()
+    assert said == [(say.Meet, False)]
+    agent.close(is_finished=False)
     theirs.close()

@@ -289,10 +289,12 @@ class NodeAgent:
             self._say_none(error)
         else:
             with self._lock:
-                if not (self._closed or self._has_link):
-                    self._introduce(link)
+                is_ours = not (self._closed or self._has_link)
+                if is_ours:
                     self._link = link
-                    return
+            if is_ours:
+                self._introduce(link)  # not under the lock: an agent that hangs takes nothing, and training wants it
+                return
         link.lose()
 
     def _say_none(self, why: object) -> None:
