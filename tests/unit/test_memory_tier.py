@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from holdfast_client.agent import memory_tier
+from holdfast_client.agent import memory_tier, shared_memory
 from holdfast_client.agent.lent_chunks import LentChunks
-from holdfast_client.agent.memory_tier import MemoryTier, NoRoom, Part
+from holdfast_client.agent.memory_tier import Memory, MemoryTier, NoRoom, Part
 from holdfast_client.agent.messages import Caller, HandOver, Hello, Lent, Share, StagedChunk
 from holdfast_client.agent.shared_memory import Budget, SharedMemory
 from holdfast_protocol.base import RunName
@@ -52,13 +52,13 @@ class Node:
         finally:
             theirs.close()
 
-    def keep(self, memory, number, *, rank=0, attempt=1, launch=1, run=RUN):
-        hand = HandOver(
+    def hand(self, number, *, rank=0, attempt=1, run=RUN, launch_id="a" * 8):
+        return HandOver(
             project=run.project,
             run=run.run,
             epoch=1,
             attempt=attempt,
-            launch_id="a" * 8,
+            launch_id=launch_id,
             number=number,
             step=number,
             kind=CheckpointKind.PERIODIC,
@@ -71,7 +71,21 @@ class Node:
             summary=ShardSummary(components={}),
             retry_seconds=0,
         )
-        self.tier.keep(Part(hand, self.ranks, memory, ["d" * 64], [b"{}"], launch))
+
+    def keep(self, memory, number, *, launch=1, **of):
+        self.tier.keep(Part(self.hand(number, **of), self.ranks, memory, ["d" * 64], [b"{}"], launch))
+
+    def copy(self, number, *, host=1, pages=1, launch_id="a" * 8):
+        """A copy of a part of that host."""
+        hand, own = self.hand(number, launch_id=launch_id), SharedMemory(pages * PAGE)
+        memory = self.tier.take_copy(hand, host, own)
+        self.tier.keep(Part(hand, 1, memory, ["d" * 64], [b"{}"], self.tier.launch_of(launch_id), host))
+        self.tier.let_go(memory)
+        own.close()
+
+    @property
+    def copies(self):
+        return [(state.copy_of, state.step) for state in self.tier.shown() if state.copy_of is not None]
 
     def kept(self, run=RUN):
         with self.tier.lending(run, ()) as lent:
@@ -158,6 +172,61 @@ def test_states_of_launches_that_have_ended_make_room_and_those_of_living_ones_d
     with pytest.raises(NoRoom, match="--memory"):
         node.memory(run=other)
     assert node.kept(other) == [(1, 1, 0)]
+
+
+@pytest.mark.parametrize(("where", "name"), [(shared_memory, "available_bytes"), (memory_tier, "container_room_bytes")])
+def test_two_copies_and_a_slab_for_the_next_save_are_not_promised_the_same_free_memory(monkeypatch, where, name):
+    monkeypatch.setattr(where, name, lambda: 3 * PAGE)
+    node, arriving = Node(), SharedMemory(2 * PAGE)
+    memory = node.tier.take_copy(node.hand(1), 1, arriving)
+    with pytest.raises(NoRoom):
+        node.copy(1, host=2, pages=2)
+    if where is shared_memory:  # a rank looks at its own container itself
+        node.memory(spare=True)
+        with pytest.raises(NoRoom):
+            node.copy(1, host=2)
+        node.memory()  # a save is in it already
+    arriving.map[:] = bytes(2 * PAGE)
+    node.copy(1, host=2)
+    node.tier.let_go(memory)
+    arriving.close()
+
+
+def test_copies_of_an_earlier_launch_go_whichever_hosts_they_are_of_because_ranks_have_other_numbers_now():
+    node = Node()
+    node.copy(7, host=8)
+    node.copy(7, host=16)
+    node.copy(1, host=0, launch_id="b" * 8)
+    assert node.copies == [(0, 1)]
+    node = Node(2)
+    node.copy(7, host=8, pages=2)
+    node.copy(1, host=0, pages=2, launch_id="b" * 8)
+    assert node.copies == [(0, 1)], "also where there was no room for it"
+    node = Node()
+    for number in (2, 1):
+        node.copy(number)
+    assert node.copies == [(1, 2)], "one that comes late is none"
+
+
+def test_a_copy_stays_if_a_newer_one_has_no_room_without_it_either():
+    node = Node(3)
+    node.memory()
+    node.copy(1)
+    with pytest.raises(NoRoom):
+        node.copy(2, pages=3)
+    assert node.copies == [(1, 1)]
+    node.copy(2, pages=2)
+    assert node.copies == [(1, 2)]
+
+
+def test_memory_is_freed_without_the_lock_and_counts_until_then(monkeypatch):
+    node, close, seen = Node(), Memory.close, []
+    monkeypatch.setattr(Memory, "close", lambda it: (seen.append((node.tier._lock.locked(), node.pages)), close(it)))
+    first = node.memory()
+    node.keep(first, 1)
+    node.tier.let_go(first)
+    node.keep(node.memory(), 2)
+    assert (seen, node.pages) == ([(False, 2)], 1)
 
 
 def test_all_ranks_of_a_node_have_one_more_or_none():

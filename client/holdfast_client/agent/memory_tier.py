@@ -137,6 +137,8 @@ class MemoryTier:
         self._spares: Counter[RunName] = Counter()
         self._ranks: Counter[RunName] = Counter()
         self._idle: dict[RunName, threading.Timer] = {}
+        self._unfilled: set[Memory] = set()
+        """Copies that arrive and slabs for a next save: the system has still to find what is not touched of them."""
 
     def launch_of(self, launch_id: str) -> int:
         """A Part's."""
@@ -165,71 +167,101 @@ class MemoryTier:
         UnusableMemory and OSError."""
         run = RunName(rank.project, rank.run)
         untouched = untouched_bytes(descriptor, share.bytes)
-        with self._lock:
-            # All ranks of the node have one more, or none: a state that is kept in part is not worth its memory.
-            ranks = rank.host_ranks - self._spares[run] % rank.host_ranks if share.spare else 1
-            while (why := self._budget.take(share.bytes, untouched, ranks=ranks)) is not None:
-                if not self._drop_left_behind():
-                    raise NoRoom(why)
-            memory = self._mapped(run, share, descriptor)
-            self._spares[run] += share.spare
-        return memory
+        while True:
+            with self._lock:
+                # All ranks of the node have one more, or none: a state that is kept in part is not worth its memory.
+                ranks = rank.host_ranks - self._spares[run] % rank.host_ranks if share.spare else 1
+                promised = self._promised() if share.spare else 0
+                why = self._budget.take(share.bytes, untouched, ranks=ranks, promised=promised)
+                if why is None:
+                    memory = self._mapped(run, share, descriptor)
+                    if share.spare:
+                        self._spares[run] += 1
+                        self._unfilled.add(memory)
+                    return memory
+                gone = self._drop_left_behind()
+            if gone is None:
+                raise NoRoom(why)
+            self._close(gone)
+            gc.collect()
 
     def take_copy(self, hand: HandOver, of_host: int, own: SharedMemory) -> Memory:
         """Memory of this process for a copy; `let_go` once it is kept, or not to be kept. Without room for it beside
-        copies of older states of the same host, those go. Raises NoRoom, and OSError."""
+        copies of earlier launches, or of older states of the same host, those go, if that is enough. Raises NoRoom, and
+        OSError."""
         run, state = hand.run_name, _State(self.launch_of(hand.launch_id), hand.number)
-        with self._lock:
-            while (why := self._no_room_for(own.bytes)) is not None:
-                before = next((key for key in self._parts if key[:2] == (run, of_host) and key.state < state), None)
-                if before is None:
+        while True:
+            with self._lock:
+                if (why := self._no_room_for(own.bytes)) is None:
+                    memory = self._mapped(run, Share(memory=own.id, bytes=own.bytes), own.descriptor)
+                    self._unfilled.add(memory)
+                    return memory
+                older = [key for key in self._parts if key[:2] == (run, of_host) and key.state < state]
+                older = [*(key for key in self._left_copies(run, state.launch) if key.of_host != of_host), *older]
+                freed = sum(self._parts[key].memory.bytes for key in older if not self._parts[key].memory.is_owned)
+                if not older or self._lacks(own.bytes, freed=freed) is not None:
                     raise NoRoom(why)
-                self._drop([before])
-            return self._mapped(run, Share(memory=own.id, bytes=own.bytes), own.descriptor)
+                gone = self._drop(older[:1])
+            self._close(gone)
 
     def let_go(self, memory: Memory) -> None:
         """Its rank stages into it no more."""
         with self._lock:
             memory.is_owned = False
+            self._unfilled.discard(memory)
             self._spares[memory.run] -= memory.is_spare
-            self._free([memory])
+            gone = self._free([memory])
+        self._close(gone)
 
     def keep(self, part: Part) -> None:
-        """The part of a save that is committed, or safe elsewhere. Older states go once enough newer ones are whole."""
+        """The part of a save that is committed, or safe elsewhere. Older states go once enough newer ones are whole.
+        With a whole copy those of earlier launches go: the ranks of their hosts may have other numbers now."""
         group, most = (part.hand.run_name, part.of_host), max(1, self.states)
         with self._lock:
             key = _Key(*group, part.state, part.hand.rank)
             before = self._parts.pop(key, None)
             self._parts[key] = part
-            if before is not None:
-                self._free([before.memory])
+            gone = [] if before is None else self._free([before.memory])
             newest = sorted({key.state for key in self._parts if key[:2] == group}, reverse=True)[: most + 1]
             whole = [state for state in newest if self._is_whole((*group, state))][:most]
             stay = newest[: newest.index(whole[-1]) + 1] if len(whole) == most else newest
-            self._drop(key for key in [*self._parts] if key[:2] == group and key.state not in stay)
+            gone += self._drop([key for key in self._parts if key[:2] == group and key.state not in stay])
+            if part.of_host != HERE and key in self._parts and self._is_whole(key[:3]):
+                left = self._left_copies(part.hand.run_name, part.launch)
+                gone += self._drop([key for key in left if key.of_host != part.of_host])
             if part.of_host != HERE and not self._ranks[part.hand.run_name]:
                 self._begin_to_idle(part.hand.run_name)
+        self._close(gone)
 
     def make_room(self, run: RunName) -> bool:
         """A part of a state goes that an ended launch has left, of this run first: its container may pay for the
         memory. False if there is none."""
         with self._lock:
-            return self._drop_left_behind(of_ranks_here=True, first=run)
+            gone = self._drop_left_behind(of_ranks_here=True, first=run)
+        if gone is None:
+            return False
+        self._close(gone)
+        gc.collect()
+        return True
 
     def reclaim(self, memory: Memory) -> None:
         """Its rank writes the next save into it."""
         with self._lock:
-            self._drop(key for key, part in [*self._parts.items()] if part.memory is memory)
+            gone = self._drop([key for key, part in self._parts.items() if part.memory is memory])
+        self._close(gone)
 
     def forget(self, run: RunName, own: Collection[Memory] = ()) -> None:
         """It needs no restore any more. What ranks of another launch stage into stays for that one; `own` is not
         theirs."""
         with self._lock:
-            self._drop(
-                key
-                for key, part in [*self._parts.items()]
-                if key.run == run and (part.memory in own or not part.memory.is_owned)
+            gone = self._drop(
+                [
+                    key
+                    for key, part in self._parts.items()
+                    if key.run == run and (part.memory in own or not part.memory.is_owned)
+                ]
             )
+        self._close(gone)
         gc.collect()
 
     @contextmanager
@@ -304,11 +336,23 @@ class MemoryTier:
             raise
 
     def _no_room_for(self, size_bytes: int) -> str | None:
-        """Why, else it is taken from the budget. What this process maps first, its own container pays."""
-        room = container_room_bytes()
-        if room is not None and room < size_bytes:
-            return f"the memory limit of the agent's container leaves {gib(room)}, and {gib(size_bytes)} are needed"
-        return self._budget.take(size_bytes, size_bytes)
+        """For a copy: why, else it is taken from the budget."""
+        return self._lacks(size_bytes) or self._budget.take(size_bytes, size_bytes, promised=self._promised())
+
+    def _lacks(self, size_bytes: int, *, freed: int = 0) -> str | None:
+        """Why there would be no room for a copy, once so much were freed. What this process maps first, its own
+        container pays."""
+        room, needed = container_room_bytes(), size_bytes + self._promised()
+        if room is not None and room + freed < needed:
+            return f"the memory limit of the agent's container leaves {gib(room)}, and {gib(needed)} are needed"
+        return self._budget.lacks(size_bytes, needed, freed=freed)
+
+    def _promised(self) -> int:
+        return sum(untouched_bytes(memory.descriptor, memory.bytes) for memory in self._unfilled)
+
+    def _left_copies(self, run: RunName, launch: int) -> list[_Key]:
+        """Of launches before this one."""
+        return [key for key in self._parts if key.run == run and key.of_host != HERE and key.state.launch < launch]
 
     def _begin_to_idle(self, run: RunName) -> None:
         if run not in self._idle:
@@ -325,31 +369,39 @@ class MemoryTier:
         log.info("no launch of %s has come for %.0f s, and its states are not kept any longer", run, IDLE_SECONDS)
         self.forget(run)
 
-    def _drop_left_behind(self, *, of_ranks_here: bool = False, first: RunName | None = None) -> bool:
+    def _drop_left_behind(self, *, of_ranks_here: bool = False, first: RunName | None = None) -> list[Memory] | None:
         """The part that is kept for longest of those whose rank is gone, of the run `first` if there is one; copies
-        before others, or `of_ranks_here` alone. False if there is none."""
+        before others, or `of_ranks_here` alone. None if there is none."""
         left = [
             key
             for key, part in self._parts.items()
             if not (part.memory.is_owned or (of_ranks_here and key.of_host != HERE))
         ]
         if not left:
-            return False
+            return None
         key = min(left, key=lambda key: (key.run != first, key.of_host == HERE))
         log.info("step %d of %s is not kept any longer: ranks need the memory", self._parts[key].hand.step, key.run)
-        self._drop([key])
-        gc.collect()
-        return True
+        return self._drop([key])
 
-    def _drop(self, keys: Iterable[_Key]) -> None:
-        self._free([self._parts.pop(key).memory for key in keys])
+    def _drop(self, keys: Collection[_Key]) -> list[Memory]:
+        """What is to be closed without the lock."""
+        return self._free([self._parts.pop(key).memory for key in keys])
 
-    def _free(self, memories: Iterable[Memory]) -> None:
+    def _free(self, memories: Iterable[Memory]) -> list[Memory]:
+        """Those that nobody needs: to be closed without the lock."""
         used = {id(part.memory) for part in self._parts.values()}
+        gone = []
         for memory in memories:
             if not (memory.is_owned or memory.is_closed or id(memory) in used):
-                memory.close()
-                self._budget.give_back(memory.bytes)
+                memory.is_closed = True
+                gone.append(memory)
+        return gone
+
+    def _close(self, gone: Collection[Memory]) -> None:
+        """Takes its time: without the lock, which hand-overs and readers want too."""
+        for memory in gone:
+            memory.close()
+            self._budget.give_back(memory.bytes)
 
 
 def _size(found: StagedChunk | bytes) -> int:

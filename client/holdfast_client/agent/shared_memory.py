@@ -104,24 +104,29 @@ class Budget:
     def taken_bytes(self) -> int:
         return self._taken
 
-    def take(self, size_bytes: int, untouched: int, *, ranks: int = 1) -> str | None:
+    def take(self, size_bytes: int, untouched: int, *, ranks: int = 1, promised: int = 0) -> str | None:
         """None if it is taken, else why not, and what to do. `untouched`: how much new memory the system must find.
-        `ranks`: there must be room for so many of them, of which one is taken."""
-        size_of_all, untouched = size_bytes * ranks, untouched * ranks
+        `ranks`: there must be room for so many of them, of which one is taken. `promised`: what is still to be found
+        for others."""
         with self._lock:
-            if self._taken + size_of_all > self.limit_bytes:
-                return (
-                    f"the ranks of this node share {gib(self._taken)} with the agent already, and "
-                    f"{gib(size_of_all)} more would be over its limit of {gib(self.limit_bytes)}. Start it with "
-                    "a larger `--memory`, or bound each rank's staging with host_memory="
-                )
-            free = available_bytes()
-            if free is not None and untouched > free:
-                return (
-                    f"this node has {gib(free)} of memory available, and staging needs {gib(untouched)} more. "
-                    "Bound each rank's staging with host_memory=, or give the node more memory"
-                )
-            self._taken += size_bytes
+            if (why := self.lacks(size_bytes * ranks, untouched * ranks + promised)) is None:
+                self._taken += size_bytes
+        return why
+
+    def lacks(self, size_bytes: int, untouched: int, *, freed: int = 0) -> str | None:
+        """Why there would be no room, and what to do, once so much were `freed`; None: there would be."""
+        if self._taken - freed + size_bytes > self.limit_bytes:
+            return (
+                f"the ranks of this node share {gib(self._taken)} with the agent already, and "
+                f"{gib(size_bytes)} more would be over its limit of {gib(self.limit_bytes)}. Start it with "
+                "a larger `--memory`, or bound each rank's staging with host_memory="
+            )
+        free = available_bytes()
+        if free is not None and untouched > free + freed:
+            return (
+                f"this node has {gib(free)} of memory available, and staging needs {gib(untouched)} more. "
+                "Bound each rank's staging with host_memory=, or give the node more memory"
+            )
         return None
 
     def give_back(self, size_bytes: int) -> None:
