@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from holdfast_client.agent import copies, peer_server
+from holdfast_client.agent import copies, peer_chunks, peer_server
 from holdfast_client.agent.copies import Copies
 from holdfast_client.agent.memory_tier import MemoryTier, Part
 from holdfast_client.agent.messages import Find, HandOver, Hello, Meet, Share, StagedChunk
@@ -257,6 +257,26 @@ def test_an_agent_that_sends_a_little_for_ever_is_cut_off_in_a_restore_and_as_th
         with pytest.raises(TimeoutError):
             host.copies._fill(memoryview(bytearray(9000)), digest(b"abc"), address)
         thread.join(60)
+
+
+def test_after_two_agents_that_take_too_long_none_is_asked(monkeypatch):
+    asked = []
+
+    def stall(peer, *question):
+        asked.append(peer.port)
+        if peer.host == "127.0.0.9":
+            raise TimeoutError
+        return ask(peer, *question)
+
+    monkeypatch.setattr(peer_chunks, "ask", stall)
+    with hosts(1) as (host,):
+        host.keep(1, b"abc")
+        here = host.copies.address
+        addresses = [here, *(PeerAddress("127.0.0.9", port, "t") for port in range(3))]
+        found = PeerChunks(RUN, [Peer(address, frozenset([0])) for address in addresses])
+        found.find({0: {digest(b"abc"), digest(b"else")}})
+        assert asked == [here.port, 0, 1]
+        assert read(found, b"abc") is None
 
 
 def test_an_agent_that_many_ask_is_asked_for_the_next_chunk_as_without_a_descriptor_here(monkeypatch, caplog):

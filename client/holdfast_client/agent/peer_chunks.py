@@ -31,6 +31,8 @@ log = logging.getLogger("holdfast")
 FIND, OFFERS = "/find", "/offers"
 UNREACHABLE = 2
 """After so many agents, and none that could be reached, no other is tried: a firewall stands between the hosts."""
+TOO_SLOW = 2
+"""After so many that were given up because they took too long, none is asked: the network has no room for copies."""
 _MOST_ANSWER_BYTES = 64 * 1024**2
 _ANSWERS = HTTPStatus.OK, HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE
 TROUBLE = (OSError, PeerError, ChunkCorrupt, ValidationError)
@@ -83,12 +85,15 @@ class PeerChunks:
         self._lock = threading.Lock()
         self._found: dict[str, tuple[PeerAddress, int]] = {}
         self._dropped: set[PeerAddress] = set()
+        self._too_slow: set[PeerAddress] = set()
         self.taken_bytes = 0
 
     def find(self, missing: Mapping[int, AbstractSet[str]]) -> None:
         """Asks who has what of these digests, by stored rank. For a moment if another agent hangs."""
         has_reached_one = False
         for peer in self._peers:
+            if len(self._too_slow) >= TOO_SLOW:
+                return
             wanted = sorted({digest for rank in peer.ranks for digest in missing.get(rank, ())} - self._found.keys())
             if not wanted or (not has_reached_one and len(self._dropped) >= UNREACHABLE):
                 continue
@@ -129,7 +134,10 @@ class PeerChunks:
         with self._lock:
             is_first = peer not in self._dropped
             self._dropped.add(peer)
-            self._found = {digest: found for digest, found in self._found.items() if found[0] != peer}
+            if isinstance(error, TimeoutError):
+                self._too_slow.add(peer)
+            is_over = len(self._too_slow) >= TOO_SLOW
+            self._found = {digest: found for digest, found in self._found.items() if found[0] != peer and not is_over}
         if is_first:
             log.warning(
                 "the agent at %s:%d is asked for no more chunks in this restore: %s",
