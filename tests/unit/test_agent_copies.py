@@ -9,13 +9,14 @@ import socket
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 
 import pytest
 
 from holdfast_client.agent import copies, peer_chunks, peer_server
 from holdfast_client.agent.copies import Copies
 from holdfast_client.agent.memory_tier import MemoryTier, Part
-from holdfast_client.agent.messages import Find, HandOver, Hello, Meet, Share, StagedChunk
+from holdfast_client.agent.messages import Find, HandOver, Hello, Meet, Offer, Share, StagedChunk
 from holdfast_client.agent.peer_chunks import Peer, PeerChunks, ask, read_chunk
 from holdfast_client.agent.shared_memory import Budget, SharedMemory
 from holdfast_client.chunks import peer_http
@@ -136,7 +137,7 @@ def test_a_newer_copy_takes_the_place_of_the_one_before_and_what_has_not_changed
         host.offer_to(following)
         wait_until(lambda: following.copies_of(0) == [2])
         assert (sent.count(digest(b"same")), sent.count(digest(b"two"))) == (1, 1)
-        assert following.budget.taken_bytes == len(b"same") + len(b"two")
+        assert following.budget.taken_bytes == len(b"same") + len(b"two") + len(b"{}")
         assert read(find(following, b"same"), b"same") == b"same"
 
 
@@ -149,7 +150,7 @@ def test_a_copy_that_is_made_twice_is_there_once():
         for count in (1, 2):
             host.offer_to(following)
             wait_until(lambda count=count: len(taken) == count)
-        assert (following.copies_of(0), following.budget.taken_bytes) == ([1], 3)
+        assert (following.copies_of(0), following.budget.taken_bytes) == ([1], len(b"abc{}"))
         assert [memory.is_closed for memory in taken] == [True, False]
 
 
@@ -162,7 +163,7 @@ def test_other_bytes_than_the_digest_says_are_no_copy_and_no_chunk_and_the_next_
         liar.keep(2, b"def")
         liar.offer_to(host)
         wait_until(lambda: host.copies_of(0) == [2])
-        assert host.budget.taken_bytes == 3
+        assert host.budget.taken_bytes == len(b"def{}")
 
 
 def test_a_copy_that_rots_is_refused_by_its_reader():
@@ -191,6 +192,40 @@ def test_without_room_for_two_the_older_copy_goes_and_a_rank_of_the_host_comes_b
         host.offer_to(following)
         wait_until(lambda: "more would be over its limit" in caplog.text)
         assert [state.copy_of for state in following.tier.shown()] == [None]
+
+
+def test_documents_count_too_whatever_size_another_agent_claims(caplog):
+    with hosts(2) as (liar, host):
+        liar.keep(1, b"abc")
+        liar.part = replace(liar.part, hand=liar.part.hand.model_copy(update={"documents": [200 * PAGE]}))
+        liar.offer_to(host)
+        wait_until(lambda: "more would be over its limit" in caplog.text)
+        assert host.budget.taken_bytes == 0
+
+
+def test_copies_that_come_too_late_again_and_again_are_told_with_what_helps(caplog):
+    with hosts(2) as (host, following):
+        for number in (1, 2):
+            host.keep(number, b"abc")
+            host.tier.forget(RUN, [host.part.memory])
+            host.offer_to(following)
+            wait_until(lambda number=number: following.copies._too_late.total() == number)
+        wait_until(lambda: "--keep" in caplog.text)
+
+
+def test_an_agent_that_takes_too_long_to_hear_an_offer_does_not_hold_up_those_for_others(monkeypatch):
+    asked = []
+
+    def stall(*of):
+        asked.append(of)
+        raise TimeoutError
+
+    monkeypatch.setattr(copies, "ask", stall)
+    with hosts(1) as (host,):
+        host.keep(1, b"abc")
+        for _ in range(2):
+            host.copies._offer((PeerAddress("127.0.0.9", 9, "t"), Offer.model_construct(hand=host.part.hand)))
+    assert len(asked) == 1
 
 
 def test_only_who_knows_the_token_is_answered():

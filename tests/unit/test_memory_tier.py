@@ -208,6 +208,15 @@ def test_copies_of_an_earlier_launch_go_whichever_hosts_they_are_of_because_rank
     assert node.copies == [(1, 2)], "one that comes late is none"
 
 
+def test_a_copy_that_comes_after_its_job_has_finished_is_not_kept():
+    node = Node()
+    node.tier.finish(node.tier.launch_of("a" * 8))
+    node.copy(1)
+    assert (node.copies, node.pages) == ([], 0)
+    node.copy(1, launch_id="b" * 8)
+    assert node.copies == [(1, 1)]
+
+
 def test_a_copy_stays_if_a_newer_one_has_no_room_without_it_either():
     node = Node(3)
     node.memory()

@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Generic, TypeVar
@@ -30,6 +32,10 @@ log = logging.getLogger("holdfast.agent")
 _TAKING_THREADS = 2
 _NICE = 10
 """Training has the cores first."""
+_SKIP_SECONDS = 60.0
+"""So long an agent that took too long to hear an offer is offered nothing: the others would wait for it."""
+_TOO_LATE = 2
+"""After so many copies in a row that came too late the log says what helps."""
 
 T = TypeVar("T")
 
@@ -88,6 +94,9 @@ class Copies:
         self._rate = None if bytes_per_second is None else RateLimit(bytes_per_second)
         self._stop = threading.Event()
         self._has_told_room = False
+        self._too_late: Counter[Hashable] = Counter()
+        self._skipped: dict[PeerAddress, float] = {}
+        """Until when."""
         self._offers: _Newest[tuple[PeerAddress, Offer]] = _Newest("holdfast-agent-offers", 1, self._offer)
         self._taken: _Newest[Offer] = _Newest("holdfast-agent-copies", _TAKING_THREADS, self._take)
         try:
@@ -121,7 +130,11 @@ class Copies:
 
     def take(self, offer: Offer) -> None:
         """Another host's part, once there is time."""
-        self._taken.put((offer.hand.run_name, offer.host, offer.hand.rank), offer)
+        self._taken.put(self._key(offer), offer)
+
+    @staticmethod
+    def _key(offer: Offer) -> Hashable:
+        return offer.hand.run_name, offer.host, offer.hand.rank
 
     def close(self) -> None:
         """Does not wait for a copy that is under way."""
@@ -132,15 +145,20 @@ class Copies:
 
     def _offer(self, to: tuple[PeerAddress, Offer]) -> None:
         peer, offer = to
+        if time.monotonic() < self._skipped.get(peer, 0.0):
+            return
         try:
             ask(peer, OFFERS, offer)
         except TROUBLE as error:
+            if isinstance(error, TimeoutError):
+                self._skipped[peer] = time.monotonic() + _SKIP_SECONDS
             log.warning("the agent at %s:%d takes no copy of step %d: %s", peer.host, peer.port, offer.hand.step, error)
 
     def _take(self, offer: Offer) -> None:
         hand = offer.hand
         what = f"step {hand.step} of {hand.run_name}, rank {hand.rank}"
-        own = SharedMemory(max(1, sum(chunk.bytes for chunk in hand.chunks)))
+        # Documents lie elsewhere in this process, and count too.
+        own = SharedMemory(max(1, sum(chunk.bytes for chunk in hand.chunks) + sum(hand.documents)))
         try:
             memory = self._tier.take_copy(hand, offer.host, own)
             try:
@@ -148,22 +166,35 @@ class Copies:
                 copy = hand.model_copy(update={"chunks": chunks})
                 launch = self._tier.launch_of(hand.launch_id)
                 part = Part(copy, offer.host_ranks, memory, offer.digests, documents, launch, offer.host)
-                self._tier.keep(part)
+                is_kept = self._tier.keep(part)
             finally:
                 self._tier.let_go(memory)
-            log.info("there is a copy here of %s", what)
+            self._too_late.pop(self._key(offer), None)
+            log.info("there is a copy here of %s" if is_kept else "no copy of %s: its job has finished", what)
         except NoRoom as error:
             if not self._has_told_room:
                 self._has_told_room = True
                 log.warning("no copy of %s, nor of others for which there is no room: %s", what, error)
         except _Gone:
-            log.info("no copy of %s: its host has staged the next save there", what)
+            self._note_too_late(offer, what)
         except TransferStopped:
             return
         except TROUBLE as error:
             log.warning("no copy of %s from %s:%d: %s", what, offer.source.host, offer.source.port, error)
         finally:
             own.close()
+
+    def _note_too_late(self, offer: Offer, what: str) -> None:
+        self._too_late[self._key(offer)] += 1
+        if self._too_late[self._key(offer)] == _TOO_LATE:
+            log.warning(
+                "no copy of %s, nor of the state before it: its host stages the next save there before all is copied. "
+                "Let its agent keep more states (--keep), save less often, or copy faster "
+                "(HOLDFAST_AGENT_PEER_BYTES_PER_SECOND)",
+                what,
+            )
+        else:
+            log.info("no copy of %s: its host has staged the next save there", what)
 
     def _copied(self, offer: Offer, into: memoryview) -> tuple[list[StagedChunk], list[bytes]]:
         """Raises _Gone, TROUBLE, and TransferStopped."""

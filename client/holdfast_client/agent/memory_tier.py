@@ -134,6 +134,8 @@ class MemoryTier:
         self._parts: dict[_Key, Part] = {}
         """The one that is kept for longest comes first."""
         self._launches: dict[str, int] = {}
+        self._finished: set[int] = set()
+        """Launches that have done their work."""
         self._spares: Counter[RunName] = Counter()
         self._ranks: Counter[RunName] = Counter()
         self._idle: dict[RunName, threading.Timer] = {}
@@ -213,11 +215,14 @@ class MemoryTier:
             gone = self._free([memory])
         self._close(gone)
 
-    def keep(self, part: Part) -> None:
+    def keep(self, part: Part) -> bool:
         """The part of a save that is committed, or safe elsewhere. Older states go once enough newer ones are whole.
-        With a whole copy those of earlier launches go: the ranks of their hosts may have other numbers now."""
+        With a whole copy those of earlier launches go: the ranks of their hosts may have other numbers now. False: it
+        is not kept, a copy that comes after its job has finished."""
         group, most = (part.hand.run_name, part.of_host), max(1, self.states)
         with self._lock:
+            if part.of_host != HERE and part.launch in self._finished:
+                return False
             key = _Key(*group, part.state, part.hand.rank)
             before = self._parts.pop(key, None)
             self._parts[key] = part
@@ -232,6 +237,7 @@ class MemoryTier:
             if part.of_host != HERE and not self._ranks[part.hand.run_name]:
                 self._begin_to_idle(part.hand.run_name)
         self._close(gone)
+        return True
 
     def make_room(self, run: RunName) -> bool:
         """A part of a state goes that an ended launch has left, of this run first: its container may pay for the
@@ -249,6 +255,11 @@ class MemoryTier:
         with self._lock:
             gone = self._drop([key for key, part in self._parts.items() if part.memory is memory])
         self._close(gone)
+
+    def finish(self, launch: int) -> None:
+        """It has done its work: no copy of its states that is still to come is kept."""
+        with self._lock:
+            self._finished.add(launch)
 
     def forget(self, run: RunName, own: Collection[Memory] = ()) -> None:
         """It needs no restore any more. What ranks of another launch stage into stays for that one; `own` is not

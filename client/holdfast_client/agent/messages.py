@@ -142,7 +142,7 @@ class HandOver(_Frame):
     rank: int = Field(ge=0)
     memory: int
     chunks: list[StagedChunk] = Field(description="By ordinal; the documents come after them.")
-    documents: list[int] = Field(description="Bytes of each.")
+    documents: list[Annotated[int, Field(ge=0)]] = Field(description="Bytes of each.")
     index: IndexOrdinals
     summary: ShardSummary
     retry_seconds: float = Field(ge=0, description="How long the agent retries each of its calls if the rank is dead.")

@@ -168,7 +168,6 @@ class Agent:
 
     def job_of(self, hand: say.HandOver, settings: ClientSettings, host_ranks: int) -> JobHere:
         """With one more member; `leave_job` takes it off. The last one closes the job's own client."""
-        self.tier.launch_of(hand.launch_id)
         with self._lock:
             key = (hand.project, hand.run, hand.launch_id)
             if key not in self._jobs:
@@ -264,6 +263,7 @@ class _Link:
         self._rank: _Rank | None = None
         self._saves: dict[int, HeldSave] = {}
         self._job: JobHere | None = None
+        self._launch: int | None = None
         self._met: say.Meet | None = None
         self._waits = threading.Event()
         """The rank waits for something that takes its time."""
@@ -391,6 +391,8 @@ class _Link:
                 self._channel.send(self._agent.status())
             case say.Bye():
                 if asked.is_finished and self._rank is not None and self.run is not None:
+                    if self._launch is not None:
+                        self._agent.tier.finish(self._launch)
                     self._agent.tier.forget(self.run, self._rank.memories.values())
                 return True
         return False
@@ -450,6 +452,7 @@ class _Link:
         for size in hand.documents:
             documents.append(body[start : start + size])
             start += size
+        self._launch = self._agent.tier.launch_of(hand.launch_id)  # counted as it comes
         if self._job is None:
             self._job = self._agent.job_of(hand, self._rank.settings, self._rank.hello.host_ranks)
         save = HeldSave(
