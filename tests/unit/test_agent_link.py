@@ -14,7 +14,7 @@ import pytest
 from holdfast_client.agent import channel, connection
 from holdfast_client.agent import messages as say
 from holdfast_client.agent.channel import Channel, ChannelClosed
-from holdfast_client.agent.connection import Connection
+from holdfast_client.agent.connection import AgentRefused, Connection
 from holdfast_client.agent.link import HandedSave, NodeAgent
 from holdfast_client.agent.shared_memory import SharedMemory
 from holdfast_client.chunks.peer_http import PeerAddress
@@ -186,3 +186,29 @@ def test_a_new_agent_that_hangs_as_it_hears_of_the_others_holds_no_lock_that_tra
     assert said == [(say.Meet, False)]
     agent.close(is_finished=False)
     theirs.close()
+
+
+def test_before_a_rank_does_without_a_slab_more_copies_make_room_in_its_container(monkeypatch):
+    said = []
+
+    class Link:
+        is_lost = owes = False
+
+        def make_room(self, spare):
+            said.append(spare)
+            if len(said) > 2:
+                raise AgentRefused
+
+        def share_spare(self, _):
+            said.append("shared")
+
+        def keep_less(self, _):
+            said.append("less")
+
+    agent = NodeAgent(Path("agent.sock"), RunName("p", "r"), 0, host_ranks=2, transfers=1, caller=lambda: None)
+    agent._link = Link()
+    rooms = iter([0, 4096, 8192, 8192, 0, 0])
+    monkeypatch.setattr("holdfast_client.agent.link.container_room_bytes", lambda: next(rooms))
+    agent.spare_memory(4096).close()
+    assert agent.spare_memory(4096) is None
+    assert said == [True, True, "shared", True, "less"]

@@ -13,6 +13,7 @@ from holdfast_client.agent.shared_memory import (
     UnusableMemory,
     container_room_bytes,
     map_of,
+    shares_container,
     untouched_bytes,
 )
 
@@ -125,3 +126,10 @@ def test_version_1_and_no_limit(tmp_path):
     (folder / "memory.limit_in_bytes").write_text("100\n")
     assert container_room_bytes(groups, own) == 93
     assert container_room_bytes(tmp_path / "none", tmp_path / "nothing") is None
+
+
+def test_a_process_shares_the_container_if_its_cgroups_are_the_same(tmp_path):
+    for name, groups in (("self", "0::/job"), ("1", "0::/job"), ("2", "0::/job/other")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cgroup").write_text(groups)
+    assert [shares_container(process, tmp_path) for process in range(4)] == [False, True, False, False]

@@ -34,7 +34,7 @@ class Node:
     def pages(self):
         return self.budget.taken_bytes // PAGE
 
-    def memory(self, *, spare=False, run=RUN):
+    def memory(self, *, spare=False, run=RUN, **how):
         """One page that a rank of the run has shared."""
         hello = Hello(
             version=1,
@@ -48,7 +48,7 @@ class Node:
         )
         theirs = SharedMemory(PAGE)
         try:
-            return self.tier.take(hello, Share(memory=theirs.id, bytes=PAGE, spare=spare), theirs.descriptor)
+            return self.tier.take(hello, Share(memory=theirs.id, bytes=PAGE, spare=spare), theirs.descriptor, **how)
         finally:
             theirs.close()
 
@@ -181,11 +181,12 @@ def test_two_copies_and_a_slab_for_the_next_save_are_not_promised_the_same_free_
     memory = node.tier.take_copy(node.hand(1), 1, arriving)
     with pytest.raises(NoRoom):
         node.copy(1, host=2, pages=2)
-    if where is shared_memory:  # a rank looks at its own container itself
-        node.memory(spare=True)
-        with pytest.raises(NoRoom):
-            node.copy(1, host=2)
-        node.memory()  # a save is in it already
+    node.memory(spare=True, pays_here=True)
+    with pytest.raises(NoRoom):
+        node.memory(spare=True, pays_here=True)
+    with pytest.raises(NoRoom):
+        node.copy(1, host=2)
+    node.memory()  # a save is in it already
     arriving.map[:] = bytes(2 * PAGE)
     node.copy(1, host=2)
     node.tier.let_go(memory)
@@ -206,6 +207,20 @@ def test_copies_of_an_earlier_launch_go_whichever_hosts_they_are_of_because_rank
     for number in (2, 1):
         node.copy(number)
     assert node.copies == [(1, 2)], "one that comes late is none"
+
+
+def test_in_one_container_copies_make_room_and_for_a_slab_more_they_alone():
+    node = Node()
+    left = node.memory()
+    node.keep(left, 1)
+    node.tier.let_go(left)
+    node.copy(1)
+    assert not node.tier.make_room(RUN, states=False, copies=False)
+    assert [node.tier.make_room(RUN, states=False, copies=True) for _ in range(2)] == [True, False]
+    assert [state.copy_of for state in node.tier.shown()] == [None]
+    node.copy(1)
+    assert node.tier.make_room(RUN, copies=False)
+    assert [state.copy_of for state in node.tier.shown()] == [1]
 
 
 def test_a_copy_that_comes_after_its_job_has_finished_is_not_kept():

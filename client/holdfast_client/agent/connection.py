@@ -108,10 +108,10 @@ class Connection:
             why,
         )
 
-    def make_room(self) -> None:
-        """A state that an ended launch has left goes. Training waits for the answer. Raises AgentRefused if there is
-        none, ChannelClosed, and TimeoutError."""
-        _taken([self.ask(say.MakeRoom(), seconds=TRAINING_SECONDS)], TRAINING_SECONDS)
+    def make_room(self, *, spare: bool) -> None:
+        """A copy goes, or a state that an ended launch has left, but that not for `spare` memory. Training waits for
+        the answer. Raises AgentRefused if there is none, ChannelClosed, and TimeoutError."""
+        _taken([self.ask(say.MakeRoom(spare=spare), seconds=TRAINING_SECONDS)], TRAINING_SECONDS)
 
     def reclaim(self, memory: SharedMemory) -> None:
         """Raises ChannelClosed if the agent does not hear of it."""

@@ -122,7 +122,11 @@ class NodeAgent:
         link = self._link
         if link is None or link.is_lost or link.owes:
             return None
-        of_all, room = size_bytes * self._host_ranks, container_room_bytes()
+        of_all = size_bytes * self._host_ranks
+        self._make_room(link, of_all, spare=True)
+        if link.owes:
+            return None
+        room = container_room_bytes()
         if room is not None and room < of_all:
             link.keep_less(f"this container's memory limit leaves {gib(room)}, and {gib(of_all)} more would be staged")
             return None
@@ -146,15 +150,16 @@ class NodeAgent:
 
     def make_room(self, size_bytes: int) -> None:
         """Before staging memory is made: if this container's memory limit has no room for it on all ranks, the agent
-        lets go of states that ended launches have left, for which the container may still pay. Training waits as in
-        `hand_over`."""
+        lets go of copies and of states that ended launches have left, for which the container may still pay. Training
+        waits as in `hand_over`."""
         link = self._link
-        if link is None or link.is_lost or link.owes:
-            return
-        of_all = size_bytes * self._host_ranks
+        if link is not None and not (link.is_lost or link.owes):
+            self._make_room(link, size_bytes * self._host_ranks, spare=False)
+
+    def _make_room(self, link: Connection, of_all: int, *, spare: bool) -> None:
         with contextlib.suppress(AgentRefused, ChannelClosed, TimeoutError):  # nothing is left, or it does not answer
             while (room := container_room_bytes()) is not None and room < of_all:
-                link.make_room()
+                link.make_room(spare=spare)
 
     def keep_less(self, why: str) -> None:
         """No more spare memory, for this reason."""

@@ -164,9 +164,9 @@ class MemoryTier:
             if any(key.run == run for key in self._parts):
                 self._begin_to_idle(run)
 
-    def take(self, rank: Hello, share: Share, descriptor: int) -> Memory:
-        """Memory that the rank shares. States that are left of ended launches make room for it. Raises NoRoom,
-        UnusableMemory and OSError."""
+    def take(self, rank: Hello, share: Share, descriptor: int, *, pays_here: bool = False) -> Memory:
+        """Memory that the rank shares. States that are left of ended launches make room for it. `pays_here`: the rank
+        has the agent's container. Raises NoRoom, UnusableMemory and OSError."""
         run = RunName(rank.project, rank.run)
         untouched = untouched_bytes(descriptor, share.bytes)
         while True:
@@ -174,14 +174,17 @@ class MemoryTier:
                 # All ranks of the node have one more, or none: a state that is kept in part is not worth its memory.
                 ranks = rank.host_ranks - self._spares[run] % rank.host_ranks if share.spare else 1
                 promised = self._promised() if share.spare else 0
-                why = self._budget.take(share.bytes, untouched, ranks=ranks, promised=promised)
+                in_container = None
+                if share.spare and pays_here:  # the rank has looked too, but knows nothing of copies that arrive
+                    in_container = self._container_lacks(untouched * ranks + promised)
+                why = in_container or self._budget.take(share.bytes, untouched, ranks=ranks, promised=promised)
                 if why is None:
                     memory = self._mapped(run, share, descriptor)
                     if share.spare:
                         self._spares[run] += 1
                         self._unfilled.add(memory)
                     return memory
-                gone = self._drop_left_behind()
+                gone = self._drop_left_behind(states=in_container is None)
             if gone is None:
                 raise NoRoom(why)
             self._close(gone)
@@ -239,11 +242,11 @@ class MemoryTier:
         self._close(gone)
         return True
 
-    def make_room(self, run: RunName) -> bool:
-        """A part of a state goes that an ended launch has left, of this run first: its container may pay for the
-        memory. False if there is none."""
+    def make_room(self, run: RunName, *, states: bool = True, copies: bool) -> bool:
+        """One part of what may go goes: `copies`, and `states` that ended launches have left, of this run first. The
+        container of the rank that asks may pay for them. False if there is none."""
         with self._lock:
-            gone = self._drop_left_behind(of_ranks_here=True, first=run)
+            gone = self._drop_left_behind(states=states, copies=copies, first=run)
         if gone is None:
             return False
         self._close(gone)
@@ -353,10 +356,14 @@ class MemoryTier:
     def _lacks(self, size_bytes: int, *, freed: int = 0) -> str | None:
         """Why there would be no room for a copy, once so much were freed. What this process maps first, its own
         container pays."""
-        room, needed = container_room_bytes(), size_bytes + self._promised()
-        if room is not None and room + freed < needed:
+        needed = size_bytes + self._promised()
+        return self._container_lacks(needed - freed) or self._budget.lacks(size_bytes, needed, freed=freed)
+
+    def _container_lacks(self, needed: int) -> str | None:
+        room = container_room_bytes()
+        if room is not None and room < needed:
             return f"the memory limit of the agent's container leaves {gib(room)}, and {gib(needed)} are needed"
-        return self._budget.lacks(size_bytes, needed, freed=freed)
+        return None
 
     def _promised(self) -> int:
         return sum(untouched_bytes(memory.descriptor, memory.bytes) for memory in self._unfilled)
@@ -380,17 +387,19 @@ class MemoryTier:
         log.info("no launch of %s has come for %.0f s, and its states are not kept any longer", run, IDLE_SECONDS)
         self.forget(run)
 
-    def _drop_left_behind(self, *, of_ranks_here: bool = False, first: RunName | None = None) -> list[Memory] | None:
-        """The part that is kept for longest of those whose rank is gone, of the run `first` if there is one; copies
-        before others, or `of_ranks_here` alone. None if there is none."""
+    def _drop_left_behind(
+        self, *, states: bool = True, copies: bool = True, first: RunName | None = None
+    ) -> list[Memory] | None:
+        """The part that is kept for longest of those whose rank is gone, of the run `first` if there is one; `copies`
+        before `states` of this node. None if there is none."""
         left = [
             key
             for key, part in self._parts.items()
-            if not (part.memory.is_owned or (of_ranks_here and key.of_host != HERE))
+            if not part.memory.is_owned and (states if key.of_host == HERE else copies)
         ]
         if not left:
             return None
-        key = min(left, key=lambda key: (key.run != first, key.of_host == HERE))
+        key = min(left, key=lambda key: (key.of_host == HERE, key.run != first))
         log.info("step %d of %s is not kept any longer: ranks need the memory", self._parts[key].hand.step, key.run)
         return self._drop([key])
 

@@ -25,7 +25,7 @@ from holdfast_protocol.base import Digest, Fence, LaunchId, Name, RunName
 from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView, IndexOrdinals, ShardSummary, Step
 from holdfast_protocol.states import CheckpointKind
 
-VERSION = 3
+VERSION = 4
 """Of these frames. Both sides say theirs; with unlike ones the rank saves without the agent."""
 
 
@@ -112,9 +112,10 @@ class Reclaim(_Frame):
 
 class MakeRoom(_Frame):
     """The container of this rank has no room for its staging memory, and may pay for a state that an ended launch has
-    left: one part of such a state goes. Refused: there is none."""
+    left, or, if it is the agent's too, for a copy: one part of such a state goes. Refused: there is none."""
 
     type: Literal["make_room"] = "make_room"
+    spare: bool = Field(default=False, description="It is for the next save: only a copy goes for it.")
 
 
 class StagedChunk(_Frame):

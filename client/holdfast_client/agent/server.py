@@ -34,7 +34,7 @@ from holdfast_client.agent.copies import Copies
 from holdfast_client.agent.held_save import HeldSave, JobHere, Ledger, RankClient
 from holdfast_client.agent.memory_tier import Memory, MemoryTier, NoRoom, Part
 from holdfast_client.agent.process import serves_at
-from holdfast_client.agent.shared_memory import Budget, UnusableMemory, gib
+from holdfast_client.agent.shared_memory import Budget, UnusableMemory, gib, shares_container
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import ConfigurationError, HoldfastError
@@ -377,7 +377,7 @@ class _Link:
                 if self._rank is not None and (memory := self._rank.memories.get(asked.memory)) is not None:
                     self._agent.tier.reclaim(memory)
             case say.MakeRoom():
-                self._answer(self._make_room)
+                self._answer(lambda: self._make_room(asked))
             case say.Borrow():
                 self._lend()
             case say.Here():
@@ -424,14 +424,17 @@ class _Link:
         if share.memory in self._rank.memories:
             return  # the rank has given up the save whose answer it waited for, and shares it again with the next one
         try:
-            self._rank.memories[share.memory] = self._agent.tier.take(self._rank.hello, share, descriptor)
+            pays_here = shares_container(self._channel.peer_pid)
+            memory = self._agent.tier.take(self._rank.hello, share, descriptor, pays_here=pays_here)
+            self._rank.memories[share.memory] = memory
         except NoRoom as error:
             raise _Refusal(str(error)) from error
         except (UnusableMemory, OSError, ValueError) as error:
             raise _Refusal(f"the agent cannot map the staging memory: {error}") from error
 
-    def _make_room(self) -> None:
-        if self.run is None or not self._agent.tier.make_room(self.run):
+    def _make_room(self, asked: say.MakeRoom) -> None:
+        copies = shares_container(self._channel.peer_pid)
+        if self.run is None or not self._agent.tier.make_room(self.run, states=not asked.spare, copies=copies):
             raise _Refusal("the agent keeps no state of an ended launch")
 
     def _forget(self, memory: int) -> None:

@@ -161,6 +161,14 @@ def container_room_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path
     return min(rooms, default=None)
 
 
+def shares_container(process: int, processes: Path = Path("/proc")) -> bool:
+    """Whether that process has this one's cgroups, so that one limit is for both. False if it cannot be seen."""
+    with suppress(OSError):
+        own, theirs = (processes / name / "cgroup" for name in ("self", str(process)))
+        return process > 0 and own.read_bytes() == theirs.read_bytes()
+    return False
+
+
 _NO_LIMIT = 2**60
 """Version 1 has no word for that, only a number near the largest."""
 
