@@ -123,8 +123,7 @@ class NodeAgent:
         if link is None or link.is_lost or link.owes:
             return None
         of_all = size_bytes * self._host_ranks
-        self._make_room(link, of_all, spare=True)
-        if link.owes:
+        if not self._make_room(link, of_all, spare=True):
             return None
         room = container_room_bytes()
         if room is not None and room < of_all:
@@ -156,10 +155,12 @@ class NodeAgent:
         if link is not None and not (link.is_lost or link.owes):
             self._make_room(link, size_bytes * self._host_ranks, spare=False)
 
-    def _make_room(self, link: Connection, of_all: int, *, spare: bool) -> None:
+    def _make_room(self, link: Connection, of_all: int, *, spare: bool) -> bool:
+        """False if the agent owes an answer."""
         with contextlib.suppress(AgentRefused, ChannelClosed, TimeoutError):  # nothing is left, or it does not answer
             while (room := container_room_bytes()) is not None and room < of_all:
                 link.make_room(spare=spare)
+        return not link.owes
 
     def keep_less(self, why: str) -> None:
         """No more spare memory, for this reason."""
