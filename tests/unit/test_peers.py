@@ -357,14 +357,15 @@ def test_what_is_no_answer_is_the_end_with_this_peer(own_server, caplog, answer)
 
 @pytest.mark.parametrize(("head", "then"), [(b"GET ", b"/"), (b"GET /" + b"x" * 10**6, b"x")])
 def test_a_stranger_whose_first_lines_have_no_end_is_cut_off(owner, own_server, monkeypatch, head, then):
-    with monkeypatch.context() as hasty, socket.create_connection((owner.address.host, owner.address.port)) as stranger:
-        hasty.setattr(peer_http, "SILENCE_SECONDS", 0.3)
-        stranger.settimeout(60)
-        with pytest.raises(OSError, match=r"Broken pipe|reset"):  # noqa: PT012
-            stranger.sendall(head)
-            while True:
-                stranger.sendall(then)
-                time.sleep(0.01)
+    with monkeypatch.context() as hasty:
+        hasty.setattr(peer_http, "SILENCE_SECONDS", 0.3)  # before the owner begins to read
+        with socket.create_connection((owner.address.host, owner.address.port)) as stranger:
+            stranger.settimeout(60)
+            with pytest.raises(OSError, match=r"Broken pipe|reset"):  # noqa: PT012
+                stranger.sendall(head)
+                while True:
+                    stranger.sendall(then)
+                    time.sleep(0.01)
     assert take(Peers({DIGEST: owner.address}, own_server)) == BODY
 
 
