@@ -337,19 +337,20 @@ def test_strangers_that_say_a_little_for_ever_hold_no_place_and_do_not_hold_up_t
     with hosts(1) as (host,):
         host.keep(1, b"abc")
         address = host.copies.address
-        with ExitStack() as held, monkeypatch.context() as hasty:
-            hasty.setattr(peer_http, "SILENCE_SECONDS", 0.3)
-            for _ in range(2):
-                stranger = held.enter_context(socket.create_connection((address.host, address.port)))
-                stranger.settimeout(60)
-                with pytest.raises(OSError, match=r"Broken pipe|reset"):  # noqa: PT012
-                    while True:
-                        stranger.sendall(b"X")
-                        time.sleep(0.01)
-        assert read(find(host, b"abc"), b"abc") == b"abc"
-        for _ in range(3):  # more than it has places for, and the last one waits in its loop
-            held.enter_context(socket.create_connection((address.host, address.port)))
-        host.copies.close()
+        with ExitStack() as held:
+            with monkeypatch.context() as hasty:
+                hasty.setattr(peer_http, "SILENCE_SECONDS", 0.3)
+                for _ in range(2):
+                    stranger = held.enter_context(socket.create_connection((address.host, address.port)))
+                    stranger.settimeout(60)
+                    with pytest.raises(OSError, match=r"Broken pipe|reset"):  # noqa: PT012
+                        while True:
+                            stranger.sendall(b"X")
+                            time.sleep(0.01)
+            assert read(find(host, b"abc"), b"abc") == b"abc"
+            for _ in range(3):  # more than it has places for, and the last one waits in its loop
+                held.enter_context(socket.create_connection((address.host, address.port)))
+            host.copies.close()
 
 
 def test_an_address_that_is_not_this_hosts_is_refused_with_what_helps():
