@@ -105,4 +105,5 @@ def test_copies_that_rot_are_refused_and_the_store_gives_those_chunks(run, proxy
                 file.write(b"rotten")
     here[LOST] = replace(LOST, 1)
     assert restored(run, here) == all_at(1)
-    assert proxy.count("get") > 1, "an agent that has given wrong bytes is asked no more, and the store gives the rest"
+    of_all_hosts = HOSTS * SIZE // 2**18
+    assert 1 < proxy.count("get") < of_all_hosts // 2, "not what that agent had given before"

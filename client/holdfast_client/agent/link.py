@@ -156,11 +156,15 @@ class NodeAgent:
             self._make_room(link, size_bytes * self._host_ranks, spare=False)
 
     def _make_room(self, link: Connection, of_all: int, *, spare: bool) -> bool:
-        """False if the agent owes an answer."""
-        with contextlib.suppress(AgentRefused, ChannelClosed, TimeoutError):  # nothing is left, or it does not answer
+        """False: the agent does not answer."""
+        try:
             while (room := container_room_bytes()) is not None and room < of_all:
                 link.make_room(spare=spare)
-        return not link.owes
+        except AgentRefused:  # nothing is left
+            return True
+        except (ChannelClosed, TimeoutError):
+            return False
+        return True
 
     def keep_less(self, why: str) -> None:
         """No more spare memory, for this reason."""
