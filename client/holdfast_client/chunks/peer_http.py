@@ -269,7 +269,7 @@ class PeerRequest(socketserver.BaseRequestHandler):
 
     def answer(self, method: str, path: str, head: Head) -> None:
         """Of one who has shown the token. Any error ends the connection."""
-        raise NotImplementedError
+        raise NotImplementedError  # the swarm's request and the agent's each give their own answer
 
     def handle(self) -> None:
         head = read_head(self.request)
