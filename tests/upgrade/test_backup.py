@@ -221,10 +221,17 @@ def test_what_is_no_whole_backup_or_has_no_empty_place_is_refused_and_leaves_not
     whole = file.read_bytes()
     with zipfile.ZipFile(file) as archive:
         largest = max(archive.infolist(), key=lambda each: each.compress_size)
-    middle = largest.header_offset + 30 + len(largest.filename) + largest.compress_size // 2
+        begin = {each: each.header_offset + 30 + len(each.filename) for each in (largest, archive.getinfo(MANIFEST))}
+
+    def spoil(offset: int) -> bytes:
+        return whole[:offset] + bytes([whole[offset] ^ 0xFF]) + whole[offset + 1 :]
+
+    method = whole.index(b"PK\1\2") + 10  # of the first member, as the archive's index has it
     for bad in (
         whole[: len(whole) // 2],
-        whole[:middle] + bytes([whole[middle] ^ 0xFF]) + whole[middle + 1 :],
+        spoil(begin[largest] + largest.compress_size // 2),
+        *(whole[:start] + b"\x07" + whole[start + 1 :] for start in begin.values()),  # no block of deflate
+        spoil(method),
         b"something else",
     ):
         spoilt.write_bytes(bad)

@@ -12,6 +12,7 @@ import secrets
 import shutil
 import sqlite3
 import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -58,7 +59,7 @@ def restore_backup(settings: ServiceSettings, path: Path) -> int:
             if backup.database == "sqlite":
                 return _restore_sqlite(settings, archive)
             return _restore_postgres(settings, archive, backup)
-    except (zipfile.BadZipFile, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
         raise BackupRefusedError(f"{path} is no whole backup ({error}).") from None
     except OSError as error:
         raise BackupRefusedError(f"{path} cannot be restored ({error.strerror}).") from None
