@@ -64,7 +64,7 @@ def licence_of(found: Distribution) -> str:
     if name in _READ:
         return _READ[name]
     classifiers = [each.rpartition(" :: ")[2] for each in metadata.get_all("Classifier", []) if "License ::" in each]
-    for said in (metadata["License-Expression"], metadata["License"], *classifiers):
+    for said in (metadata.get("License-Expression"), metadata.get("License"), *classifiers):
         try:
             return canonicalize_license_expression(_SPDX.get(str(said), str(said)))
         except InvalidLicenseExpression:

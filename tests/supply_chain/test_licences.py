@@ -43,7 +43,7 @@ def test_each_licence_that_asks_for_more_than_its_notice_is_explained() -> None:
 
 def distribution(folder: Path, *lines: str) -> Distribution:
     home = folder / "strange-1.0.dist-info"
-    home.mkdir()
+    home.mkdir(exist_ok=True)
     (home / "METADATA").write_text("\n".join(("Metadata-Version: 2.4", "Name: strange", "Version: 1.0", *lines, "")))
     return found_in(folder)["strange"]
 
@@ -59,6 +59,13 @@ def distribution(folder: Path, *lines: str) -> Distribution:
 def test_a_package_under_another_licence_is_refused(tmp_path: Path, line: str, licence: str) -> None:
     found = {"strange": licence_of(distribution(tmp_path, line))}
     assert refused(found) == {"strange": licence}
+
+
+def test_metadata_that_raise_for_what_they_do_not_have_are_read_too(tmp_path: Path) -> None:
+    """importlib_metadata does, and finds packages for the whole process once something has imported it."""
+    pytest.importorskip("importlib_metadata")
+    assert licence_of(distribution(tmp_path, "License-Expression: MIT")) == "MIT"
+    assert licence_of(distribution(tmp_path, "License: MIT")) == "MIT"
 
 
 def test_the_page_is_not_written_with_a_licence_that_is_refused(
