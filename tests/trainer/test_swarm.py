@@ -11,6 +11,7 @@ import re
 import signal
 import socket
 import threading
+import time
 import uuid
 from collections import Counter
 from urllib.parse import urlsplit
@@ -28,7 +29,6 @@ from torch.distributed.fsdp import fully_shard
 import holdfast
 from holdfast.restore import checkpoint_reader
 from holdfast_client.chunks import host_chunks, peers, transfer
-from holdfast_client.chunks.fetcher import ShardFetcher
 from holdfast_client.client import Client
 from holdfast_protocol.runs import EditProject
 
@@ -241,8 +241,8 @@ def lie(self, descriptor, start, size):
 
 
 def restore_with_bad_peers(rank, run, folder):
-    """Rank 2, on the second host, lies. Rank 4, on the third, stands still as soon as another host asks it for a chunk,
-    until all others have read."""
+    """Rank 2, on the second host, lies. Rank 4, on the third, stands still when another host asks it for a chunk, until
+    all others have read. It waits until all have begun to read: before, they meet, and a collective goes through it."""
     on_its_host(rank, 2, patience_seconds=2.0)
     if rank == 2:
         peers._Request.send_range = lie
@@ -250,18 +250,22 @@ def restore_with_bad_peers(rank, run, folder):
         find = peers.PeerServer.find
 
         def stand_still(server, digest):
-            (folder / "stalled").write_text(str(os.getpid()))
+            while sum(1 for _ in folder.glob("begun-*")) < 8:
+                time.sleep(0.01)
+            (folder / f"stalled-{os.getpid()}").touch()  # another thread of this process may stop it at any time
             os.kill(os.getpid(), signal.SIGSTOP)
             return find(server, digest)
 
         peers.PeerServer.find = stand_still
-    fetch = ShardFetcher.fetch
+    read = checkpoint_reader.CheckpointSource.read
 
-    def fetch_and_say(*a, **k):
-        fetch(*a, **k)
+    def read_and_say(*a, **k):
+        (folder / f"begun-{rank}").touch()
+        fetched = read(*a, **k)
         (folder / f"read-{rank}").touch()
+        return fetched
 
-    ShardFetcher.fetch = fetch_and_say
+    checkpoint_reader.CheckpointSource.read = read_and_say
     return restore_here(run)
 
 
@@ -273,9 +277,10 @@ def test_a_peer_that_lies_and_one_that_stands_still_change_nothing_but_the_time(
 
     def wake_it_up():
         while not ended.wait(0.05):
-            if (folder / "stalled").exists() and sum(1 for _ in folder.glob("read-*")) >= 7:
-                with contextlib.suppress(ProcessLookupError, ValueError):
-                    os.kill(int((folder / "stalled").read_text()), signal.SIGCONT)
+            if sum(1 for _ in folder.glob("read-*")) >= 7:
+                for stalled in folder.glob("stalled-*"):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(stalled.name.partition("-")[2]), signal.SIGCONT)
 
     watcher = threading.Thread(target=wake_it_up)
     watcher.start()
@@ -285,7 +290,7 @@ def test_a_peer_that_lies_and_one_that_stands_still_change_nothing_but_the_time(
         ended.set()
         watcher.join(60)
     assert results == [(1, saved[0])] * 8
-    assert (folder / "stalled").exists()
+    assert list(folder.glob("stalled-*"))
     assert left_in(cache) == []
 
 
