@@ -511,11 +511,6 @@ class CheckpointView(Reply):
     missing_ranks: list[int] = Field(description="The first 20 of ranks 0 to 99 that have not sealed.")
     etag: str
 
-    @property
-    def saved_in(self) -> str:
-        """`project/run` of the run whose ranks saved it: what its index documents say (rule index-names-its-save)."""
-        return f"{self.project}/{self.run if self.forked_from is None else self.forked_from.saved_in}"
-
 
 class RankNegotiated(ChunksNegotiated):
     rank: int

@@ -17,8 +17,8 @@ GUARDS = (
         "index-names-its-save",
         "a fork is read whatever run its ranks have sealed it in",
         "client/holdfast_client/chunks/documents.py",
-        "saved_as = self._saved_as._replace(run=manifest.checkpoint.saved_in)",
-        "saved_as = self._saved_as._replace(run=index.saved_as.run)",
+        'saved_as = saved_as._replace(run=f"{manifest.checkpoint.project}/{forked_from.saved_in}")',
+        "saved_as = saved_as._replace(run=index.saved_as.run)",
         ("tests/trainer/test_forks.py",),
     ),
     Guard(

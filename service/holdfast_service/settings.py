@@ -24,8 +24,6 @@ from holdfast_protocol.states import StoreRole
 from holdfast_service.stores.base import Credentials
 
 PREFIX = "HOLDFAST_"
-HEARTBEATS_UNTIL_LOST = 10
-"""A job misses so many heartbeats before it is taken for lost: replies get lost, and machines are busy."""
 # Client and trainer read these; on one machine they share the service's environment, so they are no mistake here.
 OTHERS_SETTINGS = frozenset(
     {"URL", "TOKEN", "TIMEOUT_SECONDS", "RETRY_SECONDS", "MAX_BYTES_PER_SECOND", "DIRECT_FILES", "COMPRESS"}
@@ -501,11 +499,6 @@ class ServiceSettings(BaseSettings):
         """Lower-case, with `*` for any."""
         names = self.allowed_hosts.lower() or ("localhost,*.localhost" if self.on_loopback else "*")
         return frozenset(name for part in names.split(",") if (name := part.strip()))
-
-    @property
-    def heartbeat_interval_seconds(self) -> float:
-        """How often a job should say that it is alive."""
-        return self.lost_after_seconds / HEARTBEATS_UNTIL_LOST
 
     @property
     def token_file(self) -> Path:

@@ -260,7 +260,7 @@ def test_a_read_that_does_not_end_is_waited_for_within_bounds(run, monkeypatch):
             with pytest.raises(errors.NotRestored, match="may still write into the state"):
                 ckpt.restore(job.state)
         let_go.set()
-        assert ckpt.parts.rest._coming.is_over.wait(60)
+        assert ckpt.parts.rest.coming.is_over.wait(60)
         for step in range(ckpt.restore(job.state), UNTIL):
             job.step(step)
     assert values(job.state) == train(0, None, UNTIL).final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_service.training.attempts import looks_mistyped, similar_names
+from holdfast_service.training.mistyped_names import looks_mistyped, similar_names
 
 MISTYPED = [
     ("demo/gtp", "demo/gpt", "two letters exchanged"),

@@ -406,7 +406,8 @@ class Checkpointer:
                 "This save comes too late: its Checkpointer is closed, or was made by the process that this one was "
                 "forked from. No thread would upload it. Save before close() or the end of the `with` block."
             )
-        self.parts.rest.settle()
+        if self.parts.rest.coming is not None:
+            self.parts.rest.settle()
         try:
             handle = self.parts.saver.save(step, state, metrics, kind, wait=due is not Due.BY_INTERVAL)
             self.parts.schedule.saved(metrics, handle, due)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 from holdfast.distributed.ranks import Ranks
 from holdfast.distributed.step_agreement import StepAgreement
 from holdfast.health.diverged import HealthJudge, HealthRule
-from holdfast.health.missing_components import Completeness
 from holdfast.health.rollback import Rollback
 from holdfast.layout.plan import ChunkSizes
 from holdfast.local.adoption import Adoption
@@ -25,7 +24,7 @@ from holdfast.restore.restorer import Restorer
 from holdfast.restore.streamed_rest import RestGate
 from holdfast.save.job import SaveStats
 from holdfast.save.pipeline import SavePipeline
-from holdfast.save.saver import Saver, window_bytes
+from holdfast.save.saver import Completeness, Saver, window_bytes
 from holdfast.schedule.save_policy import Policy, policy_of
 from holdfast.schedule.schedule import Schedule, known_best
 from holdfast.session.config import read_config

@@ -142,8 +142,10 @@ class CheckpointDocuments:
     def _index(self, manifest: Manifest, rank: int, document: bytes) -> ShardIndex:
         with _refusing(f"The index of rank {rank} in {self.checkpoint_id}"):
             index = ShardIndex.decode(document)
-        # A fork's has the very bytes of the run that it was forked from.
-        saved_as = self._saved_as._replace(run=manifest.checkpoint.saved_in)
+        # A fork's has the very bytes of the run whose ranks saved it (rule index-names-its-save).
+        saved_as, forked_from = self._saved_as, manifest.checkpoint.forked_from
+        if forked_from is not None:
+            saved_as = saved_as._replace(run=f"{manifest.checkpoint.project}/{forked_from.saved_in}")
         if (index.saved_as, index.rank) != (saved_as, rank):
             raise IntegrityError(
                 f"The service offers {self.checkpoint_id} as {saved_as}, and what rank {rank} sealed is "

@@ -12,6 +12,7 @@ from holdfast_service.context import ServiceContext
 from holdfast_service.db.tables.core import Attempt, Checkpoint, Project, Run, Shard
 from holdfast_service.runs.views import WHOLE
 from holdfast_service.stores.base import StoredObject
+from holdfast_service.training.fencing import heartbeat_interval
 
 
 def why_unknown(context: ServiceContext, project_ids: Collection[str]) -> str | None:
@@ -53,8 +54,10 @@ def why_anothers(context: ServiceContext, orphans: Collection[StoredObject]) -> 
     with context.database.read() as session:
         called_at = session.scalar(select(func.max(func.coalesce(Attempt.heartbeat_at, Attempt.opened_at))))
     settings = context.settings
-    longest = settings.heartbeat_interval_seconds + settings.ticket_seconds + settings.longest_upload_seconds
-    if youngest is None or called_at is None or youngest <= called_at + timedelta(seconds=longest):
+    longest = heartbeat_interval(settings) + timedelta(
+        seconds=settings.ticket_seconds + settings.longest_upload_seconds
+    )
+    if youngest is None or called_at is None or youngest <= called_at + longest:
         return None
     return (
         f"An object that no row knows was written at {youngest:%Y-%m-%d %H:%M} UTC, and the last call of a job was at "

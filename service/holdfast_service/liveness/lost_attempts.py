@@ -14,7 +14,7 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Attempt, Run
 from holdfast_service.events.announce import end_stalls
 from holdfast_service.settings import ServiceSettings
-from holdfast_service.training.fencing import heard_until, is_silent
+from holdfast_service.training.fencing import heard_until, heartbeat_interval, is_silent
 
 
 def mark_lost(session: Session, actor: Actor, settings: ServiceSettings) -> int:
@@ -70,7 +70,7 @@ _HEARTBEATS = 3
 def fenced_and_silent(session: Session, settings: ServiceSettings) -> ColumnElement[bool]:
     """Over `attempts`."""
     now = database_now(session)
-    silent_since = heard_until(session, now) - timedelta(seconds=settings.heartbeat_interval_seconds * _HEARTBEATS)
+    silent_since = heard_until(session, now) - _HEARTBEATS * heartbeat_interval(settings)
     excused = Attempt.excused_until
     return and_(
         is_silent(silent_since),
@@ -84,7 +84,7 @@ def _is_to_come(
 ) -> ColumnElement[bool]:
     """It was noted by a clock that was ahead and has gone back since, and says nothing. If an attempt is called lost
     for that, its next call corrects it. A heartbeat of that time is overwritten by the next one."""
-    return moment > now + timedelta(seconds=settings.heartbeat_interval_seconds)
+    return moment > now + heartbeat_interval(settings)
 
 
 def settle_fenced(session: Session, actor: Actor, settings: ServiceSettings) -> int:

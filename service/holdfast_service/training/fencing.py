@@ -333,9 +333,15 @@ def keep_alive(session: Session, writing: Writing, settings: ServiceSettings) ->
     beat(session, writing.pusher, now, settings)
 
 
+def heartbeat_interval(settings: ServiceSettings) -> timedelta:
+    """How often a job should say that it is alive. It misses ten before it is taken for lost: replies get lost, and
+    machines are busy."""
+    return timedelta(seconds=settings.lost_after_seconds) / 10
+
+
 def beat(session: Session, attempt: Attempt, now: datetime, settings: ServiceSettings) -> None:
     """The attempt is alive, even if it was thought lost: a network may have been away and come back."""
-    interval = timedelta(seconds=settings.heartbeat_interval_seconds)
+    interval = heartbeat_interval(settings)
     # The clock may have been ahead at the last heartbeat, and have gone back since.
     due, ahead = now - interval * MOVED_AFTER, now + interval
     # The liveness monitor calls an attempt lost by a heartbeat that is much older.

@@ -22,8 +22,7 @@ from torch.futures import Future
 from holdfast.dcp.metadata import dcp_metadata, decode_value, saved_dcp, values_of
 from holdfast.errors import ConfigurationError
 from holdfast.layout.reshard import StoredPieces, WantedPiece
-from holdfast.restore.checkpoint_reader import CheckpointSource
-from holdfast.restore.shared_documents import CheckpointDocuments, read_documents
+from holdfast.restore.checkpoint_reader import CheckpointSource, SharedDocuments, read_documents
 from holdfast.session.session import Session
 from holdfast.state.destinations import Arrivals, in_place
 from holdfast_client.chunks.workers import TransferWorkers
@@ -40,7 +39,7 @@ class StoredReader(StorageReader):
     def __init__(
         self,
         source: CheckpointSource,
-        documents: CheckpointDocuments,
+        documents: SharedDocuments,
         point: RestorePoint,
         *,
         rank: int,

@@ -14,9 +14,8 @@ from holdfast.dcp.metadata import is_dcp
 from holdfast.dcp.reader import StoredReader
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import ConfigurationError
-from holdfast.restore.checkpoint_reader import CheckpointSource
+from holdfast.restore.checkpoint_reader import CheckpointSource, read_documents
 from holdfast.restore.partial import resolve
-from holdfast.restore.shared_documents import read_documents
 from holdfast.settings import TrainerSettings
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client

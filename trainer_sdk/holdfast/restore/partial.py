@@ -21,8 +21,7 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.errors import ConfigurationError, NoRestorePoint
 from holdfast.layout.reshard import ReadPlan, plan_reads
 from holdfast.progress import speak_up
-from holdfast.restore.checkpoint_reader import CheckpointSource, HostSharing
-from holdfast.restore.shared_documents import read_documents
+from holdfast.restore.checkpoint_reader import CheckpointSource, HostSharing, read_documents
 from holdfast.settings import TrainerSettings
 from holdfast.state.components import Kind
 from holdfast.state.destinations import Arrivals

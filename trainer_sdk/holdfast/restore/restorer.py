@@ -26,11 +26,12 @@ from holdfast.restore.checkpoint_reader import (
     DAMAGED,
     CheckpointSource,
     HostSharing,
+    SharedDocuments,
     SharedReads,
     chunk_sizes,
     part_reads,
+    read_documents,
 )
-from holdfast.restore.shared_documents import CheckpointDocuments, read_documents
 from holdfast.restore.streamed_rest import NOT_TO_BE_TRAINED_ON, Rest, RestGate
 from holdfast.session.environment import differences
 from holdfast.session.session import Session
@@ -107,7 +108,7 @@ class _Reading:
     def __init__(
         self,
         source: CheckpointSource,
-        documents: CheckpointDocuments,
+        documents: SharedDocuments,
         planned: _Planned,
         shared: SharedReads | None,
     ) -> None:
@@ -404,7 +405,7 @@ class Restorer:
                 readable_seconds(progress.seconds_left),
             )
 
-    def _plan_on_all(self, state: dict[str, Any], documents: CheckpointDocuments, asked: _Asked) -> _Planned:
+    def _plan_on_all(self, state: dict[str, Any], documents: SharedDocuments, asked: _Asked) -> _Planned:
         """This rank's reads, and where their bytes arrive. If one rank refuses, no rank's state has changed."""
         planned: list[_Planned] = []
 
@@ -422,7 +423,7 @@ class Restorer:
             return replace(planned[0], streams=True)
         return replace(planned[0], late=frozenset())
 
-    def _plan(self, state: dict[str, Any], documents: CheckpointDocuments, asked: _Asked) -> _Planned:
+    def _plan(self, state: dict[str, Any], documents: SharedDocuments, asked: _Asked) -> _Planned:
         plan = plan_load(
             state,
             documents.stored,
@@ -434,7 +435,7 @@ class Restorer:
         reads = plan_reads(documents.layout, plan.wanted, prefer_rank=self._ranks.rank)
         return _Planned(plan, reads, plan.arrivals(into_live=True), plan.late_names, streams=False)
 
-    def _restore_rng(self, documents: CheckpointDocuments, step: int) -> bool:
+    def _restore_rng(self, documents: SharedDocuments, step: int) -> bool:
         """Last, because loading draws random numbers too. Returns whether this process sees another number of CUDA
         devices than the one that saved."""
         place = str(self._session.run), step, self._ranks.rank
@@ -445,7 +446,7 @@ class Restorer:
             return True
         return False
 
-    def _derived_anew(self, documents: CheckpointDocuments, *, other_devices: bool) -> str:
+    def _derived_anew(self, documents: SharedDocuments, *, other_devices: bool) -> str:
         if documents.layout.world_size == self._ranks.world_size:
             anew = "CUDA's random numbers derived anew from run, step and rank"
             return f" (saved with another number of visible CUDA devices: {anew})" if other_devices else ""

@@ -137,7 +137,8 @@ class RestGate:
         self._ranks = session.ranks
         self._waiting = waiting
         self._lock = threading.RLock()
-        self._coming: StreamedRest | None = None
+        self.coming: StreamedRest | None = None
+        """None: nothing is to come, and there is nothing to settle."""
         self._thread: threading.Thread | None = None
         """Of the last rest."""
         self._optimizers: list[PendingOptimizer] = []
@@ -167,7 +168,7 @@ class RestGate:
         """Returns when the whole state is there, on all ranks; at once if no rest is to come. From any thread, and not
         a collective. Raises RestoreFault on all ranks if the rest is damaged, or the error that it met, again and again
         until a restore has ended well."""
-        if self._coming is None:
+        if self.coming is None:
             return
         if os.getpid() != self._process_id:
             raise ConfigurationError(
@@ -177,7 +178,7 @@ class RestGate:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            if (coming := self._coming) is not None:
+            if (coming := self.coming) is not None:
                 self._await(coming)
                 self._end(coming)
 
@@ -200,7 +201,7 @@ class RestGate:
         except BaseException:
             missing = next((coming for coming in given_up if coming is not None), None)
             with self._lock:
-                if missing is not None and self._coming is None:
+                if missing is not None and self.coming is None:
                     self._guard(missing)
                     what = f"The rest of step {missing.rest.step} of {missing.rest.run}"
                     self._failure = NotRestored(f"{what} has not come, and no restore has ended well since")
@@ -209,14 +210,14 @@ class RestGate:
     def give_up(self) -> StreamedRest | None:
         """Nothing waits any more, and nothing comes. Returns what did not. Raises NotRestored if it does not end within
         half of the ranks' time-out: the other ranks wait for this one meanwhile."""
-        coming = self._coming
+        coming = self.coming
         if coming is None:
             return None
         if not coming.stop(self._ranks.timeout_seconds / 2):
             what = f"The rest of step {coming.rest.step} of {coming.rest.run}"
             raise NotRestored(f"{what} was given up, and a read that does not end may still write into the state")
         with self._lock:
-            if self._coming is coming:
+            if self.coming is coming:
                 if coming.error is not None and self._failure is None:
                     self._failed(coming, coming.error)  # damage counts, also where no use of the state has met it
                 _forget_step(coming.rest)  # none was taken since, and the loop begins anew
@@ -227,12 +228,12 @@ class RestGate:
         """Gives the rest up, within bounds. An optimizer whose state has not come can still not be stepped. The process
         may end at once afterwards: what the ranks of a host have shared does not stay on its disk."""
         self._end_for_good()
-        is_over = self._coming is None or self._coming.is_over.is_set()
+        is_over = self.coming is None or self.coming.is_over.is_set()
         if self._thread is not None and is_over:
             self._thread.join(_CLOSE_SECONDS)
 
     def _end_for_good(self) -> None:
-        coming = self._coming
+        coming = self.coming
         if coming is None:
             if self._hook is not None:
                 self._hook.remove()  # a step that ended the wait could only still it
@@ -242,10 +243,10 @@ class RestGate:
         if not self._lock.acquire(timeout=_CLOSE_SECONDS):
             return  # another thread waits for the rest, and gets its error
         try:
-            if self._coming is not None and self._failure is None and coming.is_over.is_set() and coming.error is None:
+            if self.coming is not None and self._failure is None and coming.is_over.is_set() and coming.error is None:
                 with suppress(Exception):
                     self._end(coming)
-            if self._coming is not None:
+            if self.coming is not None:
                 self._failure = ConfigurationError(_CLOSED)
                 if self._hook is not None:
                     self._hook.remove()
@@ -257,7 +258,7 @@ class RestGate:
         """From here on all waits for it. The caller holds the lock."""
         if self._hook is not None:
             self._hook.remove()
-        self._coming = coming
+        self.coming = coming
         optimizers = {id(slots.optimizer): slots.optimizer for slots in coming.rest.slots}
         self._optimizers = [PendingOptimizer(each, self.settle, self.give_up) for each in optimizers.values()]
         self._hook = BeforeStep(self._before_step)
@@ -319,7 +320,7 @@ class RestGate:
             optimizer.give_up()
         if self._hook is not None:
             self._hook.remove()
-        self._optimizers, self._failure, self._coming = [], None, None
+        self._optimizers, self._failure, self.coming = [], None, None
 
 
 def _refusing(optimizers: Iterable[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], None]:

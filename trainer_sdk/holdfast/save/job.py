@@ -1,15 +1,16 @@
-"""One save on its way: its state, the job, the thread that takes it, what save() gives back, `ckpt.stats`, and how its
-ranks learn whether it was committed."""
+"""One save on its way: its state, the job, what is uploaded of it, the thread that takes it, what save() gives back,
+`ckpt.stats`, and how its ranks learn whether it was committed."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,10 +20,11 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.errors import CheckpointAborted, HoldfastError, SaveDeclined, SaveFailed
 from holdfast.staging import StagedShard
 from holdfast_client.agent.link import HandedSave
+from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.client import Client
 from holdfast_client.errors import ServiceUnavailable, TransferStopped
 from holdfast_client.local.spool import SpoolRecord
-from holdfast_protocol.checkpoints import CheckpointView, ShardSummary
+from holdfast_protocol.checkpoints import CheckpointView, IndexOrdinals, ShardSummary
 from holdfast_protocol.index_documents import Layout, ShardIndex
 from holdfast_protocol.states import AbortCause, CheckpointKind, CheckpointState
 
@@ -258,6 +260,40 @@ class SaveJob:
     def total_bytes(self) -> int:
         """Bytes of its chunks, without the documents; 0 if nothing could be staged."""
         return self.staged.total_bytes if isinstance(self.staged, StagedShard) else 0
+
+
+class ShardChunks:
+    """What one rank uploads of a save, in ordinal order: the staged chunks, its index, and rank 0's layout."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._encoded_layout: tuple[str, bytes] | None = None
+
+    def of(self, job: SaveJob, staged: StagedShard) -> Iterator[OutgoingChunk]:
+        for ordinal in range(staged.chunk_count):
+            yield OutgoingChunk(
+                functools.partial(staged.chunk, ordinal),
+                digest=staged.digest(ordinal),
+                release=functools.partial(staged.done_with, ordinal),
+                item_bytes=staged.plan.item_bytes[ordinal],
+            )
+        for document in self.documents(job):
+            yield OutgoingChunk.of(document)
+
+    def documents(self, job: SaveJob) -> list[bytes]:
+        """What follows the staged chunks: the index, and on rank 0 the layout."""
+        return [job.index.encode(), *([self._layout_bytes(job.layout)] if self._rank == 0 else [])]
+
+    def _layout_bytes(self, layout: Layout) -> bytes:
+        """Encoded once per plan, because many saves use it."""
+        if self._encoded_layout is None or self._encoded_layout[0] != layout.digest:
+            self._encoded_layout = (layout.digest, layout.encode())
+        return self._encoded_layout[1]
+
+    def ordinals(self, staged: StagedShard) -> IndexOrdinals:
+        """The ordinals of the index and the layout."""
+        index = staged.chunk_count
+        return IndexOrdinals(shard=index, layout=index + 1 if self._rank == 0 else None)
 
 
 class SaveThread:

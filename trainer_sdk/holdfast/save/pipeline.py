@@ -25,6 +25,7 @@ from holdfast.errors import ENDS_THE_JOB, CheckpointAborted, HoldfastError, Save
 from holdfast.local.adoption import Verdict, verdict_of
 from holdfast.local.keep import keep_save
 from holdfast.progress import Phase, ProgressBoard, readable_bytes
+from holdfast.save.agent_handover import AgentHandover
 from holdfast.save.job import (
     SPOOL_READS,
     CommitWatch,
@@ -33,8 +34,8 @@ from holdfast.save.job import (
     SaveState,
     SaveStats,
     SaveThread,
+    ShardChunks,
 )
-from holdfast.save.outgoing import AgentHandover, ShardChunks
 from holdfast.session.session import Session
 from holdfast.staging import StagedShard
 from holdfast.staging.overlap import TornSaveError

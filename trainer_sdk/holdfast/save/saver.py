@@ -13,7 +13,7 @@ import logging
 import operator
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,16 +22,15 @@ from pydantic import ValidationError
 from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.distributed.ranks import Ballot, Question
-from holdfast.errors import ConfigurationError, SaveDeclined, StateError
+from holdfast.errors import ConfigurationError, MissingComponent, SaveDeclined, StateError
 from holdfast.health.diverged import FiniteCheck, HealthJudge, Looked, both_verdicts, first_reasons, verdict_on
-from holdfast.health.missing_components import Completeness
 from holdfast.layout.plan import ChunkSizes, LocalPlan, build_local_plan, global_layout
 from holdfast.save.job import SaveHandle, SaveJob, SaveState, SaveStats, Standstill
 from holdfast.save.pipeline import SavePipeline
 from holdfast.session.session import Session
 from holdfast.staging import StagedShard, StagingArea, WindowedShard
 from holdfast.state.capture import CapturedState, capture
-from holdfast.state.components import Declarations, capture_rng, path_of
+from holdfast.state.components import HF_FILES, Declarations, capture_rng, path_of
 from holdfast.state.replicas import check_components, check_optimizers, first_difference, shared_by
 from holdfast_client.agent.link import NodeAgent
 from holdfast_client.chunks.workers import WorkerThreads
@@ -96,6 +95,44 @@ def window_bytes(host_memory: int | None, sizes: ChunkSizes) -> int | None:
             f"Give it {sizes.cut_bytes} at least; with three times that, copy and upload go on side by side."
         )
     return host_memory
+
+
+class Completeness:
+    """Warns of components of the run's first checkpoint that the state lacks, or raises with `strict`: a scheduler that
+    a script forgot to pass on is missed only at the resume that needs it. The components of all ranks count together,
+    because one rank may have components that the others lack.
+
+    One job's. The run's first checkpoint is this job's own if none was committed before."""
+
+    def __init__(self, *, drop: Iterable[str], strict: bool, speaks: bool) -> None:
+        """`drop`: components that are left out on purpose. `speaks`: on rank 0."""
+        self._dropped = frozenset(drop)
+        self._strict = strict
+        self._speaks = speaks
+        self._declared: frozenset[str] | None = None
+        self._said: set[frozenset[str]] = set()
+
+    def left_out(self, declared: Iterable[str]) -> frozenset[str]:
+        """What need not be there: `drop`, and config and tokenizer that an import brought, as no job resumes from
+        these."""
+        return self._dropped | ({HF_FILES} & set(declared))
+
+    def check(self, has: Iterable[str], declared: Iterable[str]) -> None:
+        """`has`: of all ranks; `declared`: by the service, empty before the first commit. The same on all ranks. Raises
+        MissingComponent with `strict`; else each set of them is logged once."""
+        has = frozenset(has)
+        if self._declared is None:
+            self._declared = frozenset(declared) or has
+        missing = self._declared - has - self.left_out(self._declared)
+        if not missing or missing in self._said:
+            return
+        names = ", ".join(map(repr, sorted(missing)))
+        what = f"The state lacks {names}, which the first checkpoint of this run has"
+        if self._strict:
+            raise MissingComponent(what)
+        self._said.add(missing)
+        if self._speaks:
+            log.warning("%s. It is saved without. %s", what, MissingComponent.remedy)
 
 
 class Saver:

@@ -36,7 +36,7 @@ from holdfast.state.components import (
     stepped_parameters,
     steps_are_seen,
 )
-from holdfast.state.tensors import Held, TensorPiece, TieBook, describe, mesh_copies
+from holdfast.state.tensors import Held, TensorPiece, TieBook, describe, is_plain, mesh_copies
 from holdfast.state.tree import TensorRef, decode_tree, encode_tree
 from holdfast.state.wrappers import WrappedTensor, take_apart
 
@@ -119,7 +119,8 @@ def _encode_slots(
 ) -> list[list[Any]]:
     def encode(slot_path: str, value: Any) -> Any:
         # What a tensor subclass writes to the tensors inside it, no version may tell.
-        seen = guarded and not (isinstance(value, torch.Tensor) and take_apart(slot_path, value) is not None)
+        inside = isinstance(value, torch.Tensor) and not is_plain(value) and take_apart(slot_path, value) is not None
+        seen = guarded and not inside
 
         def name_slot(tensor_path: str, tensor: torch.Tensor) -> TensorRef:
             return name_tensor(tensor_path, tensor, _held_beside(tensor_path, parameter, tensor)._replace(guarded=seen))
@@ -240,7 +241,7 @@ def encode_component(component: Component, known: Mapping[int, str], collector: 
         wrapped = []
         for named in module_tensors(key, target):
             path, held = f"{key}/{named.fqn}", named.held(replicated=component.replicated)
-            if take_apart(path, named.tensor) is None:
+            if is_plain(named.tensor) or take_apart(path, named.tensor) is None:
                 collector.add(path, named.tensor, held._replace(guarded=id(named.tensor) in collector.stepped))
             else:
                 add = partial(collector.add, held=held)

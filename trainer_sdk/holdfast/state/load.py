@@ -35,7 +35,7 @@ from holdfast.state.components import (
 )
 from holdfast.state.destinations import Arrivals, Filler, Wants, fits
 from holdfast.state.load_optimizer import LateSlots, Step, plan_optimizer
-from holdfast.state.tensors import refuse_unsupported, torch_dtype
+from holdfast.state.tensors import is_plain, refuse_unsupported, torch_dtype
 from holdfast.state.tree import TensorRef, check_alike, check_known, decode_tree, rebuilt, refs_within, tensor_refs
 from holdfast.state.wrappers import leaves, refuse_other_shards
 from holdfast_protocol.index_documents import Layout
@@ -362,7 +362,7 @@ def _leaves_of_module(
     would mean something else."""
     for named in module_tensors(component.key, component.target):
         path = f"{component.key}/{named.fqn}"
-        inside = list(leaves(path, named.tensor))
+        inside = [(path, named.tensor)] if is_plain(named.tensor) else list(leaves(path, named.tensor))
         excluded = options.excludes(path) or any(options.excludes(each) for each, _ in inside)
         if named.fqn in wrapped and not excluded:
             check_alike(path, named.tensor, decode_tree(wrapped[named.fqn]))

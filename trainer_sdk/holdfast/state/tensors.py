@@ -37,6 +37,11 @@ class LocalBox(NamedTuple):
     """Every rank of the mesh holds the whole tensor."""
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """A tensor or a parameter of torch itself, as nearly all are: no DTensor, and no tensors inside of it."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
 def mesh_copies(tensor: DTensor) -> tuple[tuple[int, int], ...] | None:
     """(coordinate, size) in all of the tensor's mesh, for a value that each of its ranks holds whole. None outside
     it."""

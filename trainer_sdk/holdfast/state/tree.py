@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from holdfast.errors import StateMismatchError, TreeFormatError, UnsupportedStateError
+from holdfast.state.tensors import is_plain
 from holdfast.state.wrappers import (
     Whole,
     WrappedTensor,
@@ -415,7 +416,7 @@ class _Encoder:
     def _encode_tensor(self, value: torch.Tensor, path: str, depth: int) -> Any:
         if self._name_tensor is None:
             raise UnsupportedStateError(path, "a tensor has no place here", "keep it as a value, not as a key")
-        taken = take_apart(path, value)
+        taken = None if is_plain(value) else take_apart(path, value)
         if taken is None:
             return _encode_ref(self._name_tensor(path, value))
         metadata = _Encoder(None, in_metadata=True).encode(taken.metadata, path, depth + 1)

@@ -1,52 +1,12 @@
-"""What one rank uploads of a save, and how the agent of its node takes it over."""
+"""How the agent of this node takes a staged save over."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
-
-from holdfast.save.job import SaveJob
+from holdfast.save.job import SaveJob, ShardChunks
 from holdfast.session.session import Session
 from holdfast.staging import StagedShard
 from holdfast_client.agent.link import HandedSave, NodeAgent
 from holdfast_client.agent.messages import HandOver, StagedChunk
-from holdfast_client.chunks.transfer import OutgoingChunk
-from holdfast_protocol.checkpoints import IndexOrdinals
-from holdfast_protocol.index_documents import Layout
-
-
-class ShardChunks:
-    """What one rank uploads of a save, in ordinal order: the staged chunks, its index, and rank 0's layout."""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._encoded_layout: tuple[str, bytes] | None = None
-
-    def of(self, job: SaveJob, staged: StagedShard) -> Iterator[OutgoingChunk]:
-        for ordinal in range(staged.chunk_count):
-            yield OutgoingChunk(
-                functools.partial(staged.chunk, ordinal),
-                digest=staged.digest(ordinal),
-                release=functools.partial(staged.done_with, ordinal),
-                item_bytes=staged.plan.item_bytes[ordinal],
-            )
-        for document in self.documents(job):
-            yield OutgoingChunk.of(document)
-
-    def documents(self, job: SaveJob) -> list[bytes]:
-        """What follows the staged chunks: the index, and on rank 0 the layout."""
-        return [job.index.encode(), *([self._layout_bytes(job.layout)] if self._rank == 0 else [])]
-
-    def _layout_bytes(self, layout: Layout) -> bytes:
-        """Encoded once per plan, because many saves use it."""
-        if self._encoded_layout is None or self._encoded_layout[0] != layout.digest:
-            self._encoded_layout = (layout.digest, layout.encode())
-        return self._encoded_layout[1]
-
-    def ordinals(self, staged: StagedShard) -> IndexOrdinals:
-        """The ordinals of the index and the layout."""
-        index = staged.chunk_count
-        return IndexOrdinals(shard=index, layout=index + 1 if self._rank == 0 else None)
 
 
 class AgentHandover:
