@@ -97,6 +97,8 @@ class ShardWriter:
         """Called once the checkpoint is begun, on the thread that made the call. What it raises, `upload` raises."""
         self.on_verified: Callable[[int], object] | None = None
         """Called on the uploading thread with the bytes of each chunk that is verified."""
+        self.on_hashed: Callable[[int, str], object] | None = None
+        """Called on the uploading thread with the ordinal and the digest of each chunk."""
         self.digests: list[str] = []
         """Of the chunks that were uploaded, by ordinal."""
         self.sent_bytes = self.sent_chunk_bytes = 0
@@ -196,6 +198,7 @@ class ShardWriter:
             negotiate=self._negotiate,
             seal=seal,
         )
+        self._uploader.on_hashed = self.on_hashed
         if self._stopped.is_set():
             self._uploader.stop()
         uploaded = self._uploader.upload(chunks)

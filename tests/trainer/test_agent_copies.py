@@ -9,12 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.support.fault_proxy import fault_proxy
+from tests.support.fault_proxy import SLOW_DOWN, fault_proxy
 from tests.support.handing_rank import digest_of, state_of
 from tests.support.node_agent import agent_serve
 from tests.support.ranks import launched, read_until
 
 from holdfast_client.agent.link import status_of
+from holdfast_client.client import Client
 
 RANK = "tests.support.handing_rank"
 SIZE = 4 * 1024**2
@@ -70,9 +71,10 @@ def save_and_lose_a_host(run, agents, saves=2):
             rank.wait(timeout=90)
 
 
-def copies_of(agent):
+def copies_of(agent, *, committed=True):
     """The steps of its copies, and the hosts that they are of."""
-    return {(state.step, state.copy_of) for state in status_of(agent.socket).kept if state.copy_of is not None}
+    kept = status_of(agent.socket).kept
+    return {(it.step, it.copy_of) for it in kept if it.copy_of is not None and it.is_committed == committed}
 
 
 def restored(run, agents):
@@ -92,6 +94,38 @@ def test_a_lost_host_and_its_agent_are_replaced_and_the_newest_step_comes_from_m
     assert restored(run, here) == all_at(1)
     documents_of_the_lost_rank = 1
     assert proxy.count("get") == documents_of_the_lost_rank
+
+
+def test_a_save_that_no_host_had_sent_when_one_was_lost_is_committed_from_the_copy_and_restored(run, proxy, agents):
+    here, replace = agents
+    with launched(RANK, run, 2, "told", SIZE, world_size=HOSTS, settings=of_ranks(here)) as ranks:
+        save_on_all(ranks, 0)
+        wait_until(lambda: all((0, (host - 1) % HOSTS) in copies_of(agent) for host, agent in enumerate(here)))
+        proxy.script(SLOW_DOWN, on="put", times=None)
+        save_on_all(ranks, 1)
+        unsent = {(1, LOST)}
+        wait_until(lambda: unsent <= copies_of(here[LOST + 1], committed=False))
+        assert (0, LOST) in copies_of(here[LOST + 1]), "what is committed stays beside it"
+        here[LOST].process.kill9()
+        for rank in (ranks[LOST], *ranks):
+            rank.kill()
+        for rank in ranks:
+            rank.wait(timeout=90)
+    proxy.heal()
+    with Client() as client:
+        wait_until(lambda: client.runs.get(*run.split("/")).newest_step == 1)
+    assert {(1, LOST)} <= copies_of(here[LOST + 1])
+    here[LOST] = replace(LOST, 1)
+    assert restored(run, here) == all_at(1)
+    assert "the agent of another host is gone, and its save is finished here" in here[LOST + 1].log
+
+
+def save_on_all(ranks, step):
+    for rank in ranks:
+        rank.stdin.write("save\n")
+        rank.stdin.flush()
+    for rank in ranks:
+        read_until(rank, f"saved {step}")
 
 
 def test_copies_that_rot_are_refused_and_the_store_gives_those_chunks(run, proxy, agents):

@@ -12,9 +12,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 import pytest
+from pydantic import SecretStr
 
-from holdfast_client.agent import copies, peer_chunks, peer_server
+from holdfast_client.agent import copies, lost_hosts, peer_chunks, peer_server
 from holdfast_client.agent.copies import Copies
+from holdfast_client.agent.held_save import Ledger
 from holdfast_client.agent.memory_tier import MemoryTier, Part
 from holdfast_client.agent.messages import Find, HandOver, Hello, Meet, Offer, Share, StagedChunk
 from holdfast_client.agent.peer_chunks import Peer, PeerChunks, ask, read_chunk
@@ -22,6 +24,7 @@ from holdfast_client.agent.shared_memory import Budget, SharedMemory
 from holdfast_client.chunks import peer_http
 from holdfast_client.chunks.peer_http import PeerAddress, PeerError
 from holdfast_client.errors import ConfigurationError
+from holdfast_client.settings import ClientSettings
 from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import IndexOrdinals, ShardSummary
 from holdfast_protocol.states import CheckpointKind
@@ -84,8 +87,11 @@ class Host:
         self.tier.keep(self.part)
         return theirs
 
-    def offer_to(self, *hosts):
-        self.copies.offer(self.part, Meet(host=self.rank, others=[host.copies.address for host in hosts]))
+    def offer_to(self, *hosts, **how):
+        for host in hosts:
+            known = host.copies._others.get(RUN, frozenset())
+            host.copies.meet(RUN, [*known, self.copies.address])
+        self.copies.offer(self.part, Meet(host=self.rank, others=[host.copies.address for host in hosts]), **how)
 
     def copies_of(self, rank):
         """The steps of its copies here."""
@@ -139,6 +145,154 @@ def test_a_newer_copy_takes_the_place_of_the_one_before_and_what_has_not_changed
         assert (sent.count(digest(b"same")), sent.count(digest(b"two"))) == (1, 1)
         assert following.budget.taken_bytes == len(b"same") + len(b"two") + len(b"{}")
         assert read(find(following, b"same"), b"same") == b"same"
+
+
+def test_a_copy_that_was_made_before_the_commit_is_kept_with_it_and_not_made_again(monkeypatch):
+    sent = []
+    monkeypatch.setattr(copies, "read_chunk", lambda *a: (sent.append(a[1]), read_chunk(*a))[1])
+    with hosts(2) as (here, there):
+        here.keep(1, b"a" * 100, b"b" * 200)
+        here.offer_to(there, is_safe=False)
+        wait_until(lambda: there.copies_of(0) == [1])
+        assert not there.tier.shown()[0].is_committed
+        assert len(sent) == 3
+        here.offer_to(there)
+        wait_until(lambda: there.tier.shown()[0].is_committed)
+        assert len(sent) == 3
+
+
+class Finished:
+    """In place of a HeldSave."""
+
+    is_sealed = is_over = False
+
+    def __init__(self, part, how, together):
+        self.hand, self._together = part.hand, together
+        self.is_committed, self.is_hopeless = how == "committed", how == "hopeless"
+
+    def finish(self):
+        self._together.wait()
+
+    def stop(self):
+        self._together.abort()
+
+
+def begin(host):
+    host.copies.lost_hosts.begin(RUN, ClientSettings(url="http://127.0.0.1:9", token=SecretStr("t")), 1, Ledger())
+
+
+@pytest.mark.parametrize(("how", "left"), [("committed", [True] * 2), ("hopeless", []), ("outage", [False] * 2)])
+def test_what_lost_hosts_have_left_is_finished_at_once_and_goes_only_without_hope(how, left, monkeypatch):
+    with hosts(3) as (one, there, other):
+        for each in (one, other):
+            each.keep(2, b"c" * 10)
+            each.offer_to(there, is_safe=False)
+        wait_until(lambda: len(there.tier.unfinished(RUN)) == 2)
+        for each in (one, other):
+            each.copies.close()
+        all_three = threading.Barrier(3, timeout=60)
+        monkeypatch.setattr(lost_hosts, "_save_of", lambda part, *_: Finished(part, how, all_three))
+        for _ in range(2):  # each rank of the node asks
+            begin(there)
+        assert there.copies.lost_hosts.is_sealing(RUN)
+        assert not there.copies.lost_hosts.is_sealing(RunName("p", "another"))
+        all_three.wait()
+        wait_until(lambda: not there.copies.lost_hosts.is_sealing(RUN))
+        assert [state.is_committed for state in there.tier.shown()] == left
+
+
+def test_an_agent_that_ends_cuts_off_what_it_finishes_for_others(monkeypatch):
+    with hosts(2) as (lost, there):
+        lost.keep(2, b"c" * 10)
+        lost.offer_to(there, is_safe=False)
+        wait_until(lambda: there.tier.unfinished(RUN))
+        lost.copies.close()
+        never = threading.Barrier(2)
+        monkeypatch.setattr(lost_hosts, "_save_of", lambda part, *_: Finished(part, "outage", never))
+        monkeypatch.setattr(threading, "excepthook", lambda _: None)
+        begin(there)
+        there.copies.close()
+        wait_until(lambda: never.broken)
+
+
+def test_what_a_host_that_lives_has_handed_over_is_left_to_it(monkeypatch):
+    with hosts(2) as (here, there):
+        here.keep(1, b"c" * 10)
+        here.offer_to(there, is_safe=False)
+        wait_until(lambda: there.copies_of(0) == [1])
+        monkeypatch.setattr(lost_hosts, "_save_of", lambda *_: pytest.fail("its own agent does it"))
+        begin(there)
+        assert len(there.tier.unfinished(RUN)) == 1
+
+
+def test_what_is_not_committed_is_taken_only_from_an_agent_that_the_job_knows():
+    with hosts(2) as (here, there):
+        here.keep(1, b"c" * 10)
+        there.copies.meet(RUN, [])
+        here.copies.offer(here.part, Meet(host=0, others=[there.copies.address]), is_safe=False)
+        here.copies.offer(here.part, Meet(host=0, others=[there.copies.address]))
+        wait_until(lambda: there.copies_of(0) == [1])
+        assert there.tier.shown()[0].is_committed
+
+
+def test_a_save_that_is_given_up_has_no_copy_any_more():
+    with hosts(2) as (here, there):
+        here.keep(1, b"c" * 10)
+        here.offer_to(there, is_safe=False)
+        wait_until(lambda: there.copies_of(0) == [1])
+        here.copies.withdraw(here.part.hand, Meet(host=0, others=[there.copies.address]))
+        wait_until(lambda: there.copies_of(0) == [])
+        here.offer_to(there)
+        wait_until(lambda: there.copies_of(0) == [1])
+        here.copies.withdraw(here.part.hand, Meet(host=0, others=[there.copies.address]))
+        here.keep(2, b"d" * 10)
+        here.offer_to(there, is_safe=False)
+        wait_until(lambda: 2 in there.copies_of(0))
+        assert there.copies_of(0) == [1, 2], "what is committed stays"
+
+
+def test_an_offer_of_the_next_save_does_not_take_the_place_of_the_word_that_this_one_is_committed(monkeypatch):
+    first, goes_on = threading.Event(), threading.Event()
+
+    def read_late(*asked):
+        is_read = read_chunk(*asked)
+        first.set()
+        assert goes_on.wait(60)
+        return is_read
+
+    with hosts(2) as (here, there):
+        monkeypatch.setattr(copies, "read_chunk", read_late)
+        here.keep(1, b"c" * 10)
+        here.offer_to(there, is_safe=False)
+        assert first.wait(60)
+        here.offer_to(there)
+        here.keep(2, b"d" * 10)
+        here.offer_to(there, is_safe=False)
+        wait_until(lambda: len(there.copies._taken._waiting) == 2)
+        goes_on.set()
+        wait_until(lambda: there.copies_of(0) == [1, 2])
+        assert [state.is_committed for state in there.tier.shown()] == [True, False]
+
+
+def test_of_one_key_one_thing_is_worked_off_at_a_time_and_the_newest_comes_next():
+    begun, goes_on, done = threading.Semaphore(0), threading.Event(), []
+
+    def work(thing):
+        begun.release()
+        assert goes_on.wait(60)
+        done.append(thing)
+
+    things = copies._Newest("test", 2, work)
+    things.put("a", 1)
+    assert begun.acquire(timeout=60)
+    things.put("a", 2)
+    things.put("a", 3)
+    things.put("b", 4)
+    assert begun.acquire(timeout=60), "another key need not wait"
+    assert not begun.acquire(timeout=0.1)
+    goes_on.set()
+    wait_until(lambda: sorted(done) == [1, 3, 4])
+    things.end()
 
 
 def test_a_copy_that_is_made_twice_is_there_once():

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from holdfast_client.agent import held_save
 from holdfast_client.agent.held_save import HeldSave, Ledger
-from holdfast_client.agent.messages import HandOver
-from holdfast_client.errors import CheckpointAborted, StoreRefused
+from holdfast_client.agent.messages import HandOver, StagedChunk
+from holdfast_client.errors import CheckpointAborted, IntegrityError, StoreRefused
 from holdfast_protocol.checkpoints import BeginCheckpoint, IndexOrdinals, ShardSummary
+from holdfast_protocol.digests import chunk_digest
 from holdfast_protocol.states import AbortCause, CheckpointKind, CheckpointState
 
 
@@ -39,7 +41,7 @@ class Parts:
         return self
 
 
-def save_of(lives, *, retry_seconds=0):
+def save_of(lives, *, retry_seconds=0, bodies=(), **how):
     hand = HandOver(
         project="p",
         run="r",
@@ -52,7 +54,7 @@ def save_of(lives, *, retry_seconds=0):
         world_size=1,
         rank=0,
         memory=1,
-        chunks=[],
+        chunks=[StagedChunk(start=start, bytes=4) for start in range(0, 4 * len(bodies), 4)],
         documents=[],
         index=IndexOrdinals(shard=0, layout=1),
         summary=ShardSummary(components={}),
@@ -60,7 +62,15 @@ def save_of(lives, *, retry_seconds=0):
     )
     parts = Parts()
     return HeldSave(
-        hand, memoryview(b""), [], client=parts, workers=None, job=parts, rank_lives=lambda: lives, ledger=Ledger()
+        hand,
+        memoryview(b"".join(bodies)),
+        [],
+        client=parts,
+        workers=None,
+        job=parts,
+        rank_lives=lambda: lives,
+        ledger=Ledger(),
+        **how,
     )
 
 
@@ -122,3 +132,53 @@ def test_a_dead_ranks_save_is_late_and_begun_again_if_its_attempt_was_told_ended
     save_of(lives=False).finish()
     assert [begin.origin_attempt for begin in WriterAfterTheEnd.begins] == [1, 1]
     assert "committed for a rank that is gone" in caplog.text
+
+
+BODIES = [b"aaaa", b"bbbb", b"cccc"]
+
+
+class LoadingWriter:
+    """In place of a ShardWriter: loads the chunks, and keeps what it was told of them."""
+
+    begin_failed = False
+    on_hashed = None
+    taken: list[tuple[bytes, str | None]]
+
+    def __init__(self, *_, **__):
+        return
+
+    def upload_and_seal_again(self, chunks, _describe):
+        for ordinal, chunk in enumerate(chunks()):
+            body = bytes(chunk.load(threading.Event()))
+            self.taken.append((body, chunk.digest))
+            self.on_hashed(ordinal, chunk_digest(body))
+        raise StoreRefused("the store takes nothing")
+
+
+def test_for_copies_only_what_the_upload_has_not_come_to_is_hashed_from_the_end(monkeypatch):
+    monkeypatch.setattr(held_save, "ShardWriter", LoadingWriter)
+    monkeypatch.setattr(LoadingWriter, "taken", [], raising=False)
+    hashed = []
+    monkeypatch.setattr(held_save, "chunk_digest", lambda body: (hashed.append(bytes(body)), chunk_digest(body))[1])
+    save = save_of(lives=True, bodies=BODIES)
+    for _ in range(2):
+        with pytest.raises(StoreRefused):
+            save.write(save.writer(0), ShardSummary(components={}))
+    assert {digest for _, digest in LoadingWriter.taken} == {None}, "each try proves what it sends"
+    assert save.hash_all() == [chunk_digest(body) for body in BODIES]
+    assert hashed == []
+    fresh = save_of(lives=True, bodies=BODIES)
+    assert fresh.hash_all() == save.hash_all()
+    assert hashed == BODIES[::-1]
+    fresh.is_released = True
+    assert fresh.hash_all() is None, "its memory may hold another save by now"
+
+
+def test_a_copy_that_has_changed_in_memory_is_not_sent(monkeypatch):
+    monkeypatch.setattr(held_save, "ShardWriter", LoadingWriter)
+    monkeypatch.setattr(LoadingWriter, "taken", [], raising=False)
+    digests = [chunk_digest(body) for body in BODIES]
+    rotten = save_of(lives=False, bodies=[BODIES[0], b"bbxb", BODIES[2]], digests=digests)
+    with pytest.raises(IntegrityError, match="has changed in memory"):
+        rotten.write(rotten.writer(0), ShardSummary(components={}))
+    assert LoadingWriter.taken == [(BODIES[0], digests[0])]

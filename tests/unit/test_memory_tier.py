@@ -75,17 +75,26 @@ class Node:
     def keep(self, memory, number, *, launch=1, **of):
         self.tier.keep(Part(self.hand(number, **of), self.ranks, memory, ["d" * 64], [b"{}"], launch))
 
-    def copy(self, number, *, host=1, pages=1, launch_id="a" * 8):
-        """A copy of a part of that host."""
+    def copy(self, number, *, host=1, pages=1, launch_id="a" * 8, is_safe=True):
+        """A copy of a part of that host. Its hand-over."""
         hand, own = self.hand(number, launch_id=launch_id), SharedMemory(pages * PAGE)
-        memory = self.tier.take_copy(hand, host, own)
-        self.tier.keep(Part(hand, 1, memory, ["d" * 64], [b"{}"], self.tier.launch_of(launch_id), host))
-        self.tier.let_go(memory)
-        own.close()
+        try:
+            memory = self.tier.take_copy(hand, host, own, is_safe=is_safe)
+            part = Part(hand, 1, memory, ["d" * 64], [b"{}"], self.tier.launch_of(launch_id), host)
+            (self.tier.keep if is_safe else self.tier.hold)(part)
+            self.tier.let_go(memory)
+        finally:
+            own.close()
+        return hand
 
     @property
     def copies(self):
         return [(state.copy_of, state.step) for state in self.tier.shown() if state.copy_of is not None]
+
+    @property
+    def held(self):
+        """Steps of copies that are not committed."""
+        return [state.step for state in self.tier.shown() if not state.is_committed]
 
     def kept(self, run=RUN):
         with self.tier.lending(run, ()) as lent:
@@ -241,6 +250,74 @@ def test_a_copy_stays_if_a_newer_one_has_no_room_without_it_either():
     assert node.copies == [(1, 1)]
     node.copy(2, pages=2)
     assert node.copies == [(1, 2)]
+
+
+def test_a_copy_of_a_save_that_is_not_committed_is_there_beside_the_kept_one_until_it_is():
+    node = Node()
+    node.copy(1)
+    node.copy(2, is_safe=False)
+    hand = node.copy(3, is_safe=False)
+    assert (node.copies, node.held) == ([(1, 1), (1, 3)], [3])
+    assert node.pages == 2
+    assert not node.tier.confirm(hand, 1, ["e" * 64]), "other bytes"
+    assert not node.tier.confirm(hand, 2, ["d" * 64]), "another host's"
+    assert node.tier.confirm(hand, 1, ["d" * 64])
+    assert (node.copies, node.held) == ([(1, 3)], [])
+    assert node.pages == 1
+    assert not node.tier.confirm(hand, 1, ["d" * 64])
+
+
+def test_a_copy_that_is_kept_ends_those_of_older_saves_that_were_never_committed():
+    node = Node()
+    node.copy(1, is_safe=False)
+    node.copy(2)
+    assert (node.copies, node.held) == ([(1, 2)], [])
+    [left] = [node.copy(3, is_safe=False)]
+    [part] = node.tier.unfinished(RUN)
+    assert part.hand == left
+    node.tier.give_up(part)
+    assert (node.copies, node.pages) == ([(1, 2)], 1)
+
+
+def test_what_is_not_committed_takes_no_room_from_what_is_and_goes_first_when_ranks_need_it():
+    node = Node(2)
+    node.copy(1)
+    node.copy(2, is_safe=False)
+    with pytest.raises(NoRoom):
+        node.copy(3, pages=2, is_safe=False)
+    assert (node.copies, node.held) == ([(1, 1), (1, 2)], [2])
+    node.copy(4, is_safe=False)
+    assert (node.copies, node.held) == ([(1, 1), (1, 4)], [4])
+    node.memory()
+    assert (node.copies, node.held) == ([(1, 1)], [])
+
+
+def test_a_save_of_this_node_can_be_copied_until_its_rank_is_done_with_it():
+    node = Node()
+    memory = node.memory()
+    part = Part(node.hand(1), 1, memory, ["d" * 64], [b"{}"], 1)
+
+    def is_there():
+        with node.tier.opened("d" * 64) as found:
+            return found is not None
+
+    for end in (node.tier.release, node.tier.reclaim, node.tier.let_go):
+        assert node.tier.hold(part)
+        assert is_there()
+        assert node.kept() == [], "a restore would take it for committed"
+        end(memory)
+        assert not is_there()
+    assert node.pages == 0
+
+
+def test_copies_of_unfinished_saves_are_forgotten_with_their_run_and_not_taken_after_its_end():
+    node = Node()
+    node.copy(1, is_safe=False)
+    node.tier.finish(node.tier.launch_of("a" * 8))
+    node.tier.forget(RUN)
+    assert (node.copies, node.pages) == ([], 0)
+    node.copy(2, is_safe=False)
+    assert (node.copies, node.pages) == ([], 0)
 
 
 def test_memory_is_freed_without_the_lock_and_counts_until_then(monkeypatch):

@@ -10,9 +10,11 @@ held_save.py      one rank's part of a save in the agent: one try for a living r
 memory_tier.py    what stays in that memory after the save, and for whom it makes room
 lent_chunks.py    the same as a restore reads it
 copies.py         copies of other hosts' parts here, and of this host's parts there
+lost_hosts.py     what a lost host had not sent, sealed from the copies here
 peer_server.py    where other hosts reach this agent
 peer_chunks.py    how a restore, or an agent, reads in the memory of another host's agent
 server.py         the agent: connections, its byte budget, its end
+rank_link.py      one rank's connection in the agent
 process.py        where it listens, and one that a launch has started for its job
 metrics.py        what the agent says of itself, for Prometheus
 connection.py     a rank's connection: questions in their order, and what the agent says meanwhile

@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
-from holdfast_client.agent.messages import Counts, HandOver, HeldPart
+from holdfast_client.agent.messages import Counts, HandOver, HeldPart, StagedChunk
 from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import (
     CheckpointAborted,
     HoldfastError,
+    IntegrityError,
     StaleAttempt,
     TransferStopped,
 )
@@ -29,6 +30,7 @@ from holdfast_client.host_calls import HostCalls
 from holdfast_client.shard_writer import BEGINS, ShardWriter, worth_another_begin
 from holdfast_client.transport import Backoff, check_stop
 from holdfast_protocol.checkpoints import CheckpointView, ShardSummary
+from holdfast_protocol.digests import chunk_digest
 from holdfast_protocol.states import AbortCause, CheckpointState
 
 log = logging.getLogger("holdfast.agent")
@@ -133,8 +135,10 @@ class HeldSave:
         job: JobHere,
         rank_lives: Callable[[], bool],
         ledger: Ledger,
+        digests: Sequence[str] = (),
     ) -> None:
-        """`rank_lives`: asked before the service is told that this rank has failed."""
+        """`rank_lives`: asked before the service is told that this rank has failed. `digests`: of a copy; its bytes are
+        proven again when they are read."""
         self.hand = hand
         self._memory = memory
         self.documents = documents
@@ -150,10 +154,17 @@ class HeldSave:
         self._tries, self._last_error = 0, ""
         self.digests: Sequence[str] = ()
         """Of the chunks and the documents of the sealed part."""
+        self._is_copy = bool(digests)
+        self._known = [*digests] or [chunk.digest or "" for chunk in hand.chunks]
+        """Digests that were found, by ordinal."""
+        self.is_released = False
+        """Its rank stages another save into the memory."""
         self.is_over = False
         """Nothing is left to be done for it."""
         self.is_committed = False
         """`finish` has seen that."""
+        self.is_hopeless = False
+        """`finish` has seen that no later try can commit it."""
 
     @property
     def is_sealed(self) -> bool:
@@ -190,7 +201,19 @@ class HeldSave:
             workers=self._workers,
             host_calls=self._job.calls,
         )
+        self._writer.on_hashed = functools.partial(_note, self._known)  # the writer refers to no memory
         return self._writer
+
+    def hash_all(self) -> list[str] | None:
+        """The digests of the chunks and the documents. A try that runs meanwhile hashes from the first chunk on, and
+        this from the last one: what the try has found is taken from it. None: the save is over for its rank."""
+        for ordinal in reversed(range(len(self.hand.chunks))):
+            if self._stopped.is_set() or self.is_released:
+                return None
+            if not self._known[ordinal]:
+                chunk = self.hand.chunks[ordinal]
+                self._known[ordinal] = chunk_digest(self._memory[chunk.start : chunk.start + chunk.bytes])
+        return [*self._known, *map(chunk_digest, self.documents)]
 
     def write(self, writer: ShardWriter, summary: ShardSummary) -> CheckpointView:
         """One try. Raises a save's errors. When it ends, no thread reads the memory."""
@@ -230,8 +253,10 @@ class HeldSave:
             else:
                 log.warning("sealed for a rank that is gone, and other ranks' parts are missing: %s", self)
         except StaleAttempt as error:
+            self.is_hopeless = True
             log.warning("dropped, because the run has gone on without it: %s. %s", self, error)
         except HoldfastError as error:
+            self.is_hopeless = isinstance(error, CheckpointAborted | IntegrityError)
             log.warning("not committed for a rank that is gone: %s. %s", self, error)
         finally:
             self.is_over = True
@@ -276,18 +301,27 @@ class HeldSave:
         return view
 
     def _chunks(self) -> Iterator[OutgoingChunk]:
-        for chunk in self.hand.chunks:
-            load = functools.partial(self._load, chunk.start, chunk.bytes)
-            yield OutgoingChunk(load, chunk.digest, item_bytes=chunk.item_bytes)
+        for ordinal, chunk in enumerate(self.hand.chunks):
+            load = functools.partial(self._load, ordinal, chunk)
+            digest = self._known[ordinal] if self._is_copy else chunk.digest
+            yield OutgoingChunk(load, digest, item_bytes=chunk.item_bytes)
         for document in self.documents:
             yield OutgoingChunk.of(document)
 
-    def _load(self, start: int, count: int, stop: threading.Event) -> memoryview:
+    def _load(self, ordinal: int, chunk: StagedChunk, stop: threading.Event) -> memoryview:
         check_stop(stop)
-        return self._memory[start : start + count]
+        view = self._memory[chunk.start : chunk.start + chunk.bytes]
+        if self._is_copy and chunk_digest(view) != self._known[ordinal]:
+            raise IntegrityError(f"Chunk {ordinal} of the copy of {self} has changed in memory, and is not sent")
+        return view
 
 
 def _worth_a_late_begin(error: HoldfastError) -> bool:
     """Also after an abort because the attempt has ended: it was begun in time, and nobody had called for a minute."""
     has_ended = isinstance(error, CheckpointAborted) and error.context.get("cause") == AbortCause.ATTEMPT_ENDED
     return has_ended or worth_another_begin(error)
+
+
+def _note(known: list[str], ordinal: int, digest: str) -> None:
+    if ordinal < len(known):
+        known[ordinal] = digest

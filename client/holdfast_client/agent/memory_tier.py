@@ -3,7 +3,8 @@
 rank:  Share -> Memory, HandOver -> sealed -> Release -> a Part of a kept state, until a newer state is whole
        Reclaim: the next save is staged into that memory
 relaunch: Borrow -> the descriptor and the ranges of each part, by digest; it proves what it reads
-other hosts: copies of their parts, in memory of this process (copies.py), under the same rules
+other hosts: copies of their parts, in memory of this process (copies.py), under the same rules; a copy of a part that
+is not committed yet is held beside them, and takes no kept one's place
 
 Nothing of this node is copied, and nothing is on a disk. Memory stays while its rank may stage into it or a kept part
 lies in it.
@@ -32,6 +33,7 @@ from holdfast_client.agent.shared_memory import (
     map_of,
     untouched_bytes,
 )
+from holdfast_client.chunks.peer_http import PeerAddress
 from holdfast_protocol.base import RunName
 
 log = logging.getLogger("holdfast.agent")
@@ -90,6 +92,8 @@ class Part:
     """Launches are counted as they come to this node."""
     of_host: int = HERE
     """Of a copy: the lowest rank on the host that it comes from."""
+    source: PeerAddress | None = None
+    """Of a copy: the agent that it comes from."""
 
     @property
     def state(self) -> _State:
@@ -133,6 +137,8 @@ class MemoryTier:
         self._lock = threading.Lock()
         self._parts: dict[_Key, Part] = {}
         """The one that is kept for longest comes first."""
+        self._held: dict[_Key, Part] = {}
+        """Of saves that are not committed yet: this node's, for other hosts to copy, and copies of theirs."""
         self._launches: dict[str, int] = {}
         self._finished: set[int] = set()
         """Launches that have done their work."""
@@ -161,7 +167,7 @@ class MemoryTier:
             if self._ranks[run]:
                 return
             del self._ranks[run]
-            if any(key.run == run for key in self._parts):
+            if any(key.run == run for key in self._parts | self._held):
                 self._begin_to_idle(run)
 
     def take(self, rank: Hello, share: Share, descriptor: int, *, pays_here: bool = False) -> Memory:
@@ -190,10 +196,10 @@ class MemoryTier:
             self._close(gone)
             gc.collect()
 
-    def take_copy(self, hand: HandOver, of_host: int, own: SharedMemory) -> Memory:
+    def take_copy(self, hand: HandOver, of_host: int, own: SharedMemory, *, is_safe: bool = True) -> Memory:
         """Memory of this process for a copy; `let_go` once it is kept, or not to be kept. Without room for it beside
-        copies of earlier launches, or of older states of the same host, those go, if that is enough. Raises NoRoom, and
-        OSError."""
+        copies of earlier launches, or of older states of the same host, those go, if that is enough; for what is not
+        committed yet (`is_safe` false) only what is not committed either. Raises NoRoom, and OSError."""
         run, state = hand.run_name, _State(self.launch_of(hand.launch_id), hand.number)
         while True:
             with self._lock:
@@ -201,9 +207,11 @@ class MemoryTier:
                     memory = self._mapped(run, Share(memory=own.id, bytes=own.bytes), own.descriptor)
                     self._unfilled.add(memory)
                     return memory
-                older = [key for key in self._parts if key[:2] == (run, of_host) and key.state < state]
+                known = self._parts | self._held
+                older = [key for key in known if key[:2] == (run, of_host) and key.state < state]
                 older = [*(key for key in self._left_copies(run, state.launch) if key.of_host != of_host), *older]
-                freed = sum(self._parts[key].memory.bytes for key in older if not self._parts[key].memory.is_owned)
+                older = [key for key in older if is_safe or key in self._held]
+                freed = sum(known[key].memory.bytes for key in older if not known[key].memory.is_owned)
                 if not older or self._lacks(own.bytes, freed=freed) is not None:
                     raise NoRoom(why)
                 gone = self._drop(older[:1])
@@ -215,6 +223,7 @@ class MemoryTier:
             memory.is_owned = False
             self._unfilled.discard(memory)
             self._spares[memory.run] -= memory.is_spare
+            self._unhold(HERE, memory)
             gone = self._free([memory])
         self._close(gone)
 
@@ -222,25 +231,89 @@ class MemoryTier:
         """The part of a save that is committed, or safe elsewhere. Older states go once enough newer ones are whole.
         With a whole copy those of earlier launches go: the ranks of their hosts may have other numbers now. False: it
         is not kept, a copy that comes after its job has finished."""
+        with self._lock:
+            gone = self._keep(part)
+        self._close(gone or ())
+        return gone is not None
+
+    def _keep(self, part: Part) -> list[Memory] | None:
+        """What is to be closed without the lock; None: it is not kept."""
+        if part.of_host != HERE and part.launch in self._finished:
+            return None
         group, most = (part.hand.run_name, part.of_host), max(1, self.states)
+        key = _Key(*group, part.state, part.hand.rank)
+        before = self._parts.pop(key, None)
+        self._parts[key] = part
+        gone = [] if before is None else self._free([before.memory])
+        gone += self._drop([held for held in self._of_rank(key) if held.state <= key.state])
+        newest = sorted({key.state for key in self._parts if key[:2] == group}, reverse=True)[: most + 1]
+        whole = [state for state in newest if self._is_whole((*group, state))][:most]
+        stay = newest[: newest.index(whole[-1]) + 1] if len(whole) == most else newest
+        gone += self._drop([key for key in self._parts if key[:2] == group and key.state not in stay])
+        if part.of_host != HERE and key in self._parts and self._is_whole(key[:3]):
+            left = self._left_copies(part.hand.run_name, part.launch)
+            gone += self._drop([key for key in left if key.of_host != part.of_host])
+        if part.of_host != HERE and not self._ranks[part.hand.run_name]:
+            self._begin_to_idle(part.hand.run_name)
+        return gone
+
+    def hold(self, part: Part) -> bool:
+        """The part of a save that is not committed yet, in the place of an older one. One of this node is there for
+        other hosts to copy until `release`; a copy until it is kept, or a newer one is there. False: it is not held, a
+        copy that comes after its commit or its job's end."""
         with self._lock:
             if part.of_host != HERE and part.launch in self._finished:
                 return False
-            key = _Key(*group, part.state, part.hand.rank)
-            before = self._parts.pop(key, None)
-            self._parts[key] = part
-            gone = [] if before is None else self._free([before.memory])
-            newest = sorted({key.state for key in self._parts if key[:2] == group}, reverse=True)[: most + 1]
-            whole = [state for state in newest if self._is_whole((*group, state))][:most]
-            stay = newest[: newest.index(whole[-1]) + 1] if len(whole) == most else newest
-            gone += self._drop([key for key in self._parts if key[:2] == group and key.state not in stay])
-            if part.of_host != HERE and key in self._parts and self._is_whole(key[:3]):
-                left = self._left_copies(part.hand.run_name, part.launch)
-                gone += self._drop([key for key in left if key.of_host != part.of_host])
-            if part.of_host != HERE and not self._ranks[part.hand.run_name]:
-                self._begin_to_idle(part.hand.run_name)
+            key = _Key(part.hand.run_name, part.of_host, part.state, part.hand.rank)
+            if key in self._parts:
+                return False
+            gone = self._drop(self._of_rank(key))
+            self._held[key] = part
+            if part.of_host != HERE and not self._ranks[key.run]:
+                self._begin_to_idle(key.run)
         self._close(gone)
         return True
+
+    def release(self, memory: Memory) -> None:
+        """The save in it is over for its rank."""
+        with self._lock:
+            self._unhold(HERE, memory)
+
+    def confirm(self, hand: HandOver, of_host: int, digests: Sequence[str]) -> bool:
+        """The save is committed. A copy of this part that is held is kept from now on; False: there is none."""
+        key = self._key_of(hand, of_host)
+        with self._lock:
+            part = self._held.get(key)
+            gone = self._keep(part) if part is not None and list(part.digests) == list(digests) else None
+        self._close(gone or ())
+        return gone is not None
+
+    def is_kept(self, hand: HandOver, of_host: int) -> bool:
+        """Whether there is a copy of this part that is committed."""
+        key = self._key_of(hand, of_host)
+        with self._lock:
+            return key in self._parts
+
+    def withdraw(self, hand: HandOver, of_host: int) -> None:
+        """A copy of this part, if it is held, goes: its save is given up."""
+        key = self._key_of(hand, of_host)
+        with self._lock:
+            gone = self._drop([key] if key in self._held else [])
+        self._close(gone)
+
+    def _key_of(self, hand: HandOver, of_host: int) -> _Key:
+        return _Key(hand.run_name, of_host, _State(self.launch_of(hand.launch_id), hand.number), hand.rank)
+
+    def unfinished(self, run: RunName) -> list[Part]:
+        """Copies of other hosts' parts that are not committed, as far as is known here."""
+        with self._lock:
+            return [part for key, part in self._held.items() if key.run == run and key.of_host != HERE]
+
+    def give_up(self, part: Part) -> None:
+        """Its save cannot be committed any more."""
+        with self._lock:
+            gone = self._drop([key for key, held in self._held.items() if held is part])
+        self._close(gone)
 
     def make_room(self, run: RunName, *, states: bool = True, copies: bool) -> bool:
         """One part of what may go goes: `copies`, and `states` that ended launches have left, of this run first. The
@@ -256,6 +329,7 @@ class MemoryTier:
     def reclaim(self, memory: Memory) -> None:
         """Its rank writes the next save into it."""
         with self._lock:
+            self._unhold(HERE, memory)
             gone = self._drop([key for key, part in self._parts.items() if part.memory is memory])
         self._close(gone)
 
@@ -271,7 +345,7 @@ class MemoryTier:
             gone = self._drop(
                 [
                     key
-                    for key, part in self._parts.items()
+                    for key, part in (self._parts | self._held).items()
                     if key.run == run and (part.memory in own or not part.memory.is_owned)
                 ]
             )
@@ -285,7 +359,8 @@ class MemoryTier:
         with ExitStack() as held:
             lent = []
             with self._lock, suppress(OSError):
-                for part in [*(part for key, part in self._parts.items() if key.run == run), *parts]:
+                copies = [part for key, part in self._held.items() if key.run == run and key.of_host != HERE]
+                for part in [*copies, *(part for key, part in self._parts.items() if key.run == run), *parts]:
                     if not part.memory.is_closed:
                         lent.append((part, os.dup(part.memory.descriptor)))
                         held.callback(os.close, lent[-1][1])
@@ -294,12 +369,12 @@ class MemoryTier:
     def ranks_of(self, run: RunName) -> list[int]:
         """Whose parts are here, or copies of them."""
         with self._lock:
-            return sorted({key.rank for key in self._parts if key.run == run})
+            return sorted({key.rank for key in self._parts | self._held if key.run == run})
 
     def sizes(self, run: RunName, digests: Iterable[str]) -> list[int | None]:
         """Bytes of what is kept of the run under each digest; None: nothing."""
         with self._lock:
-            parts = [part for key, part in self._parts.items() if key.run == run]
+            parts = [part for key, part in (self._parts | self._held).items() if key.run == run]
         return [next((_size(part.found[digest]) for part in parts if digest in part.found), None) for digest in digests]
 
     @contextmanager
@@ -308,7 +383,8 @@ class MemoryTier:
         is not kept. Raises OSError."""
         with ExitStack() as held:
             with self._lock:
-                part = next((part for part in reversed(self._parts.values()) if digest in part.found), None)
+                parts = reversed((self._held | self._parts).values())
+                part = next((part for part in parts if digest in part.found), None)
                 found = None if part is None else part.found[digest]
                 descriptor = -1
                 if part is not None and isinstance(found, StagedChunk):
@@ -319,10 +395,11 @@ class MemoryTier:
     def shown(self) -> list[KeptState]:
         """By run, the newest last; after that the copies."""
         with self._lock:
-            parts = [*self._parts.items()]
-        states: dict[tuple[RunName, int, _State], list[Part]] = {}
+            parts = [*self._parts.items(), *(item for item in self._held.items() if item[0].of_host != HERE)]
+            held = {*self._held}
+        states: dict[tuple[RunName, int, _State, bool], list[Part]] = {}
         for key, part in sorted(parts, key=lambda item: item[0]):
-            states.setdefault((key.run, key.of_host, key.state), []).append(part)
+            states.setdefault((key.run, key.of_host, key.state, key not in held), []).append(part)
         return [
             KeptState(
                 project=run.project,
@@ -333,8 +410,9 @@ class MemoryTier:
                 host_ranks=of_state[0].host_ranks,
                 bytes=sum(chunk.bytes for part in of_state for chunk in part.hand.chunks),
                 copy_of=None if of_host == HERE else of_host,
+                is_committed=is_committed,
             )
-            for (run, of_host, _), of_state in states.items()
+            for (run, of_host, _, is_committed), of_state in states.items()
         ]
 
     def _is_whole(self, state: tuple[RunName, int, _State]) -> bool:
@@ -368,6 +446,15 @@ class MemoryTier:
     def _promised(self) -> int:
         return sum(untouched_bytes(memory.descriptor, memory.bytes) for memory in self._unfilled)
 
+    def _of_rank(self, of: _Key) -> list[_Key]:
+        """What is held of the same rank of the same host."""
+        return [key for key in self._held if (*key[:2], key.rank) == (*of[:2], of.rank)]
+
+    def _unhold(self, of_host: int, memory: Memory) -> None:
+        self._held = {
+            key: part for key, part in self._held.items() if key.of_host != of_host or part.memory is not memory
+        }
+
     def _left_copies(self, run: RunName, launch: int) -> list[_Key]:
         """Of launches before this one."""
         return [key for key in self._parts if key.run == run and key.of_host != HERE and key.state.launch < launch]
@@ -392,24 +479,26 @@ class MemoryTier:
     ) -> list[Memory] | None:
         """The part that is kept for longest of those whose rank is gone, of the run `first` if there is one; `copies`
         before `states` of this node. None if there is none."""
+        known = self._held | self._parts
         left = [
             key
-            for key, part in self._parts.items()
+            for key, part in known.items()
             if not part.memory.is_owned and (states if key.of_host == HERE else copies)
         ]
         if not left:
             return None
-        key = min(left, key=lambda key: (key.of_host == HERE, key.run != first))
-        log.info("step %d of %s is not kept any longer: ranks need the memory", self._parts[key].hand.step, key.run)
+        key = min(left, key=lambda key: (key.of_host == HERE, key.run != first, key in self._parts))
+        log.info("step %d of %s is not kept any longer: ranks need the memory", known[key].hand.step, key.run)
         return self._drop([key])
 
     def _drop(self, keys: Collection[_Key]) -> list[Memory]:
         """What is to be closed without the lock."""
-        return self._free([self._parts.pop(key).memory for key in keys])
+        parts = [self._held.pop(key) if key in self._held else self._parts.pop(key) for key in keys]
+        return self._free([part.memory for part in parts])
 
     def _free(self, memories: Iterable[Memory]) -> list[Memory]:
         """Those that nobody needs: to be closed without the lock."""
-        used = {id(part.memory) for part in self._parts.values()}
+        used = {id(part.memory) for part in (*self._parts.values(), *self._held.values())}
         gone = []
         for memory in memories:
             if not (memory.is_owned or memory.is_closed or id(memory) in used):

@@ -345,6 +345,7 @@ class KeptState(_Frame):
     host_ranks: int = Field(description="With so many parts it is whole on this node.")
     bytes: int
     copy_of: int | None = Field(default=None, description="A copy: the lowest rank on the host that it is of.")
+    is_committed: bool = Field(default=True, description="Or safe elsewhere, as far as is known here.")
 
 
 class Status(_Frame):
@@ -384,14 +385,15 @@ TOLD: TypeAdapter[Told] = TypeAdapter(Annotated[Told, Field(discriminator="type"
 
 
 class Offer(_Frame):
-    """One rank's part of a state that is safe: the other agent may copy it from `source`, by digest, while it stays
-    there."""
+    """One rank's part of a state: the other agent may copy it from `source`, by digest, while it stays there."""
 
     source: PeerAddress
     host: int = Field(ge=0, description="The lowest rank on the host that it is of.")
     host_ranks: int = Field(ge=1)
     hand: HandOver
     digests: list[Digest] = Field(description="Of its chunks and documents.")
+    is_safe: bool = Field(default=True, description="Committed, or on a disk. Else it is offered again when it is.")
+    is_given_up: bool = Field(default=False, description="It will not be committed: a copy that was made is to go.")
 
     @model_validator(mode="after")
     def _one_digest_each(self) -> Self:

@@ -327,6 +327,7 @@ class ShardUploader:
         self._fence = fence
         self._workers = workers
         self._on_verified = on_verified
+        self.on_hashed: Callable[[int, str], object] | None = None
         self._stop = threading.Event()
         self._digests: list[str] = []
         self._seen: set[str] = set()
@@ -416,6 +417,8 @@ class ShardUploader:
 
     def _take(self, ordinal: int, chunk: HashedChunk) -> None:
         self._digests[ordinal] = chunk.digest
+        if self.on_hashed is not None:
+            self.on_hashed(ordinal, chunk.digest)
         opened = OpenChunk.of(chunk, encodes=self._client.encodes_chunks())
         if chunk.digest in self._seen:
             opened.let_go()

@@ -376,7 +376,9 @@ def show_agent(*, socket: SocketOption = None, json: JsonOption = False) -> None
                 str(state.attempt),
                 as_bytes(state.bytes),
                 f"{state.parts} of {state.host_ranks}",
-                NOTHING if state.copy_of is None else f"the host of rank {state.copy_of}",
+                NOTHING
+                if state.copy_of is None
+                else f"the host of rank {state.copy_of}{'' if state.is_committed else ', not committed'}",
             )
             for state in status.kept
         ),
