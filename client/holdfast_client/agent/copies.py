@@ -161,9 +161,7 @@ class Copies:
         """Another host's part, once there is time. What is not committed yet, this agent may have to seal: it takes
         that only from an agent that a rank of this node has met in this run."""
         if not offer.is_safe and offer.source not in self._others.get(offer.hand.run_name, ()):
-            log.info(
-                "no rank here has met the agent that offers %s before its commit: not taken", _named(offer)
-            )
+            log.info("no rank here has met the agent that offers %s before its commit: not taken", _named(offer))
         elif not (offer.is_safe and self._confirmed(offer)):
             self._taken.put(self._key(offer), offer, offer.is_safe)
 
