@@ -15,6 +15,8 @@ REPEATS ?= 5
 DEVICE ?= cpu
 # make soak, make chaos, make jepsen: how long everything runs at once.
 MINUTES ?= 10
+# make chaos: yes for jobs whose nodes have agents, and nodes that are lost.
+AGENTS ?=
 # make preempt: how many launches are told to leave.
 TIMES ?= 100
 
@@ -34,7 +36,7 @@ help:
 	@echo 'make check                                              ruff, mypy and import-linter'
 	@echo 'make prove [RULES=...]                                  take guards out: do tests notice?'
 	@echo 'make soak [MINUTES=10]                                  everything at once, with kill -9: is anything lost?'
-	@echo 'make chaos [MINUTES=10]                                 torchrun jobs while everything fails: unharmed?'
+	@echo 'make chaos [MINUTES=10] [AGENTS=yes]                    torchrun jobs while everything fails: unharmed?'
 	@echo 'make jepsen [MINUTES=10]                                every part fails, the database goes back: all commits there?'
 	@echo 'make rehearse                                           a failover to a synchronous standby: is anything lost?'
 	@echo 'make preempt [TIMES=100]                                SIGTERM at random moments: is the newest state saved?'
@@ -83,7 +85,7 @@ soak: venv
 
 # Real torchrun jobs, and everything that they need is killed, parted, spoilt or filled up; see tests/chaos_run.
 chaos: venv
-	@$(VENV)/bin/python -m tests.chaos_run --minutes $(MINUTES)
+	@$(VENV)/bin/python -m tests.chaos_run --minutes $(MINUTES) $(if $(AGENTS),--agents)
 
 # Two services, a worker, two stores and four jobs, a model of every commit, and failovers; see tests/jepsen.
 jepsen: venv

@@ -1,11 +1,12 @@
 """The chaos run: real torchrun jobs on a real service, Postgres and SeaweedFS, and everything that fails, fails.
 
-    make chaos MINUTES=10            or: .venv/bin/python -m tests.chaos_run --minutes 10 [--seed N]
+    make chaos MINUTES=10 [AGENTS=yes]    or: .venv/bin/python -m tests.chaos_run --minutes 10 [--seed N] [--agents]
 
 trainer.py    what torchrun starts: ranks that train a small model, and journal every step with a digest of the state
 journal.py    what each rank has done, a line for each thing before the next one begins
 clock.py      the wall clock of a process jumps; serve.py is the service with such a clock
 place.py      the servers, and proxies in front of them: everything that a job needs and that may fail
+nodes.py      with --agents: each rank is on a node of its own, whose agent takes its saves and copies those of another
 job.py        one training run under a launcher that starts the same command again, as a cluster does
 faults/       what can happen, a kind each: how it is done, and how it ends
 chaos.py      faults at random moments, each until every job has trained and committed beyond it

@@ -11,7 +11,7 @@ from collections import Counter
 from holdfast_protocol.runs import AttemptGoodput, Goodput
 from holdfast_protocol.states import AttemptOutcome
 from tests.chaos_run.chaos import Happened
-from tests.chaos_run.faults import JUMPS_DATABASE, KILLS_A_RANK, PREEMPTS, Arena
+from tests.chaos_run.faults import JUMPS_DATABASE, KILLS_A_RANK, LOSES_A_NODE, PREEMPTS, Arena
 from tests.chaos_run.findings import Verdict, Wrong
 from tests.chaos_run.job import Job
 from tests.chaos_run.journal import LaunchRecord
@@ -111,7 +111,7 @@ def _outcomes(each: LaunchRecord, by: str, *, left_alone: bool) -> set[AttemptOu
         return {AttemptOutcome.PREEMPTED}
     if by == PREEMPTS:
         return {AttemptOutcome.PREEMPTED, AttemptOutcome.FAILED, AttemptOutcome.LOST}
-    if by == KILLS_A_RANK:
+    if by in (KILLS_A_RANK, LOSES_A_NODE):
         # Its peers notice, or are ended before they can tell.
         return {AttemptOutcome.FAILED, AttemptOutcome.LOST}
     if by:

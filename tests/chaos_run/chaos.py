@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tests.chaos_run.faults import ALL, Arena
+from tests.chaos_run.faults import ALL, OF_AGENTS, Arena
 from tests.chaos_run.job import Job
 
 _LOOK_EVERY_SECONDS = 0.1
@@ -72,7 +72,7 @@ def let_things_fail(arena: Arena, *, seconds: float, kinds: Iterable[str] = ALL,
 def _strike(arena: Arena, kind: str) -> Happened | None:
     before = {job.name: job.last_step() for job in arena.jobs}
     at = time.monotonic()
-    strike = ALL[kind](arena, kind)
+    strike = (ALL | OF_AGENTS)[kind](arena, kind)
     if strike is None:
         return None
     names = {job.name for job in strike.jobs}

@@ -28,6 +28,21 @@ class Finding:
     text: str
 
 
+@dataclass(frozen=True)
+class Recovery:
+    """What it cost that `kind` ended a launch. `lost`: the steps that the next one trained again; `saved_lost`: of them
+    up to the last one that save() had returned for on all ranks; `committed_lost`: up to the last one that the job was
+    told of. `seconds`: from the fault until the next launch's first step; None if it came to none. `read`: bytes by
+    where they came from, to all ranks, or to the one that had been killed alone."""
+
+    kind: str
+    lost: int
+    saved_lost: int
+    committed_lost: int
+    seconds: float | None
+    read: dict[str, int]
+
+
 @dataclass
 class Verdict:
     """`lost`: by the fault that ended a launch, the steps that the next one trained again."""
@@ -35,6 +50,7 @@ class Verdict:
     findings: list[Finding] = field(default_factory=list)
     facts: Counter[str] = field(default_factory=Counter)
     lost: dict[str, list[int]] = field(default_factory=dict)
+    recoveries: list[Recovery] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def found(self, wrong: Wrong, kind: str, text: str) -> None:

@@ -18,6 +18,7 @@ import psutil
 from examples.demo.launches import Launch, launch_environment
 
 from tests.chaos_run.journal import JournalReader, LaunchRecord
+from tests.chaos_run.nodes import Nodes
 from tests.chaos_run.place import PROJECT, Place
 from tests.chaos_run.trainer import UNTIL
 from tests.support.fault_proxy import FaultProxy
@@ -52,15 +53,28 @@ class Torchrun(Launch):
 class Job:
     """`launches`, `last_step` and what reads the journal are for one thread; ends and kills for any."""
 
-    def __init__(self, place: Place, name: str, *, seed: int, local: Path | None = None, ranks: int = 2) -> None:
+    def __init__(
+        self,
+        place: Place,
+        name: str,
+        *,
+        seed: int,
+        local: Path | None = None,
+        ranks: int = 2,
+        nodes: Nodes | None = None,
+    ) -> None:
+        """`nodes`: each rank is on one of its own, with an agent, and a local tier of its own below `local`."""
         self.name = name
         self.run = f"{PROJECT}/{name}"
         self.seed = seed
         self.local = local
         self.ranks = ranks
+        self.nodes = nodes
         self.folder = place.folder / name
         self.folder.mkdir()
         self.ends: list[End] = []
+        self.killed_ranks: dict[int, int] = {}
+        """By launch, the rank that was killed alone."""
         self.way: FaultProxy = place.way_to_service()
         self._environment = launch_environment(place.environment(self.way), {}, temporary=self.folder)
         self._journal = JournalReader(self.folder)
@@ -110,7 +124,8 @@ class Job:
             pid = self._rank_pid(rank)
             if pid is None:
                 return False
-            self._by.setdefault(self._number, by)
+            if self._by.setdefault(self._number, by) == by:
+                self.killed_ranks.setdefault(self._number, rank)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             return True
@@ -140,9 +155,15 @@ class Job:
     @contextlib.contextmanager
     def held_down(self, by: str) -> Iterator[None]:
         """Killed, and not launched again before the block is over."""
+        with self.not_launched():
+            self.kill(by)
+            yield
+
+    @contextlib.contextmanager
+    def not_launched(self) -> Iterator[None]:
+        """No launch begins before the block is over."""
         self._may_launch.clear()
         try:
-            self.kill(by)
             yield
         finally:
             self._may_launch.set()
@@ -185,6 +206,7 @@ class Job:
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"),
             *("-m", "tests.chaos_run.trainer", self.run, str(self.folder), str(self._number), f"--seed={self.seed}"),
             *([f"--tier={self.local}"] if self.local else []),
+            *([f"--agents={self.nodes.sockets}"] if self.nodes else []),
         ]
 
     def _keep_running(self) -> None:

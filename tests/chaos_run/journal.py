@@ -3,7 +3,8 @@
 A line is in the file before the rank goes on, so that SIGKILL loses nothing of it; half a line is what a kill has left.
 Times are `time.monotonic()`, which all processes of a machine share and no jump of a clock moves.
 
-    begun      a rank runs: process, attempt, the step it goes on with, and the digest of the state that it has restored
+    begun      a rank runs: process, attempt, the step it goes on with, the digest of the state that it has restored,
+               and how many bytes it read of that from where
     step       a step was trained; `state` is the digest of all state after it
     saving     a save of this step was begun
     committed  the client was told that this step's checkpoint is committed
@@ -79,6 +80,7 @@ class LaunchRecord:
     world_size: int = 0
     start: int = 0
     state: str = ""
+    read: dict[str, int] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
     saving: list[int] = field(default_factory=list)
@@ -97,6 +99,7 @@ class LaunchRecord:
             case "begun":
                 self.begun_at, self.pid, self.attempt = line["at"], line["pid"], line["attempt"]
                 self.world_size, self.start, self.state = line["world_size"], line["start"], line["state"]
+                self.read = line["read"]
             case "step":
                 self.steps.append(Step(line["step"], line["at"], line["state"]))
             case "committed":

@@ -7,11 +7,12 @@ import itertools
 import math
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from tests.chaos_run.chaos import Happened
-from tests.chaos_run.faults import SPOILS
-from tests.chaos_run.findings import Verdict, Wrong
+from tests.chaos_run.faults import FILLS_DISK, KILLS_A_JOB, KILLS_A_RANK, KILLS_AN_AGENT, SPOILS
+from tests.chaos_run.findings import Recovery, Verdict, Wrong
 from tests.chaos_run.job import Job
 from tests.chaos_run.journal import JournalReader, LaunchRecord
 from tests.chaos_run.trainer import SAVE_EVERY
@@ -20,12 +21,14 @@ _REPOSITORY = Path(__file__).parents[2]
 _REFERENCE_SECONDS = 900
 _AFTERMATH_SECONDS = 120
 """A job may end by itself while something is down, or when it has lost its patience afterwards."""
+_PARTS_RANK_AND_AGENT = (KILLS_AN_AGENT, FILLS_DISK)
+"""For longer than the fault lasts."""
 
 
 def undisturbed(job: Job, steps: int, folder: Path) -> dict[int, str]:
     """The digest of the state after each step of a run that nothing happens to, in processes of its own."""
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.ranks}"),
         *("-m", "tests.chaos_run.trainer", job.run, str(folder), "1", f"--seed={job.seed}", f"--undisturbed={steps}"),
     ]
     done = subprocess.run(
@@ -78,6 +81,10 @@ def _went_on(job: Job, happened: list[Happened], by: dict[int, str], verdict: Ve
         spoilt = spoilt or kind in SPOILS
         last = before.start - 1 if before.last_step is None else before.last_step
         verdict.lost.setdefault(kind, []).append(last + 1 - after.start)
+        handed = _newest_saved(job, before)
+        lost = (max(0, step + 1 - after.start) for step in (last, handed, told))
+        seconds = _seconds_to_first_step(job, kind, before, after, happened)
+        verdict.recoveries.append(Recovery(kind, *lost, seconds=seconds, read=_read_by(job, before, after)))
         where = f"{job.name}, launch {after.launch}: training went on at {after.start} after {last}"
         if spoilt:
             # The point before was to be taken. The next commit puts an end to that.
@@ -92,6 +99,50 @@ def _went_on(job: Job, happened: list[Happened], by: dict[int, str], verdict: Ve
         in_time = [step for step in saves[:-1] if not _was_broken(happened, job, before, step)]
         if in_time and after.start <= in_time[-1]:
             verdict.found(Wrong.LOST_WORK, kind, f"{where}, and the save of step {in_time[-1]} had the time it needs")
+        if after.start <= handed and _agents_had_it(job, kind, before, after, handed, happened):
+            verdict.found(Wrong.LOST_WORK, kind, f"{where}, and the agents had step {handed}")
+
+
+def _newest_saved(job: Job, launch: LaunchRecord) -> int:
+    """The newest step whose save() has returned on all ranks; -1 if there is none."""
+    ranks = [one for rank in range(job.ranks) for one in job.launches(rank) if one.launch == launch.launch]
+    declined = {step for one in ranks for step, why in one.failed if why.startswith("SaveDeclined")}
+    on_all = set.intersection(*(set(one.saving) for one in ranks)) if len(ranks) == job.ranks else set()
+    return max(on_all - declined, default=-1)
+
+
+def _seconds_to_first_step(
+    job: Job, kind: str, before: LaunchRecord, after: LaunchRecord, happened: list[Happened]
+) -> float | None:
+    """From the beginning of the fault that has ended `before`."""
+    ended_at = next(end.at for end in job.ends if end.launch == before.launch)
+    began_at = max((one.at for one in happened if one.kind == kind and one.at <= ended_at), default=None)
+    return after.steps[0].at - began_at if began_at is not None and after.steps else None
+
+
+def _read_by(job: Job, before: LaunchRecord, after: LaunchRecord) -> Counter[str]:
+    """Of all ranks, or of the one that was killed alone."""
+    read: Counter[str] = Counter()
+    for rank in range(job.ranks):
+        if job.killed_ranks.get(before.launch, rank) == rank:
+            read.update(next((one.read for one in job.launches(rank) if one.launch == after.launch), {}))
+    return read
+
+
+def _agents_had_it(
+    job: Job, kind: str, before: LaunchRecord, after: LaunchRecord, step: int, happened: list[Happened]
+) -> bool:
+    """This step was handed to agents that have outlived the ranks and could commit it: nothing else was down. A rank
+    finds an agent that was killed again within a minute, and one whose files were limited may have shared nothing."""
+    if job.nodes is None or kind not in (KILLS_A_RANK, KILLS_A_JOB) or after.begun_at is None:
+        return False
+    saved_at = next(one.at for one in before.steps if one.step == step)
+    launched_at = max((end.at for end in job.ends if end.launch < before.launch), default=0.0)
+    ended_at = next(end.at for end in job.ends if end.launch == before.launch)
+    own_at = max(one.at for one in happened if one.kind == kind and one.at <= ended_at)
+    others = [one for one in happened if one.at <= after.begun_at and one.at != own_at]
+    was_down = any(one.mended_at.get(job.name, math.inf) >= saved_at for one in others)
+    return not (was_down or any(one.kind in _PARTS_RANK_AND_AGENT and one.over_at >= launched_at for one in others))
 
 
 def _was_broken(happened: list[Happened], job: Job, launch: LaunchRecord, step: int) -> bool:

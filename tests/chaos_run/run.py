@@ -22,6 +22,7 @@ from tests.chaos_run.faults import ALL, Arena
 from tests.chaos_run.findings import Verdict, Wrong
 from tests.chaos_run.job import Job
 from tests.chaos_run.judge import judge_job, undisturbed
+from tests.chaos_run.nodes import Nodes
 from tests.chaos_run.place import PROJECT, new_place
 from tests.chaos_run.resized import resize
 from tests.chaos_run.trainer import SAVE_EVERY
@@ -30,12 +31,15 @@ from tests.support.tallies import drifted_at_last
 _END_SECONDS = 240
 _KEPT_CHECKPOINTS = 30
 """Of each run; so retention, purge and collection go on beside everything, as they do anywhere."""
+_NODES = 4
+"""Of the first job, if they have agents."""
 _SMALL_DISK_BYTES = 96 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Things fail for `seconds`, and until there were `least_faults`. `resized`: with a part on one rank at the end."""
+    """Things fail for `seconds`, and until there were `least_faults`. `resized`: with a part on one rank at the end.
+    `agents`: each rank is on a node of its own, with an agent; the first job has more of them."""
 
     seconds: float
     seed: int
@@ -43,6 +47,7 @@ class Plan:
     kinds: Iterable[str] = tuple(ALL)
     jobs: int = 2
     resized: bool = True
+    agents: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,9 +61,15 @@ def run_chaos(folder: Path, plan: Plan) -> Outcome:
     with new_place(folder) as place, small_disk(folder / "disk") as disk, contextlib.ExitStack() as stack:
         place.client.projects.edit(PROJECT, EditProject())
         place.client.policies.put(PolicyKind.RETENTION, PROJECT, None, {"keep_last": _KEPT_CHECKPOINTS})
-        jobs = [Job(place, "plain", seed=11)]
+
+        def nodes(name: str, count: int) -> Nodes | None:
+            return stack.enter_context(Nodes(folder / f"{name}-agents", count)) if plan.agents else None
+
+        ranks = _NODES if plan.agents else 2
+        jobs = [Job(place, "plain", seed=11, ranks=ranks, nodes=nodes("plain", ranks))]
         if plan.jobs > 1:
-            jobs.append(Job(place, "spooling", seed=12, local=(disk or folder) / "local"))
+            local = (disk or folder) / "local"
+            jobs.append(Job(place, "spooling", seed=12, local=local, nodes=nodes("spooling", 2)))
         arena = Arena(place, jobs, random.Random(plan.seed), small_disk=disk)
         for job in jobs:
             stack.callback(job.stop)

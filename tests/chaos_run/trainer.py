@@ -11,6 +11,7 @@ import faulthandler
 import hashlib
 import os
 import signal
+import socket
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -33,6 +34,15 @@ _WIDTH, _BATCH = 160, 8
 _COLLECTIVE_SECONDS = 60
 # About 16 chunks per save, so that faults meet a save in its middle.
 _CHUNKS = ChunkSizes(own_chunk_bytes=32 * 1024, cut_bytes=64 * 1024, pack_bytes=64 * 1024)
+
+
+def node_name(rank: int) -> str:
+    return f"node{rank}"
+
+
+def socket_on(sockets: Path, rank: int) -> Path:
+    """Where the agent of this rank's node listens. The replacement's has the same path, as on real nodes."""
+    return sockets / node_name(rank) / "agent.sock"
 
 
 class Batches:
@@ -110,9 +120,11 @@ def train(options: argparse.Namespace, journal: Journal) -> None:
             journal.write("step", step=step, state=training.digest())
         return
     every = holdfast.Every(steps=SAVE_EVERY)
+    tier, agent = _on_its_node(options, dist.get_rank())
     with holdfast.Checkpointer(
-        options.run, save=every, replicated=["dataloader"], local=options.tier, chunk_sizes=_CHUNKS
+        options.run, save=every, replicated=["dataloader"], local=tier, agent=agent, chunk_sizes=_CHUNKS
     ) as ckpt:
+        reads = _noted_reads(ckpt.parts.restorer)
         start = ckpt.restore(training.state)
         journal.write(
             "begun",
@@ -121,6 +133,7 @@ def train(options: argparse.Namespace, journal: Journal) -> None:
             world_size=world_size,
             start=start,
             state=training.digest(),
+            read=reads[-1] if reads else {},
         )
         step = start
         while not _is_over(options.journal, step):
@@ -137,6 +150,36 @@ def train(options: argparse.Namespace, journal: Journal) -> None:
                 _journal_outcome(journal, handle)
             time.sleep(STEP_SECONDS)
             step += 1
+
+
+def _on_its_node(options: argparse.Namespace, rank: int) -> tuple[Path | None, Path | None]:
+    """Folder of the local tier, and socket of the agent. With agents each rank takes itself to be on a node of its
+    own."""
+    if options.agents is None:
+        return options.tier, None
+    socket.gethostname = lambda: node_name(rank)
+    return options.tier and options.tier / node_name(rank), socket_on(options.agents, rank)
+
+
+def _noted_reads(restorer: Any) -> list[dict[str, int]]:
+    """What this rank has read from where, of each checkpoint that it tries: the figures of the SDK, which itself tells
+    the sum of all ranks."""
+    reads: list[dict[str, int]] = []
+    read_part = restorer._read
+
+    def noted(*args: Any) -> Any:
+        read = read_part(*args)
+        elsewhere = {
+            "own agent": read.from_memory_bytes,
+            "other agents": read.from_agents_bytes,
+            "local disk": read.from_host_bytes,
+            "other ranks": read.from_peers_bytes,
+        }
+        reads.append(elsewhere | {"store": read.bytes - sum(elsewhere.values())})
+        return read
+
+    restorer._read = noted
+    return reads
 
 
 def _is_over(journal: Path, step: int) -> bool:
@@ -165,6 +208,7 @@ def main() -> None:
     parser.add_argument("launch", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tier", type=Path, help="the folder of a local tier")
+    parser.add_argument("--agents", type=Path, help="the folder of the sockets of its nodes' agents")
     parser.add_argument("--undisturbed", type=int)
     options = parser.parse_args()
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # what a rank that hangs is doing

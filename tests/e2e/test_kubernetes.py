@@ -29,7 +29,7 @@ from holdfast_client.cli.launch import is_torchrun
 from holdfast_client.cli.output import ExitCode
 from holdfast_client.settings import ClientSettings
 from holdfast_service.settings import PREFIX, ServiceSettings
-from tests.chaos_run.faults import ALL
+from tests.chaos_run.faults import ALL, OF_AGENTS
 from tests.support.databases import PostgresCatalogs
 from tests.support.ports import free_ports
 from tests.support.prepare import NotHereError, prepare
@@ -491,7 +491,7 @@ def test_the_experiments_are_the_faults_of_make_chaos() -> None:
         for line in file.read_text().splitlines()
         if line.startswith("# make chaos: ")
     ]
-    assert sorted(named) == sorted(ALL)
+    assert sorted(named) == sorted(ALL | OF_AGENTS)
     service = next(each for each in plain() if each["metadata"]["name"] == "holdfast" and each["kind"] == "Deployment")
     for file in CHAOS:
         for experiment in documents(file.read_text()):

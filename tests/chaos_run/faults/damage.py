@@ -114,11 +114,12 @@ def _chunk_files(job: Job, numbers: random.Random) -> list[Path]:
 
 
 _IN_STORE, _ON_DISK = "wrong bytes in the store", "wrong bytes on the local disk"
+FILLS_DISK = "full local disk"
 SPOILS = (_IN_STORE, _ON_DISK)
 """After these the newest checkpoint may have to be left for the one before."""
 
 FAULTS: dict[str, Fault] = {
     _IN_STORE: corrupt_store,
     _ON_DISK: corrupt_local_tier,
-    "full local disk": fill_disk,
+    FILLS_DISK: fill_disk,
 }

@@ -44,11 +44,11 @@ def kill_store(arena: Arena, kind: str) -> Strike:
     return Strike(arena.jobs, f"away for {away:.1f} s and its start")
 
 
-KILLS_A_RANK, PREEMPTS = "SIGKILL of a rank", "SIGTERM with a deadline"
+KILLS_A_RANK, KILLS_A_JOB, PREEMPTS = "SIGKILL of a rank", "SIGKILL of a whole job", "SIGTERM with a deadline"
 
 FAULTS: dict[str, Fault] = {
     KILLS_A_RANK: kill_rank,
-    "SIGKILL of a whole job": kill_job,
+    KILLS_A_JOB: kill_job,
     PREEMPTS: preempt,
     "SIGKILL of the service": kill_service,
     "SIGKILL of the database": kill_database,
