@@ -35,7 +35,7 @@ help:
 	@echo 'make test-web [ARGS=...]                                the web page in a real browser, a part of test-slow'
 	@echo 'make check                                              ruff, mypy and import-linter'
 	@echo 'make prove [RULES=...]                                  take guards out: do tests notice?'
-	@echo 'make soak [MINUTES=10]                                  everything at once, with kill -9: is anything lost?'
+	@echo 'make soak [MINUTES=10] [AGENTS=yes]                       everything at once, with kill -9: is anything lost?'
 	@echo 'make chaos [MINUTES=10] [AGENTS=yes]                    torchrun jobs while everything fails: unharmed?'
 	@echo 'make jepsen [MINUTES=10]                                every part fails, the database goes back: all commits there?'
 	@echo 'make rehearse                                           a failover to a synchronous standby: is anything lost?'
@@ -79,9 +79,10 @@ check: venv
 prove: venv
 	$(VENV)/bin/python -m scripts.prove_guards $(RULES)
 
-# Service, workers, writers and readers on Postgres and SeaweedFS, killed at random; see tests/soak.
+# Service, workers, writers and readers on Postgres and SeaweedFS, killed at random; see tests/soak. With AGENTS=yes writers
+# hand their saves to node agents.
 soak: venv
-	@$(VENV)/bin/python -m tests.soak --minutes $(MINUTES)
+	@$(VENV)/bin/python -m tests.soak --minutes $(MINUTES) $(if $(AGENTS),--agents)
 
 # Real torchrun jobs, and everything that they need is killed, parted, spoilt or filled up; see tests/chaos_run.
 chaos: venv

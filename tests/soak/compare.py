@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from holdfast_client.chunks.fetcher import ShardFetcher
+from holdfast_client.chunks.host_chunks import HostChunks
 from holdfast_client.client import Client
 from tests.soak.content import Piece
-from tests.soak.ledger import Ledger
+from tests.soak.ledger import Ledger, Save
 
 
 class DifferentError(Exception):
     """What was read is not what was written."""
 
 
-def compare(client: Client, checkpoint_id: str, ledger: Ledger) -> int:
+def compare(client: Client, checkpoint_id: str, ledger: Ledger, host: HostChunks | None = None) -> int:
     """The bytes that were compared. Raises DifferentError, and what the client raises."""
-    written = ledger.content_of(checkpoint_id)
-    shards = read_shards(client, checkpoint_id)
+    view = client.checkpoints.get(checkpoint_id)
+    written = ledger.content_of(Save(view.run, view.attempt, view.step))
+    shards = read_shards(client, checkpoint_id, host)
     for rank, got in shards.items():
         if not any(_same(pieces, got) for pieces in written.get(rank, [])):
             raise DifferentError(f"rank {rank} of {checkpoint_id} has other bytes than its writer recorded")
     return sum(len(data) for got in shards.values() for data in got)
 
 
-def read_shards(client: Client, checkpoint_id: str) -> dict[int, list[bytes]]:
-    """By rank, the bytes of its chunks in their order."""
+def read_shards(client: Client, checkpoint_id: str, host: HostChunks | None = None) -> dict[int, list[bytes]]:
+    """By rank, the bytes of its chunks in their order. What is on the `host` is read there."""
     ranks = [
         client.checkpoints.shard_chunks(checkpoint_id, shard.rank)
         for shard in client.checkpoints.manifest(checkpoint_id).shards
@@ -35,7 +37,7 @@ def read_shards(client: Client, checkpoint_id: str) -> dict[int, list[bytes]]:
         read[digest] = bytes(data)
 
     with ShardFetcher(client, checkpoint_id) as fetcher:
-        fetcher.fetch([digest for digests in stored.values() for digest in digests], keep)
+        fetcher.fetch([digest for digests in stored.values() for digest in digests], keep, host=host)
     return {rank: [read[digest] for digest in digests] for rank, digests in stored.items()}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import urllib3
 
+from holdfast_client.agent.process import serves_at
 from tests.support.ports import free_ports
 from tests.support.postgres import postgres_server
 from tests.support.processes import ServerProcess
@@ -66,8 +68,12 @@ class Member:
 class Fleet:
     """`environment` is all that a client needs; `settings` are the service's own, for whoever opens its stores."""
 
-    def __init__(self, folder: Path, settings: dict[str, str], project: str, seed: int) -> None:
+    def __init__(self, folder: Path, settings: dict[str, str], project: str, seed: int, sockets: Path) -> None:
+        """`sockets`: where agents listen. A path below `folder` may be longer than a socket's can be."""
         self.folder = folder
+        self.faults: list[str] = []
+        self._sockets = sockets
+        self._agent_of: dict[str, str] = {}
         self.settings = settings
         self.project = project
         self.members: list[Member] = []
@@ -87,16 +93,34 @@ class Fleet:
         # A worker says nothing when it is ready; whether it works is seen by what it does.
         self._add(f"worker {number}", [HOLDFAST, "workers", "run"], self.settings, lambda: True)
 
-    def add_writer(self, run: str) -> None:
-        self._add_client(f"writer {run}", "tests.soak.writer", f"{self.project}/{run}")
+    def add_agent(self, number: int) -> None:
+        """As on a node: it knows nothing of the service."""
+        name = f"agent {number}"
+        socket = self._socket(name)
+        self._add(name, [HOLDFAST, "agent", "serve", "--socket", str(socket)], {}, lambda: serves_at(socket))
+
+    def add_writer(self, run: str, agent: int | None = None) -> None:
+        """`agent`: the number of the one that it hands its saves to."""
+        name, environment = f"writer {run}", self.environment
+        if agent is not None:
+            self._agent_of[name] = f"agent {agent}"
+            environment = environment | {"HOLDFAST_AGENT": str(self._socket(f"agent {agent}"))}
+        self._add_client(name, "tests.soak.writer", f"{self.project}/{run}", environment)
 
     def add_reader(self, number: int) -> None:
-        self._add_client(f"reader {number}", "tests.soak.reader", self.project)
+        self._add_client(f"reader {number}", "tests.soak.reader", self.project, self.environment)
 
-    def _add_client(self, name: str, module: str, subject: str) -> None:
+    def jobs_of(self, agent: Member) -> list[Member]:
+        """The writers that hand their saves to it."""
+        return [member for member in self.members if self._agent_of.get(member.name) == agent.name]
+
+    def _socket(self, agent: str) -> Path:
+        return self._sockets / f"{agent.replace(' ', '-')}.sock"
+
+    def _add_client(self, name: str, module: str, subject: str, environment: dict[str, str]) -> None:
         def start() -> ServerProcess:
             command = [sys.executable, "-m", module, subject, str(self.folder), str(next(self._seeds))]
-            return self._process(name, command, self.environment, lambda: True)
+            return self._process(name, command, environment, lambda: True)
 
         self.members.append(Member(name, start))
 
@@ -106,8 +130,10 @@ class Fleet:
     def _process(
         self, name: str, command: list[str], settings: dict[str, str], ready: Callable[[], bool]
     ) -> ServerProcess:
-        log = self.folder / f"{name.replace(' ', '-')}.log"
-        return ServerProcess(command, log=log, ready=ready, env=without_holdfast_settings() | settings)
+        return ServerProcess(command, log=self._log(name), ready=ready, env=without_holdfast_settings() | settings)
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name.replace(' ', '-')}.log"
 
     def _answers(self) -> bool:
         try:
@@ -125,15 +151,30 @@ class Fleet:
         """A job that was fenced, or ended, is launched again, as a cluster does."""
         for member in self.members:
             if not member.process.runs:
+                if member.kind == "agent":
+                    self.faults.append(f"{member.name} has ended by itself: {member.process.log_text[-1000:]}")
                 member.process = member.start()
 
     def end_clients(self, retry_deadline_seconds: float) -> None:
-        """They find the file `stop` between two steps."""
+        """They find the file `stop` between two steps. Their agents end after them, and with all that they have."""
         (self.folder / "stop").touch()
         deadline = time.monotonic() + retry_deadline_seconds
         for member in self.members:
             if member.kind in {"writer", "reader"}:
                 member.process.wait(max(0.1, deadline - time.monotonic()))
+        for member in self.members:
+            if member.kind == "agent":
+                member.process.stop()
+
+    def finished_by_agents(self) -> Counter[str]:
+        """What they have said of the saves of killed jobs, for the table."""
+        said = [self._log(member.name).read_text() for member in self.members if member.kind == "agent"]
+        counts = {
+            "shards of killed jobs: committed by the agent": "committed for a rank that is gone",
+            "shards of killed jobs: dropped, the run had gone on": "dropped, because the run has gone on",
+            "shards of killed jobs: not committed": "not committed for a rank that is gone",
+        }
+        return Counter({what: count for what, words in counts.items() if (count := sum(t.count(words) for t in said))})
 
     def stop(self) -> None:
         for member in self.members:
@@ -163,6 +204,7 @@ def new_fleet(folder: Path, *, seed: int, second_store: bool = True) -> Iterator
         )
         if second_store:
             settings["HOLDFAST_SECOND_STORE"] = weed.store_url_for("second")
-        fleet = Fleet(folder, settings, "soak", seed)
+        sockets = servers.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-soak-"))
+        fleet = Fleet(folder, settings, "soak", seed, Path(sockets))
         servers.callback(fleet.stop)
         yield fleet

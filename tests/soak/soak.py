@@ -31,12 +31,15 @@ _POLICIES: dict[PolicyKind, dict[str, Any]] = {
 }
 _QUIET_SECONDS = 120
 _SLOWEST_SECONDS = 180
+_SHARE_OF_NODES = 0.3
+"""Of the agents that are killed: so many together with their jobs, as with a node."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """`kills`: how many processes are killed meanwhile, at random moments. It goes on for `seconds`, and, on a machine
-    that is busy with other things, until so many checkpoints were committed behind the last kill."""
+    that is busy with other things, until so many checkpoints were committed behind the last kill. `agents`: the writers
+    hand their saves to so many, in turn; with none they upload by themselves."""
 
     seconds: float
     kills: int
@@ -44,6 +47,7 @@ class Plan:
     workers: int = 3
     writers: int = 3
     readers: int = 2
+    agents: int = 0
     seed: int = 0
 
 
@@ -63,8 +67,10 @@ def run_soak(folder: Path, plan: Plan) -> Outcome:
             client.projects.edit(fleet.project, EditProject())
             for number in range(plan.workers):
                 fleet.add_worker(number + 1)
+            for number in range(plan.agents):
+                fleet.add_agent(number + 1)
             for number in range(plan.writers):
-                fleet.add_writer(f"run-{number + 1}")
+                fleet.add_writer(f"run-{number + 1}", number % plan.agents + 1 if plan.agents else None)
             for number in range(plan.readers):
                 fleet.add_reader(number + 1)
             keeper = Keeper(client, fleet.project, ledger, plan.seed)
@@ -74,8 +80,8 @@ def run_soak(folder: Path, plan: Plan) -> Outcome:
             keeper.stop()
             fleet.end_clients(90)
             judge, faults = _judge(fleet, client, ledger)
-        did, killed = ledger.counts() + judge.facts, fleet.kills()
-        return Outcome(did, killed, judge.notes, [*ledger.faults(), *faults])
+        did, killed = ledger.counts() + judge.facts + fleet.finished_by_agents(), fleet.kills()
+        return Outcome(did, killed, judge.notes, [*ledger.faults(), *fleet.faults, *faults])
 
 
 def _kill_at_random(fleet: Fleet, plan: Plan) -> None:
@@ -83,15 +89,19 @@ def _kill_at_random(fleet: Fleet, plan: Plan) -> None:
     began = time.monotonic()
     moments = sorted(numbers.uniform(0, plan.seconds) for _ in range(plan.kills))
     # Each kind is as likely as any other, or the one service would hardly ever be among them.
-    kinds = ["service", "worker", "writer", "reader"]
+    kinds = ["service", "worker", "writer", "reader", *(["agent"] if plan.agents else [])]
     for number, moment in enumerate([*moments, plan.seconds]):
         while (left := began + moment - time.monotonic()) > 0:
             fleet.revive_the_ended()
             time.sleep(min(0.2, left))
         if number < plan.kills:
-            victim = numbers.choice(_of_kind(fleet, kinds[number % len(kinds)]))
-            victim.kill9()
-            victim.process = victim.start()
+            victims = [numbers.choice(_of_kind(fleet, kinds[number % len(kinds)]))]
+            if victims[0].kind == "agent" and numbers.random() < _SHARE_OF_NODES:
+                victims += fleet.jobs_of(victims[0])
+            for victim in victims:
+                victim.kill9()
+            for victim in victims:
+                victim.process = victim.start()
 
 
 def _wait_for_work(fleet: Fleet, ledger: Ledger, plan: Plan) -> None:
