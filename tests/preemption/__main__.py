@@ -1,4 +1,5 @@
-"""python -m tests.preemption --times 100 [--seed N]: exit code 0 only if no launch has lost what it could save."""
+"""python -m tests.preemption --times 100 [--seed N] [--agents]: exit code 0 only if no launch has lost what it
+could save."""
 
 from __future__ import annotations
 
@@ -16,10 +17,12 @@ def main() -> int:
     options = argparse.ArgumentParser(prog="make preempt", description=__doc__)
     options.add_argument("--times", type=int, default=100)
     options.add_argument("--seed", type=int, default=int(time.time()))
+    options.add_argument("--agents", action="store_true", help="each launch is a `holdfast launch --agent`")
     given = options.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="holdfast-preempt-"))
-    print(f"preempt: {given.times} times, seed {given.seed}, journals in {folder}", flush=True)
-    outcome = preempt_many(folder, given.times, given.seed)
+    agents = "with an agent each" if given.agents else "without agents"
+    print(f"preempt: {given.times} times {agents}, seed {given.seed}, journals in {folder}", flush=True)
+    outcome = preempt_many(folder, given.times, given.seed, with_agent=given.agents)
     print("\n".join(table(outcome)))
     if outcome.faults:
         print(f"preempt: FAILED; {folder} is kept")

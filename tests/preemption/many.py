@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -29,17 +31,32 @@ class Outcome:
     superseded: int = 0
     resumed: int = 0
     """Launches that went on with the very bits that the one before had after its last saved step."""
+    handed: int = 0
+    """Shards that the agents of the launches have taken."""
+    left: int = 0
+    """Of these, committed by the agent for a rank that had ended."""
     faults: list[str] = field(default_factory=list)
 
 
 def preempt_many(
-    folder: Path, times: int, seed: int, kinds: list[Kind] | None = None, grace_factor: float = 1.0
+    folder: Path,
+    times: int,
+    seed: int,
+    kinds: list[Kind] | None = None,
+    grace_factor: float = 1.0,
+    *,
+    with_agent: bool = False,
 ) -> Outcome:
-    """`kinds`: of the launches, in turn; else as they are drawn. `grace_factor`: lengthens every deadline."""
+    """`kinds`: of the launches, in turn; else as they are drawn. `grace_factor`: lengthens every deadline.
+    `with_agent`: each is a `holdfast launch --agent`."""
     outcome = Outcome()
     states: dict[int, str] = {}
     seeds = random.Random(seed)
-    with holdfast_serve(folder) as service:
+    with contextlib.ExitStack() as stack:
+        service = stack.enter_context(holdfast_serve(folder))
+        agent: Path | None = None
+        if with_agent:  # not below `folder`, whose path may be longer than a socket's can be
+            agent = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-preempt-"))) / "agent.sock"
         settings = ClientSettings(
             url=service.environment["HOLDFAST_URL"], data_dir=Path(service.environment["HOLDFAST_DATA_DIR"])
         )
@@ -51,7 +68,11 @@ def preempt_many(
                 plan = replace(plan, grace_seconds=grace_factor * plan.grace_seconds)
                 before = _newest(client)
                 began = time.monotonic()
-                launched = launch(f"{PROJECT}/{RUN}", plan, folder / f"launch-{number}", service.environment)
+                of_launch = folder / f"launch-{number}"
+                launched = launch(f"{PROJECT}/{RUN}", plan, of_launch, service.environment, agent)
+                outcome.handed += launched.handed
+                if with_agent:
+                    outcome.left += (of_launch / "launch.log").read_text().count("committed for a rank that is gone")
                 after = list(client.checkpoints.all(PROJECT, RUN))
                 judged = judge(plan, launched, before, after)
                 problem = _resumed_wrongly(launched, before, states)
@@ -83,6 +104,11 @@ def table(outcome: Outcome) -> list[str]:
         f"{outcome.superseded:5d}  saves given up for a newer state",
         f"{outcome.resumed:5d}  launches that resumed bit for bit",
     ]
+    if outcome.handed:
+        lines += [
+            f"{outcome.handed:5d}  shards that agents have taken",
+            f"{outcome.left:5d}  of these committed for a rank that had ended",
+        ]
     return lines + [f"FAULT  {fault}" for fault in outcome.faults]
 
 

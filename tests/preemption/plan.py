@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from enum import StrEnum
 
+WORLD_SIZE = 2
 SHARD_BYTES = 1_800_000
 """About what one of two ranks stores of the job's state."""
 PARAMETERS = 300_000

@@ -19,3 +19,14 @@ def test_whenever_a_job_is_told_to_leave_its_newest_state_is_there_afterwards(tm
     told = "\n".join(table(outcome))
     assert not outcome.faults, told
     assert outcome.resumed == 2, told
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.rule("sigterm-thread")
+@pytest.mark.rule("finish-or-supersede")
+def test_with_the_agent_of_a_launch_the_newest_state_is_there_too(tmp_path: Path) -> None:
+    outcome = preempt_many(tmp_path, 2, seed=7, kinds=[Kind.SLOW, Kind.FAST], grace_factor=4, with_agent=True)
+    told = "\n".join(table(outcome))
+    assert not outcome.faults, told
+    assert outcome.resumed == 1, told
+    assert outcome.handed > 0, told
