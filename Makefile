@@ -35,11 +35,11 @@ help:
 	@echo 'make test-web [ARGS=...]                                the web page in a real browser, a part of test-slow'
 	@echo 'make check                                              ruff, mypy and import-linter'
 	@echo 'make prove [RULES=...]                                  take guards out: do tests notice?'
-	@echo 'make soak [MINUTES=10] [AGENTS=yes]                       everything at once, with kill -9: is anything lost?'
+	@echo 'make soak [MINUTES=10] [AGENTS=yes]                     everything at once, with kill -9: is anything lost?'
 	@echo 'make chaos [MINUTES=10] [AGENTS=yes]                    torchrun jobs while everything fails: unharmed?'
 	@echo 'make jepsen [MINUTES=10]                                every part fails, the database goes back: all commits there?'
 	@echo 'make rehearse                                           a failover to a synchronous standby: is anything lost?'
-	@echo 'make preempt [TIMES=100] [AGENTS=1]                     SIGTERM at random moments: is the newest state saved?'
+	@echo 'make preempt [TIMES=100] [AGENTS=yes]                   SIGTERM at random moments: is the newest state saved?'
 	@echo 'make bench [SIZE=1GiB] [REPEATS=5] [DEVICE=cuda]        beside its peers: docs/performance.md'
 	@echo 'make scale [RANKS=64,256] [CHECKPOINTS=1000,1000000]    what many ranks, and many checkpoints, cost the service'
 	@echo 'make run                                                the service on http://127.0.0.1:8400'
@@ -97,7 +97,7 @@ rehearse: venv
 	@$(VENV)/bin/python -m scripts.rehearse_failover
 
 # SIGTERM at a random moment, so many times, on two ranks: is the newest state there afterwards? See tests/preemption.
-# With AGENTS=1 each launch is a `holdfast launch --agent`.
+# With AGENTS=yes each launch is a `holdfast launch --agent`.
 preempt: venv
 	@$(VENV)/bin/python -m tests.preemption --times $(TIMES) $(if $(AGENTS),--agents)
 
