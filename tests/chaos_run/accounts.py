@@ -172,7 +172,7 @@ def _judge_goodput(
     """The time of the steps that were kept, of all the time that the attempts and the ways to them took: of those whose
     times are told by an undisturbed clock (`timed`), and that follow on one which is."""
     ended_at = {end.launch: end.at for end in job.ends}
-    own_kept = own_wall = their_kept = their_wall = 0.0
+    own_kept = own_wall = their_kept = their_wall = unsure = 0.0
     compared = 0
     for at, each in enumerate(begun):
         before = begun[at - 1] if at else None
@@ -187,11 +187,15 @@ def _judge_goodput(
         their_kept += told[each.attempt].productive_seconds
         their_wall += told[each.attempt].wall_seconds
         compared += 1
+        after = begun[at + 1] if at + 1 < len(begun) else None
+        if after is not None and not (timed[at + 1] and after.attempt == each.attempt + 1) and each.steps:
+            # It may have told its end and lived on: REST counts that as the way to the next attempt.
+            unsure += ended_at[each.launch] - each.steps[-1].at
     if not own_wall or not their_wall:
         return
     own, theirs = own_kept / own_wall, their_kept / their_wall
     what = f"goodput {own:.1%} by the journals, {theirs:.1%} by REST, of {compared} attempts"
     verdict.notes.append(f"{job.name}: {what}")
     verdict.facts["attempts whose goodput was compared with REST"] += compared
-    if abs(own - theirs) > _SHARE_APART + _SECONDS_APART * compared / own_wall:
+    if abs(own - theirs) > _SHARE_APART + (_SECONDS_APART * compared + unsure) / own_wall:
         verdict.found(Wrong.ACCOUNT, "", f"{job.name}: {what}")
