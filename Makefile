@@ -37,7 +37,7 @@ help:
 	@echo 'make prove [RULES=...]                                  take guards out: do tests notice?'
 	@echo 'make soak [MINUTES=10] [AGENTS=yes]                     everything at once, with kill -9: is anything lost?'
 	@echo 'make chaos [MINUTES=10] [AGENTS=yes]                    torchrun jobs while everything fails: unharmed?'
-	@echo 'make jepsen [MINUTES=10]                                every part fails, the database goes back: all commits there?'
+	@echo 'make jepsen [MINUTES=10] [AGENTS=yes]                   every part fails, the database goes back: all commits there?'
 	@echo 'make rehearse                                           a failover to a synchronous standby: is anything lost?'
 	@echo 'make preempt [TIMES=100] [AGENTS=yes]                   SIGTERM at random moments: is the newest state saved?'
 	@echo 'make bench [SIZE=1GiB] [REPEATS=5] [DEVICE=cuda]        beside its peers: docs/performance.md'
@@ -88,9 +88,10 @@ soak: venv
 chaos: venv
 	@$(VENV)/bin/python -m tests.chaos_run --minutes $(MINUTES) $(if $(AGENTS),--agents)
 
-# Two services, a worker, two stores and four jobs, a model of every commit, and failovers; see tests/jepsen.
+# Two services, a worker, two stores and four jobs, a model of every commit, and failovers; see tests/jepsen. With AGENTS=yes
+# three of the jobs hand their saves to a node agent, which fails too.
 jepsen: venv
-	@$(VENV)/bin/python -m tests.jepsen --minutes $(MINUTES)
+	@$(VENV)/bin/python -m tests.jepsen --minutes $(MINUTES) $(if $(AGENTS),--agents)
 
 # Postgres with a synchronous standby, jobs that save, kill -9 of the primary, and a promotion; docs/operating/disaster.md.
 rehearse: venv

@@ -1,10 +1,11 @@
 """The Jepsen trial: jobs save while all that they stand on fails, and a model keeps what they were told is committed.
 
-    make jepsen MINUTES=10          or: .venv/bin/python -m tests.jepsen --minutes 10 [--seed N]
+    make jepsen MINUTES=10 [AGENTS=yes]   or: .venv/bin/python -m tests.jepsen --minutes 10 [--seed N] [--agents]
 
 content.py    what a shard consists of: its bytes say who saved them, of which launch, at which step
 journal.py    what was asked for and acknowledged, on disk before anybody goes on: the model is made of it
-job.py        a training job: opens an attempt, restores, saves at the steps that are due, and does not stop when fenced
+job.py        a training job: opens an attempt, restores, saves at the steps that are due, and does not stop when
+              fenced; it saves by itself, or by the agent of its node (tests/soak/agent_rank.py)
 runner.py     one run under a launcher: started again whenever it ends, paused, or launched twice at once
 database.py   a Postgres with an older copy of itself, or an asynchronous standby, that it fails over to
 place.py      two services, a worker, two stores, the proxies between them, and the clocks

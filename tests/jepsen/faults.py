@@ -66,6 +66,36 @@ def kill_worker(arena: Arena) -> str:
     return "the worker"
 
 
+def kill_agent(arena: Arena) -> str:
+    """Its jobs go on by themselves until they find the next one."""
+    arena.place.restart(_agent(arena))
+    return _jobs_of_agent(arena)
+
+
+def kill_node(arena: Arena) -> str:
+    """The agent and its jobs at once: nobody is left to finish what they had under way."""
+    agent = _agent(arena)
+    agent.kill9()
+    for runner in arena.place.with_agent:
+        runner.kill9()
+    agent.process = agent.start()
+    return _jobs_of_agent(arena)
+
+
+def pause_agent(arena: Arena) -> str:
+    """Its jobs may take it for gone, and save by themselves. It goes on with what it has read."""
+    return _pause_member(arena, _agent(arena))
+
+
+def _agent(arena: Arena) -> Member:
+    assert arena.place.agent is not None
+    return arena.place.agent
+
+
+def _jobs_of_agent(arena: Arena) -> str:
+    return f"that of {', '.join(runner.name for runner in arena.place.with_agent)}"
+
+
 def kill_database(arena: Arena) -> str:
     server = arena.place.postgres.server
     server.kill9()
@@ -195,6 +225,7 @@ def standby(arena: Arena) -> str:
     return promoted(arena.place, arena.journal, arena.numbers)
 
 
+OF_AGENTS = ("SIGKILL: the agent", "SIGKILL: the agent and its jobs", "paused: the agent")
 FAILS_OVER = ("failover: an older copy", "failover: an asynchronous standby")
 ALL: dict[str, Fault] = {
     "SIGKILL: a job": kill_job,
@@ -215,6 +246,10 @@ ALL: dict[str, Fault] = {
     "away: the second store": second_store_unavailable,
     "clock jump: the database": jump_database,
     "clock jump: a service": jump_service,
+    OF_AGENTS[0]: kill_agent,
+    OF_AGENTS[1]: kill_node,
+    OF_AGENTS[2]: pause_agent,
     FAILS_OVER[0]: older_copy,
     FAILS_OVER[1]: standby,
 }
+WITHOUT_AGENTS = tuple(kind for kind in ALL if kind not in OF_AGENTS)

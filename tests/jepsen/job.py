@@ -4,6 +4,8 @@ It opens an attempt, restores, and saves until it is killed or the folder has a 
 (they are counted from BEGAN), so two launches that live at once save the same steps at the same time. A job that was
 fenced does not believe it for a while: it saves on, as a process does that nobody could reach. None of that may be
 committed.
+
+With HOLDFAST_AGENT its ranks hand their saves to that agent, also when it was fenced.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 from holdfast_client.chunks.transfer import OutgoingChunk
@@ -26,6 +29,7 @@ from holdfast_protocol.runs import parse_run
 from holdfast_protocol.states import AttemptOutcome, CheckpointState
 from tests.jepsen.content import RANKS, MixedError, Saved, WrongError, check_content
 from tests.jepsen.journal import Journal, Wrong
+from tests.soak.agent_rank import AgentRank, notice_agents_soon
 from tests.soak.compare import read_shards
 
 STEP_SECONDS = 1.5
@@ -40,6 +44,12 @@ class Job:
         self._journal = journal
         self._numbers = numbers
         self._launch = uuid.uuid4().hex
+        self._agents = [
+            AgentRank(client, run, rank, host_ranks=RANKS, count=journal.count)
+            for rank in range(RANKS if client.settings.agent is not None else 0)
+        ]
+        for agent in self._agents:
+            agent.settle()
         asked_at = time.monotonic()
         self._opened = client.attempts.open_next(run, self._launch, world_size=RANKS, host="jepsen", create=True)
         self._fence = Fence(epoch=self._opened.epoch, attempt=self._opened.attempt, launch_id=self._launch).model_dump()
@@ -66,7 +76,8 @@ class Job:
         self._client.attempts.resumed_from(self._run.project, self._run.run, self._opened.attempt, resumed)
         if point is None:
             return -1
-        shards = read_shards(self._client, point.checkpoint_id)
+        with self._agents[0].on_host() if self._agents else nullcontext() as host:
+            shards = read_shards(self._client, point.checkpoint_id, host)
         try:
             check_content(self._run.run, point.attempt, point.step, shards)
         except MixedError as error:
@@ -108,23 +119,32 @@ class Job:
     def _save_shard(self, rank: int, begin: BeginCheckpoint, pause: float) -> tuple[str, CheckpointState]:
         writer = ShardWriter(self._client, self._run, rank, begin)
         chunks = Saved(self._run.run, self._launch, begin.attempt, begin.step, rank).chunks()
-        writer.upload(OutgoingChunk.of(data) for data in chunks)
-        time.sleep(pause)
         summary = ShardSummary(
             components={"model": Component(kind="model", logical_bytes=sum(len(data) for data in chunks))},
             metrics={"loss": MetricValue.of(1 / (begin.step + 1))} if rank == 0 else None,
         )
-        view = writer.seal(summary=summary, index=IndexOrdinals(shard=len(chunks) - 1, layout=0 if rank == 0 else None))
-        return writer.checkpoint_id, view.state
+        index = IndexOrdinals(shard=len(chunks) - 1, layout=0 if rank == 0 else None)
+        if self._agents:
+            staged = self._agents[rank].stage(begin, chunks, summary, index)
+            time.sleep(pause)
+            view = staged.write(writer)
+        else:
+            writer.upload(OutgoingChunk.of(data) for data in chunks)
+            time.sleep(pause)
+            view = writer.seal(summary=summary, index=index)
+        return view.id, view.state
 
     def end(self) -> None:
         request = EndAttempt(outcome=AttemptOutcome.FINISHED, **self._fence)
         self._client.attempts.end(self._run.project, self._run.run, self._opened.attempt, request)
 
+    def close(self) -> None:
+        for agent in self._agents:
+            agent.close(is_finished=False)
+
 
 def train(run: RunName, folder: Path, numbers: random.Random, began: float, journal: Journal) -> None:
-    with Client() as client:
-        job = Job(client, run, journal, numbers)
+    with Client() as client, closing(Job(client, run, journal, numbers)) as job:
         step = job.resume()
         while not (folder / "stop").exists():
             due = max(step + 1, int((time.monotonic() - began) / STEP_SECONDS))
@@ -140,6 +160,7 @@ def train(run: RunName, folder: Path, numbers: random.Random, began: float, jour
 
 
 def main(run: str, folder: Path, seed: int, began: float) -> None:
+    notice_agents_soon()
     journal = Journal(folder)
     try:
         train(parse_run(run), folder, random.Random(seed), began, journal)

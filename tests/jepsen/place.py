@@ -12,6 +12,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,7 @@ from urllib.parse import quote, urlsplit
 import urllib3
 from pydantic import SecretStr
 
+from holdfast_client.agent.process import serves_at
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.policies.policy import PolicyKind
@@ -58,7 +60,10 @@ _SETTINGS = SETTINGS | {
 class Place:
     """`client` goes around the proxies, to the first service."""
 
-    def __init__(self, folder: Path, postgres: FailoverPostgres, weed: SeaweedFS, journal: Journal) -> None:
+    def __init__(
+        self, folder: Path, postgres: FailoverPostgres, weed: SeaweedFS, journal: Journal, agent: Path | None
+    ) -> None:
+        """`agent`: the socket of one that jobs hand their saves to."""
         self.folder = folder
         self.postgres = postgres
         self.weed = weed
@@ -79,6 +84,9 @@ class Place:
         self.clocks = {f"service {number + 1}": folder / f"service{number + 1}.clock" for number in range(SERVICES)}
         self.services = [self._service(number) for number in range(SERVICES)]
         self.worker = self._member("worker", "worker", ready=lambda: True)
+        self.socket = agent
+        self.agent = None if agent is None else Member("agent", lambda: self._agent(agent))
+        self.with_agent: list[Runner] = []
         self.client = Client(
             ClientSettings(url=self.urls[0], token=SecretStr(self._token), retry_seconds=60, direct_files=False)
         )
@@ -89,6 +97,7 @@ class Place:
 
     @property
     def members(self) -> list[Member]:
+        """Of the service."""
         return [*self.services, self.worker]
 
     def new_database(self) -> None:
@@ -100,13 +109,18 @@ class Place:
         options = "options=-csynchronous_commit%3Don"
         self.settings["HOLDFAST_DATABASE_URL"] = f"{plain}{'&' if '?' in plain else '?'}{options}"
 
-    def add_job(self, name: str, seed: int, *, retention: bool) -> None:
+    def add_job(self, name: str, seed: int, *, retention: bool, with_agent: bool) -> None:
         number = len(self.runners)
         self.client.projects.edit(PROJECT, EditProject())
         way = FaultProxy(self._ports[number % SERVICES])
         self.ways.append(way)
-        runner = Runner(f"{PROJECT}/{name}", self.folder, way, lambda: self._job_environment(way), seed, self.began)
+        environment = {"HOLDFAST_AGENT": str(self.socket)} if with_agent else {}
+        runner = Runner(
+            f"{PROJECT}/{name}", self.folder, way, lambda: self._job_environment(way) | environment, seed, self.began
+        )
         self.runners.append(runner)
+        if with_agent:
+            self.with_agent.append(runner)
         if retention:
             self.client.runs.create(PROJECT, name)
             self.client.policies.put(PolicyKind.RETENTION, PROJECT, name, {"keep_last": KEEP_LAST})
@@ -131,6 +145,8 @@ class Place:
         self.spread_jobs()
         for runner in self.runners:
             runner.go_on()
+        if self.agent is not None:
+            self.agent.process.signal(signal.SIGCONT)
 
     def restart(self, *members: Member) -> None:
         """Killed and started again."""
@@ -191,7 +207,7 @@ class Place:
         for runner in self.runners:
             runner.close()
         self.client.close()
-        for member in self.members:
+        for member in [*self.members, *([] if self.agent is None else [self.agent])]:
             member.process.signal(signal.SIGCONT)
             member.process.stop()
         for way in (*self.ways, *self.to_stores.values()):
@@ -204,6 +220,16 @@ class Place:
             "HOLDFAST_URL": way.url,
             "HOLDFAST_TOKEN": self._token,
         }
+
+    def _agent(self, socket: Path) -> ServerProcess:
+        """As on a node: it knows nothing of the service."""
+        return ServerProcess(
+            [HOLDFAST, "agent", "serve", "--socket", str(socket)],
+            log=self.folder / "agent.log",
+            ready=lambda: serves_at(socket),
+            env=without_holdfast_settings(),
+            start_seconds=_START_SECONDS,
+        )
 
     def _service(self, number: int) -> Member:
         url = self.urls[number]
@@ -231,11 +257,13 @@ class Place:
 
 
 @contextmanager
-def new_place(folder: Path, journal: Journal) -> Iterator[Place]:
+def new_place(folder: Path, journal: Journal, *, with_agent: bool = False) -> Iterator[Place]:
     with ExitStack() as servers:
+        # Not below `folder`, whose path may be longer than a socket's can be.
+        sockets = servers.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-jepsen-"))
         weed = servers.enter_context(seaweedfs_server())
         postgres = servers.enter_context(failover_postgres())
-        place = Place(folder, postgres, weed, journal)
+        place = Place(folder, postgres, weed, journal, Path(sockets) / "agent.sock" if with_agent else None)
         servers.callback(place.close)
         yield place
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from holdfast_protocol.policies.policy import PolicyKind
 from holdfast_service.service import close_service, open_service
-from tests.jepsen.faults import ALL, FAILS_OVER, Arena
+from tests.jepsen.faults import ALL, FAILS_OVER, WITHOUT_AGENTS, Arena
 from tests.jepsen.journal import Journal, Wrong
 from tests.jepsen.judge import Judge
 from tests.jepsen.keeper import ModelKeeper
@@ -32,13 +32,15 @@ _SHARE_TOGETHER = 0.35
 
 @dataclass(frozen=True)
 class Plan:
-    """Faults of these kinds for `seconds`, and at least so many."""
+    """Faults of these kinds for `seconds`, and at least so many. `agents`: all jobs but the last one hand their saves
+    to a node agent, and `kinds` may be OF_AGENTS too."""
 
     seconds: float
     seed: int
-    kinds: Sequence[str] = tuple(ALL)
+    kinds: Sequence[str] = WITHOUT_AGENTS
     least_faults: int = 0
     jobs: int = 4
+    agents: bool = False
 
 
 @dataclass
@@ -69,13 +71,14 @@ class Outcome:
 def run_trial(folder: Path, plan: Plan) -> Outcome:
     """Returns when everything is quiet and judged."""
     outcome = Outcome()
-    with closing(Journal(folder)) as journal, new_place(folder, journal) as place:
+    with closing(Journal(folder)) as journal, new_place(folder, journal, with_agent=plan.agents) as place:
         keep_last = {}
         for number in range(plan.jobs):
             name = f"job-{number + 1}"
             if number % 2:
                 keep_last[name] = KEEP_LAST
-            place.add_job(name, plan.seed * 100 + number, retention=bool(number % 2))
+            with_agent = plan.agents and number < plan.jobs - 1
+            place.add_job(name, plan.seed * 100 + number, retention=bool(number % 2), with_agent=with_agent)
         keeper = ModelKeeper(place.client, PROJECT, journal, plan.seed)
         keeper.start({PolicyKind.COPIES: {"every_steps": 2}})
         with _launcher(place):
@@ -85,6 +88,10 @@ def run_trial(folder: Path, plan: Plan) -> Outcome:
         (folder / "stop").touch()
         for runner in place.runners:
             runner.end(90)
+        if place.agent is not None:
+            if not place.agent.process.runs:
+                outcome.verdict.found(Wrong.STUCK, f"the agent has ended by itself; see {folder / 'agent.log'}")
+            place.agent.process.stop()  # with what it still has
         print("  everything has ended; every byte is read", flush=True)
         _judge(place, Model(journal, keep_last), outcome)
         for what, times in journal.counts().items():

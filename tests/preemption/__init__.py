@@ -1,6 +1,6 @@
 """SIGTERM at a random moment, many times, on two ranks against a real service: is the newest state there afterwards?
 
-    make preempt TIMES=100 [AGENTS=1]   or: .venv/bin/python -m tests.preemption --times 100 [--seed N] [--agents]
+    make preempt TIMES=100 [AGENTS=yes]   or: .venv/bin/python -m tests.preemption --times 100 [--seed N] [--agents]
 
 plan.py       what a launch is like: its steps, its saves, its store, its deadline, and when it is told to leave
 job.py        one rank of a launch: trains, evaluates, and writes down each step

@@ -1,6 +1,6 @@
 """The soak: writers, readers, retention, collection, sweeps, scrubbing and copies at once, with random SIGKILL.
 
-    make soak MINUTES=10 [AGENTS=1]  or: .venv/bin/python -m tests.soak --minutes 10 [--seed N] [--agents]
+    make soak MINUTES=10 [AGENTS=yes]  or: .venv/bin/python -m tests.soak --minutes 10 [--seed N] [--agents]
 
 content.py    what a shard consists of: bytes that anybody can make again from a few numbers
 ledger.py     what each process wrote down: the content of every shard, counts, faults
