@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -65,10 +65,14 @@ def save_and_lose_a_host(run, agents, saves=2):
             copy = saves - 1, (host - 1) % HOSTS
             wait_until(lambda agent=agent, copy=copy: copy in copies_of(agent))
         agents[LOST].process.kill9()
-        for rank in (ranks[LOST], *ranks):
-            rank.kill()
-        for rank in ranks:
-            rank.wait(timeout=90)
+        end_all(ranks[LOST], *ranks)
+
+
+def end_all(*ranks):
+    for rank in ranks:
+        rank.kill()
+    for rank in ranks:
+        rank.wait(timeout=90)
 
 
 def copies_of(agent, *, committed=True):
@@ -96,28 +100,49 @@ def test_a_lost_host_and_its_agent_are_replaced_and_the_newest_step_comes_from_m
     assert proxy.count("get") == documents_of_the_lost_rank
 
 
-def test_a_save_that_no_host_had_sent_when_one_was_lost_is_committed_from_the_copy_and_restored(run, proxy, agents):
-    here, replace = agents
-    with launched(RANK, run, 2, "told", SIZE, world_size=HOSTS, settings=of_ranks(here)) as ranks:
+@contextmanager
+def step_1_unsent(run, proxy, agents):
+    """The ranks, while the store takes nothing: step 0 is committed, step 1 is in the memory of agents alone."""
+    with launched(RANK, run, 2, "told", SIZE, world_size=HOSTS, settings=of_ranks(agents)) as ranks:
         save_on_all(ranks, 0)
-        wait_until(lambda: all((0, (host - 1) % HOSTS) in copies_of(agent) for host, agent in enumerate(here)))
+        wait_until(lambda: all((0, (host - 1) % HOSTS) in copies_of(agent) for host, agent in enumerate(agents)))
         proxy.script(SLOW_DOWN, on="put", times=None)
         save_on_all(ranks, 1)
-        unsent = {(1, LOST)}
-        wait_until(lambda: unsent <= copies_of(here[LOST + 1], committed=False))
+        wait_until(lambda: (1, LOST) in copies_of(agents[LOST + 1], committed=False))
+        yield ranks
+
+
+def newest_step(run):
+    with Client() as client:
+        return client.runs.get(*run.split("/")).newest_step
+
+
+def test_a_save_that_no_host_had_sent_when_one_was_lost_is_committed_from_the_copy_and_restored(run, proxy, agents):
+    here, replace = agents
+    with step_1_unsent(run, proxy, here) as ranks:
         assert (0, LOST) in copies_of(here[LOST + 1]), "what is committed stays beside it"
         here[LOST].process.kill9()
-        for rank in (ranks[LOST], *ranks):
-            rank.kill()
-        for rank in ranks:
-            rank.wait(timeout=90)
+        end_all(ranks[LOST], *ranks)
     proxy.heal()
-    with Client() as client:
-        wait_until(lambda: client.runs.get(*run.split("/")).newest_step == 1)
+    wait_until(lambda: newest_step(run) == 1)
     assert {(1, LOST)} <= copies_of(here[LOST + 1])
     here[LOST] = replace(LOST, 1)
     assert restored(run, here) == all_at(1)
     assert "the agent of another host is gone, and its save is finished here" in here[LOST + 1].log
+
+
+def test_an_agent_that_is_lost_after_all_ranks_leaves_its_save_to_the_next_launch(run, proxy, agents):
+    """While it answers, its save is its own to finish. Nobody watches it any more when it dies."""
+    here, replace = agents
+    with step_1_unsent(run, proxy, here) as ranks:
+        end_all(*ranks)
+    time.sleep(4)  # the others have seen their ranks end, and asked it
+    here[LOST].process.kill9()
+    proxy.heal()
+    time.sleep(2)
+    assert newest_step(run) == 0
+    here[LOST] = replace(LOST, 1)
+    assert restored(run, here) == all_at(1)
 
 
 def save_on_all(ranks, step):
