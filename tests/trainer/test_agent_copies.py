@@ -145,6 +145,29 @@ def test_an_agent_that_is_lost_after_all_ranks_leaves_its_save_to_the_next_launc
     assert restored(run, here) == all_at(1)
 
 
+def test_an_agent_that_is_started_anew_within_a_launch_gets_copies_and_gives_them(run, proxy, agents, tmp_path):
+    """Of those that keep a copy and of those that a copy is of: it is both."""
+    here, replace = agents
+    kept, following = LOST + 1, (LOST + 2) % HOSTS
+    with launched(RANK, run, 2, "told", SIZE, world_size=HOSTS, settings=of_ranks(here)) as ranks:
+        save_on_all(ranks, 0)
+        wait_until(lambda: (0, LOST) in copies_of(here[kept]))
+        here[kept].process.kill9()
+        address = f"127.0.0.{2 + kept}"
+        with agent_serve(tmp_path / "anew.log", "--peers", "1", socket=here[kept].socket, address=address) as anew:
+            wait_until(lambda: status_of(anew.socket).ranks == 1)
+            proxy.script(SLOW_DOWN, on="put", times=None)
+            save_on_all(ranks, 1)
+            wait_until(lambda: (1, LOST) in copies_of(anew, committed=False))
+            wait_until(lambda: (1, kept) in copies_of(here[following], committed=False))
+            here[LOST].process.kill9()
+            end_all(ranks[LOST], *ranks)
+            proxy.heal()
+            wait_until(lambda: newest_step(run) == 1)
+            here[LOST] = replace(LOST, 1)
+            assert restored(run, here) == all_at(1)
+
+
 def save_on_all(ranks, step):
     for rank in ranks:
         rank.stdin.write("save\n")

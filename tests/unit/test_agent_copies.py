@@ -48,10 +48,10 @@ def wait_until(holds):
 class Host:
     """An agent's memory and copies, and the one rank of its host."""
 
-    def __init__(self, number, pages=100):
+    def __init__(self, number, pages=100, earlier=None):
         self.budget = Budget(pages * PAGE)
         self.tier = MemoryTier(self.budget, 1)
-        self.copies = Copies(self.tier, count=1, host=f"127.0.0.{number + 2}")
+        self.copies = Copies(self.tier, earlier, count=1, host=f"127.0.0.{number + 2}")
         self.rank = number
 
     def keep(self, number, *bodies, document=b"{}"):
@@ -223,6 +223,24 @@ def test_what_a_host_that_lives_has_handed_over_is_left_to_it(monkeypatch):
         monkeypatch.setattr(lost_hosts, "_save_of", lambda *_: pytest.fail("its own agent does it"))
         begin(there)
         assert len(there.tier.unfinished(RUN)) == 1
+
+
+def test_what_an_agent_had_that_was_started_anew_is_finished_from_the_copy(monkeypatch):
+    with hosts(2) as (lost, there):
+        lost.keep(1, b"c" * 10)
+        lost.offer_to(there, is_safe=False)
+        wait_until(lambda: there.copies_of(0) == [1])
+        lost.copies.close()
+        again = Host(0, earlier=lost.copies.address)
+        both = threading.Barrier(2, timeout=60)
+        monkeypatch.setattr(lost_hosts, "_save_of", lambda part, *_: Finished(part, "committed", both))
+        try:
+            assert again.copies.address == lost.copies.address
+            begin(there)
+            both.wait()
+            wait_until(lambda: there.tier.unfinished(RUN) == [])
+        finally:
+            again.copies.close()
 
 
 def test_what_is_not_committed_is_taken_only_from_an_agent_that_the_job_knows():

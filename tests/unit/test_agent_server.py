@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from holdfast_client.agent.copies import Copies
 from holdfast_client.agent.link import status_of
 from holdfast_client.agent.process import LaunchedAgent, serves_at
 from holdfast_client.agent.server import Agent
@@ -58,14 +61,34 @@ def test_a_second_agent_takes_no_socket_away_also_if_a_cleaner_has_removed_the_l
         assert serves_at(path)
 
 
+def test_an_agent_that_is_started_anew_is_found_where_the_one_before_was_unless_its_port_is_taken(tmp_path_factory):
+    path = tmp_path_factory.mktemp("a") / "agent.sock"
+    copies = partial(Copies, count=1, host="127.0.0.1")
+
+    def address():
+        agent = Agent(path, 2**20, keeps=1, copies=copies)
+        agent.end()
+        agent.serve(grace_seconds=0)
+        return agent.copies.address
+
+    first = address()
+    assert address() == first
+    with socket.create_server((first.host, first.port)):
+        another = address()
+        assert another.port != first.port
+        assert another.token != first.token
+    assert address() == another
+
+
 def test_the_next_agent_does_not_wait_until_other_hosts_have_left_this_one(tmp_path_factory):
     path, left = tmp_path_factory.mktemp("a") / "agent.sock", threading.Event()
 
-    class Copies:
+    class Leaving(Copies):
         def close(self):
+            super().close()
             left.wait(60)
 
-    agent = Agent(path, 2**20, keeps=1, copies=lambda _: Copies())
+    agent = Agent(path, 2**20, keeps=1, copies=partial(Leaving, count=1, host="127.0.0.1"))
     agent.end()
     thread = threading.Thread(target=agent.serve, kwargs={"grace_seconds": 0})
     thread.start()

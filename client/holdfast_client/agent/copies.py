@@ -3,7 +3,7 @@
     here:   a save is handed over -> hashed -> Offer -> the agents of the next hosts
     there:  Offer -> each chunk: its own copy before, else GET from here -> proven -> memory there -> a held Part
     here:   it is committed -> Offer -> there: the held Part is kept; or is copied now, if there was no room before
-    there:  the ranks of the launch are dead, and the agent here does not answer -> lost_hosts.py
+    there:  the ranks of the launch are dead, and the agent here does not have it any more -> lost_hosts.py
 
 Of each rank the newest offer counts. What this memory is staged over meanwhile does not prove, and is no copy.
 """
@@ -103,9 +103,18 @@ class _Newest(Generic[T]):
 class Copies:
     """Listens from its construction on. Thread-safe."""
 
-    def __init__(self, tier: MemoryTier, *, count: int, host: str | None, bytes_per_second: int | None = None) -> None:
-        """`count`: of other hosts that get a copy of each state. `host`: the address that they reach this agent at.
-        `bytes_per_second`: the most that this agent copies from others. Raises ConfigurationError."""
+    def __init__(
+        self,
+        tier: MemoryTier,
+        earlier: PeerAddress | None = None,
+        *,
+        count: int,
+        host: str | None,
+        bytes_per_second: int | None = None,
+    ) -> None:
+        """`count`: of other hosts that get a copy of each state. `host`: the address that they reach this agent at;
+        `earlier`: of the agent before. `bytes_per_second`: the most that this agent copies from others. Raises
+        ConfigurationError."""
         self._tier = tier
         self._count = count
         self._rate = None if bytes_per_second is None else RateLimit(bytes_per_second)
@@ -122,7 +131,7 @@ class Copies:
         try:
             if host is None:
                 raise OSError("this machine has no address that others reach")
-            self._server = PeerServer(host, tier, self.take)
+            self._server = PeerServer(host, tier, self.take, earlier)
         except (OSError, RuntimeError) as error:
             self._end_queues()
             raise ConfigurationError(

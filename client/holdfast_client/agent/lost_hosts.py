@@ -1,7 +1,7 @@
 """What a lost host's agent had not sent yet: sealed from the copies that this agent holds (ADR 0099).
 
 The ranks of this node are dead, or a new launch is about to open its attempt -> begin -> does the agent of that host
-answer? then it does this itself -> else a HeldSave of each part, in the name of a rank of this node
+have them still? then it does this itself -> else a HeldSave of each part, in the name of a rank of this node
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast_client.agent.held_save import HeldSave, JobHere, Ledger, RankClient
 from holdfast_client.agent.memory_tier import MemoryTier, Part
-from holdfast_client.agent.messages import Find
+from holdfast_client.agent.messages import Find, Found
 from holdfast_client.agent.peer_chunks import FIND, TROUBLE, ask
 from holdfast_client.chunks.peer_http import PeerAddress
 from holdfast_client.chunks.workers import TransferWorkers
@@ -52,10 +53,10 @@ class LostHosts:
         """Goes on in threads of its own, all parts at once: each waits for the commit, and so for the others. Takes a
         moment for each host that does not answer. `settings`: of a rank of this node, in whose name it is done."""
         parts = self._tier.unfinished(run)
-        gone = {source for source in {part.source for part in parts} if source and not _answers(source, run)}
+        lost = {id(part) for source in {part.source for part in parts} if source for part in _lost(source, parts, run)}
         with self._lock:
             under_way = {id(part) for part, _ in self._saves}
-            mine = [part for part in parts if part.source in gone and id(part) not in under_way]
+            mine = [part for part in parts if id(part) in lost - under_way]
             if not mine or self._is_over:
                 return
             means = _Means(
@@ -117,9 +118,13 @@ def _save_of(part: Part, means: _Means, ledger: Ledger) -> HeldSave:
     )
 
 
-def _answers(source: PeerAddress, run: RunName) -> bool:
+def _lost(source: PeerAddress, parts: Sequence[Part], run: RunName) -> list[Part]:
+    """Those of `source` that it does not have any more: it is gone, or was started anew."""
+    of_source = [part for part in parts if part.source == source]
+    digests = sorted({digest for part in of_source for digest in part.digests})
     try:
-        ask(source, FIND, Find(project=run.project, run=run.run, digests=[]))
+        sizes = Found.model_validate_json(ask(source, FIND, Find(project=run.project, run=run.run, digests=digests)))
     except TROUBLE:
-        return False
-    return True
+        return of_source
+    there = {digest for digest, size in zip(digests, sizes.bytes, strict=False) if size is not None}
+    return [part for part in of_source if not there.issuperset(part.digests)]

@@ -4,8 +4,9 @@
     POST /find             Find -> Found
     POST /offers           Offer -> 204; it is copied later, or not
 
-The token is 256 random bits, new with each agent. It travels from rank to rank with the collectives of a job. Bytes are
-proven by those who read them.
+The token is 256 random bits. It travels from rank to rank with the collectives of a job. An agent that is started anew
+at the same socket keeps the address and the token, so the job's other hosts still find it. Bytes are proven by those
+who read them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 from holdfast_client.agent.memory_tier import MemoryTier
 from holdfast_client.agent.messages import Find, Found, Offer
 from holdfast_client.agent.peer_chunks import FIND, OFFERS
-from holdfast_client.chunks.peer_http import CHUNKS, Head, PeerListener, PeerRequest, read_body
+from holdfast_client.chunks.peer_http import CHUNKS, Head, PeerAddress, PeerListener, PeerRequest, read_body
 from holdfast_protocol.base import RunName
 
 log = logging.getLogger("holdfast.agent")
@@ -35,11 +36,13 @@ class PeerServer:
     """Answers from its construction on, on threads of its own. Raises OSError if it cannot listen there, and
     RuntimeError if the system gives no thread."""
 
-    def __init__(self, host: str, tier: MemoryTier, on_offer: Callable[[Offer], None]) -> None:
-        """`host`: the address that it listens on, which other hosts can reach."""
+    def __init__(
+        self, host: str, tier: MemoryTier, on_offer: Callable[[Offer], None], earlier: PeerAddress | None = None
+    ) -> None:
+        """`host`, `earlier`: as a PeerListener's."""
         self.tier = tier
         self.on_offer = on_offer
-        self._listener = _Listener(host, self)
+        self._listener = _Listener(host, self, earlier)
         self.address = self._listener.address
         self._listener.begin("holdfast-agent-peers")
 
@@ -49,9 +52,9 @@ class PeerServer:
 
 
 class _Listener(PeerListener):
-    def __init__(self, host: str, peer: PeerServer) -> None:
+    def __init__(self, host: str, peer: PeerServer, earlier: PeerAddress | None) -> None:
         self.peer = peer
-        super().__init__(host, _Request, most=_MOST_REQUESTS)
+        super().__init__(host, _Request, most=_MOST_REQUESTS, earlier=earlier)
 
 
 class _Request(PeerRequest):

@@ -22,6 +22,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from holdfast_client.agent import messages as say
 from holdfast_client.agent.channel import Channel, refuse_long
 from holdfast_client.agent.copies import Copies
@@ -30,6 +32,7 @@ from holdfast_client.agent.memory_tier import MemoryTier, Part
 from holdfast_client.agent.process import serves_at
 from holdfast_client.agent.rank_link import RankLink
 from holdfast_client.agent.shared_memory import Budget, gib
+from holdfast_client.chunks.peer_http import PeerAddress
 from holdfast_client.client import Client
 from holdfast_client.errors import ConfigurationError
 from holdfast_client.local.private_folder import PrivateFolder, open_file, try_lock, wait_until
@@ -39,6 +42,7 @@ from holdfast_protocol.text import counted
 
 log = logging.getLogger("holdfast.agent")
 
+_ADDRESS = TypeAdapter(PeerAddress)
 _DYING_SECONDS = 30.0
 _REST_SECONDS = 1
 _BACKLOG = 128
@@ -56,12 +60,13 @@ class Agent:
         keeps: int,
         wait_seconds: float = 0.0,
         of_launch: bool = False,
-        copies: Callable[[MemoryTier], Copies] | None = None,
+        copies: Callable[[MemoryTier, PeerAddress | None], Copies] | None = None,
     ) -> None:
         """`path`: of the socket; its folder is made with mode 0700. `keeps`: a MemoryTier's states. `wait_seconds`: for
         one that was told to end, and still finishes what it has. `of_launch`: it ends with its launch, and stands by
-        while another one serves, which does so too. `copies`: from and to agents of other hosts. Raises
-        ConfigurationError if the folder is not this user's alone or another agent serves there."""
+        while another one serves, which does so too. `copies`: from and to agents of other hosts; it is given the
+        address of the agent that served here before. Raises ConfigurationError if the folder is not this user's alone
+        or another agent serves there."""
         self.path = path
         self.budget = Budget(limit_bytes)
         self.tier = MemoryTier(self.budget, keeps)
@@ -81,7 +86,10 @@ class Agent:
                 f"Another agent serves at {path}. One is enough for all of this user's jobs on a node. If nodes "
                 "share this folder, name a socket on the node's own disk (--socket)."
             )
-        self.copies = None if copies is None else copies(self.tier)
+        self.copies = None
+        if copies is not None:
+            self.copies = copies(self.tier, self._earlier_address())
+            self._note_address(self.copies.address)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # a dead agent's
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -89,6 +97,19 @@ class Agent:
         os.chmod(path, 0o600)
         self._listener.listen(_BACKLOG)
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def _earlier_address(self) -> PeerAddress | None:
+        """Of the agent that served here before: the job's other hosts know this node's by it until the next launch."""
+        try:
+            return _ADDRESS.validate_json(os.pread(self._own, 4096, 0))
+        except (OSError, ValidationError):
+            return None
+
+    def _note_address(self, address: PeerAddress) -> None:
+        """In the lock's file, which this user alone can read."""
+        with contextlib.suppress(OSError):  # the disk is full, or ends: the next agent has another address
+            os.ftruncate(self._own, 0)
+            os.pwrite(self._own, _ADDRESS.dump_json(address), 0)
 
     def _is_free(self, seconds: float) -> bool:
         # Asked too: a cleaner of old files may have removed the lock's.

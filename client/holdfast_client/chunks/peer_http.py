@@ -179,21 +179,27 @@ class PeerListener(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     daemon_threads = True
     block_on_close = False
+    allow_reuse_address = True
     request_queue_size = 1024
 
-    def __init__(self, host: str, answers: type[PeerRequest], *, most: int) -> None:
+    def __init__(self, host: str, answers: type[PeerRequest], *, most: int, earlier: PeerAddress | None = None) -> None:
         """`host`: the address that it listens on, which other hosts can reach. `most`: connections at once; others wait
-        in the system's queue. Raises OSError if it cannot listen there."""
+        in the system's queue. `earlier`: taken again if it is of this host and its port is free. Raises OSError if it
+        cannot listen there."""
         self.address_family, _, _, _, where = resolved(host, socket.SOCK_STREAM)[0]
         if ip_address(where[0]).is_unspecified:
             raise OSError(f"{host} stands for all addresses of this machine, and others can reach none by it")
         self._free = threading.Semaphore(most)
         self._changed = threading.Condition()
         self._open: set[socket.socket] = set()
-        super().__init__((str(where[0]), 0), answers)
-        self.address = PeerAddress(
-            str(self.server_address[0]), int(self.server_address[1]), token=secrets.token_hex(32)
-        )
+        host = str(where[0])
+        if earlier is not None and earlier.host == host:
+            with suppress(OSError):
+                super().__init__((host, earlier.port), answers)
+                self.address = earlier
+                return
+        super().__init__((host, 0), answers)
+        self.address = PeerAddress(host, int(self.server_address[1]), token=secrets.token_hex(32))
 
     @property
     def requests(self) -> int:

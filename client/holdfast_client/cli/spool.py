@@ -22,6 +22,7 @@ from holdfast_client.agent.memory_tier import MemoryTier
 from holdfast_client.agent.process import socket_path
 from holdfast_client.agent.server import Agent
 from holdfast_client.agent.shared_memory import default_limit_bytes
+from holdfast_client.chunks.peer_http import PeerAddress
 from holdfast_client.chunks.peers import address_towards
 from holdfast_client.cli.arguments import (
     DryRunOption,
@@ -309,7 +310,7 @@ def serve_agent(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _copies(count: int, settings: ClientSettings) -> Callable[[MemoryTier], Copies] | None:
+def _copies(count: int, settings: ClientSettings) -> Callable[[MemoryTier, PeerAddress | None], Copies] | None:
     if not count:
         return None
     return functools.partial(
