@@ -13,7 +13,20 @@ from statistics import median
 from typing import Any, Literal
 
 from benchmarks.processes import Failed, Figures
-from benchmarks.schedule import BOUNDED, COMPRESSION, GPU, KEPT, OVERLAPPED, STREAMED, TRAINING_COMPRESSED, Measures
+from benchmarks.schedule import (
+    BOUNDED,
+    CEILING,
+    COMPRESSION,
+    GPU,
+    KEPT,
+    OVERLAPPED,
+    PEER_RESTORE,
+    STREAMED,
+    TRAINING,
+    TRAINING_COMPRESSED,
+    TRAINING_WITH_AGENT,
+    Measures,
+)
 
 _GB = 1e9
 _MIB = 1024 * 1024
@@ -48,7 +61,7 @@ class _Found:
     why: str = ""
 
 
-_OVERLAP = "overlap=True: the copy goes on beside training, and the next step of an optimizer waits for the rest of it"
+_OVERLAP = "overlap=True, and a step that computes for longer than the copy takes; what the optimizer waits is counted"
 
 
 class Rows:
@@ -127,6 +140,7 @@ class Rows:
                 "CPU-s/GB",
                 "CPU of the client's process from save() to the commit, all threads, with SHA-256; the peer's best",
             ),
+            self._s3_save_cpu_vs_parts(),
             _ratio(
                 "s3_save_vs_bare_put",
                 saved,
@@ -144,7 +158,29 @@ class Rows:
                 "GB/s",
                 "from save() to the commit on tmpfs, SHA-256 on",
             ),
+            _ratio(
+                "posix_save_vs_ceiling",
+                self._median("posix holdfast", _rate),
+                self._median(CEILING.label, _rate_of("save_seconds")),
+                "higher",
+                "GB/s",
+                "from save() to the commit on tmpfs; the peer copies, hashes and writes on all cores",
+            ),
         ]
+
+    def _s3_save_cpu_vs_parts(self) -> Row:
+        """CPU per GB; the parts are of two cases."""
+        wire, hashed = self._median("s3 bare", _cpu_of("put_")), self._median(CEILING.label, _cpu_of("copy_and_hash_"))
+        parts = None if wire.value is None or hashed.value is None else wire.value + hashed.value
+        why = "; ".join(found.why for found in (wire, hashed) if found.why)
+        return _ratio(
+            "s3_save_cpu_vs_parts",
+            self._median("s3 holdfast", _cpu),
+            _Found(parts, "bare PUTs, SHA-256 and a copy", why),
+            "lower",
+            "CPU-s/GB",
+            "CPU of the client's process from save() to the commit",
+        )
 
     def _restores(self) -> list[Row]:
         return [
@@ -163,6 +199,22 @@ class Rows:
                 "higher",
                 "GB/s",
                 "in a fresh process, every byte verified",
+            ),
+            _ratio(
+                "posix_restore_vs_ceiling",
+                self._median("posix holdfast, restore", _rate),
+                self._median(CEILING.label, _rate_of("restore_seconds")),
+                "higher",
+                "GB/s",
+                "in a fresh process; the peer reads, hashes and copies on all cores",
+            ),
+            _ratio(
+                "peer_restore_vs_link",
+                self._median(PEER_RESTORE, _rate),
+                self._median(PEER_RESTORE, lambda figures: figures["link_bytes_per_second"] / _GB),
+                "higher",
+                "GB/s",
+                "a new host's rank in a fresh process, every byte verified; the peer is the link's rate",
             ),
             _ratio(
                 "streamed_restore_returns_after",
@@ -236,27 +288,44 @@ class Rows:
                 "second save with 95% of the bytes frozen; counted, not timed",
             ),
             self._training_rate("train_rate_during_save"),
+            self._training_with_agent(),
         ]
+
+    def _training_with_agent(self) -> Row:
+        """The lower of the stores'."""
+        found = []
+        for label in self._measures:
+            if label.startswith(TRAINING_WITH_AGENT):
+                rate, beside = (self._median(label, _of(name)) for name in ("rate", "rate_beside_hashing"))
+                where = label.removeprefix(TRAINING_WITH_AGENT)
+                how = f"{where}, the lower: training on a core of its own, save, agent and servers on the others"
+                unit = "of its steps/s"
+                found.append(_ratio("train_rate_with_agent_vs_hashing", rate, beside, "higher", unit, how))
+        measured = [row for row in found if row.value is not None]
+        if measured:
+            return min(measured, key=lambda row: row.value or 0)
+        left_out = Row("train_rate_with_agent_vs_hashing", None, "", "higher", None, None, None, "it was left out")
+        return found[0] if found else left_out
 
     def _training_rate(self, name: str) -> Row:
         rates = [
             found
             for label in self._measures
-            if label.startswith("training, ") and (found := self._median(label, _of("rate"))).value is not None
+            if label.startswith(TRAINING) and (found := self._median(label, _of("rate"))).value is not None
         ]
         quiet = "; ".join(f"{found.label.removeprefix('training, ')} {found.value:.3f}" for found in rates)
         worst = min((found.value for found in rates if found.value is not None), default=None)
         beside = [
             found.value
             for label in self._measures
-            if label.startswith("training, ")
+            if label.startswith(TRAINING)
             and (found := self._median(label, _of("rate_beside_hashing"))).value is not None
         ]
         neighbour = "" if not beside else f"; beside a process that only copies and hashes {min(beside):.3f}"
         why = "; ".join(
             f"{label.removeprefix('training, ')}: {one.why}"
             for label, ones in self._measures.items()
-            if label.startswith("training, ")
+            if label.startswith(TRAINING)
             for one in ones
             if isinstance(one, Failed)
         )
@@ -300,7 +369,7 @@ class Rows:
     def _details(self) -> list[Row]:
         rows = []
         for label in self._measures:
-            if label.startswith("training, ") or label in {COMPRESSION, TRAINING_COMPRESSED}:
+            if label.startswith((TRAINING, TRAINING_WITH_AGENT)) or label in {COMPRESSION, TRAINING_COMPRESSED}:
                 continue
             for name, unit, better, figure in _DETAILS:
                 found = self._median(label, figure)
@@ -359,12 +428,20 @@ def _rate(figures: Figures) -> float:
     return float(figures["bytes"] / figures["seconds"] / _GB)
 
 
+def _rate_of(seconds: str) -> Callable[[Figures], float]:
+    return lambda figures: float(figures["bytes"] / figures[seconds] / _GB)
+
+
 def _put_rate(figures: Figures) -> float:
     return float(figures["bytes"] / figures["put_seconds"] / _GB)
 
 
 def _cpu(figures: Figures) -> float:
     return float(figures["cpu_seconds"] / (figures["bytes"] / _GB))
+
+
+def _cpu_of(part: str) -> Callable[[Figures], float]:
+    return lambda figures: float(figures[f"{part}cpu_seconds"] / (figures["bytes"] / _GB))
 
 
 def _sent_vs_changed(figures: Figures) -> float:

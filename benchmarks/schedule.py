@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peer_memory import peer_restore
 from benchmarks.processes import Failed, Figures, measured
 from benchmarks.servers import Place, Servers, servers
 from benchmarks.spec import Spec
@@ -49,8 +50,10 @@ _FILES = {"storage": "files"}
 _FAST = 3
 """Rounds of what takes a second or two: their median steadies a repeat's figure."""
 
+CEILING = Subject("copy, SHA-256 and files", "files", "ceiling", rounds=_FAST)
 POSIX = (
     Subject("memcpy", "files", "raw_copy", rounds=_FAST),
+    CEILING,
     Subject("posix holdfast", "holdfast-posix", "holdfast_save", "holdfast_restore", rounds=_FAST),
     Subject("posix dcp.save", "files", "dcp_save", "dcp_restore", rounds=_FAST, threads=(1, 2, 4), options=_FILES),
     Subject(
@@ -80,11 +83,12 @@ S3 = (
 OVERLAPPED = Subject(
     "posix holdfast, overlap", "holdfast-posix", "holdfast_save", rounds=_FAST, options={"overlap": True}
 )
+PEER_RESTORE = "restore of a lost host from the memory of another one"
 GPU = (
     Subject("bare pinned copy", "files", "pinned_copy", rounds=_FAST),
-    *POSIX[1:3],
-    replace(POSIX[3], in_a_bar=True),
-    POSIX[4],
+    *POSIX[2:4],
+    replace(POSIX[4], in_a_bar=True),
+    POSIX[5],
     OVERLAPPED,
 )
 STREAMED = Subject(
@@ -101,6 +105,9 @@ ONCE = (
 )
 """Counted, and timed only by the way."""
 COMPRESSION = "compression of trained states"
+TRAINING = "training, "
+TRAINING_WITH_AGENT = "training with an agent, "
+"""And the place of the save that is in flight."""
 TRAINING_COMPRESSED = "training while a save is compressed"
 TWO_RANKS = (
     Subject("2 ranks posix holdfast", "holdfast-posix", "holdfast_save", rounds=_FAST, ranks=2),
@@ -134,8 +141,10 @@ class Schedule:
         for subject in self._wanted(ONCE + TWO_RANKS):
             self._measure(subject)
         self._measure_compression()
+        self._measure_peer_restore()
         for place in self._training_places():
-            self._measure_training(f"training, {place}", place)
+            self._measure_training(f"{TRAINING}{place}", place)
+            self._measure_training(f"{TRAINING_WITH_AGENT}{place}", place, agent=True)
         self._measure_training(TRAINING_COMPRESSED, "holdfast-posix", HOLDFAST_COMPRESS="zstd")
         return dict(self.measures)
 
@@ -145,7 +154,7 @@ class Schedule:
             self.say(f"repeat {repeat + 1} of {self.repeats}")
             for subject in self._wanted(GPU):
                 self._measure(subject)
-        self._measure_training("training, holdfast-posix", "holdfast-posix")
+        self._measure_training(f"{TRAINING}holdfast-posix", "holdfast-posix")
         return dict(self.measures)
 
     def _wanted(self, subjects: tuple[Subject, ...]) -> Iterator[Subject]:
@@ -181,6 +190,10 @@ class Schedule:
                 self._note(f"{label}, restore", measured(python, again, started.environment))
             return float(saved.get("seconds", 0.0))
 
+    def _measure_peer_restore(self) -> None:
+        with servers("holdfast-posix") as started:
+            self._note(PEER_RESTORE, peer_restore(self._spec("on_host", 1, started, {}), started))
+
     def _measure_compression(self) -> None:
         with servers("holdfast-posix") as started:
             spec = self._spec("compression", _FAST, started, {})
@@ -189,12 +202,12 @@ class Schedule:
     def _training_places(self) -> tuple[Place, ...]:
         return ("holdfast-posix", "holdfast-s3") if self.with_s3 else ("holdfast-posix",)
 
-    def _measure_training(self, label: str, place: Place, **settings: str) -> None:
+    def _measure_training(self, label: str, place: Place, *, agent: bool = False, **settings: str) -> None:
         first, *others = sorted(os.sched_getaffinity(0))
         if not others:
             self._note(label, Failed("this machine has one core, and none is left for a save"))
             return
-        with servers(place, cores=set(others)) as started:
+        with servers(place, cores=set(others), agent=agent) as started:
             # A small state is gone in no time, and whoever takes it does not want to wait for figures of any worth.
             quiet_seconds = min(3.0, self.size_bytes / 1024**3 * 3)
             options = {"training_cores": [first], "other_cores": others, "quiet_seconds": max(0.1, quiet_seconds)}

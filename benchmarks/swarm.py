@@ -54,7 +54,7 @@ def swarm_rows(state_bytes: int, bytes_per_second: float, hosts: Sequence[int], 
         spec = Spec("holdfast_save", state_bytes, folder=str(started.folder), server_pids=started.pids, options=chunked)
         saved = _figures(spec, started.environment)
         options = {"fingerprint": saved["fingerprint"], "number": 1, "ranks_of_a_host": RANKS_OF_A_HOST}
-        restore = replace(spec, case="swarm_restore", options=options)
+        restore = replace(spec, case="on_host", options=options | {"case": "holdfast_restore"})
         address, _, port = started.environment["HOLDFAST_URL"].removeprefix("http://").rpartition(":")
         with tcp_relay(address, int(port)) as relay:
             relay.answers = RateLimit(int(bytes_per_second))
