@@ -43,8 +43,8 @@ from holdfast_protocol.checkpoints import CheckpointView, ShardSummary
 
 log = logging.getLogger("holdfast")
 
-RETRY_SECONDS = 60.0
-"""Between two looks for an agent."""
+FIRST_RETRY_SECONDS, RETRY_SECONDS = 1.0, 60.0
+"""Between two looks for an agent: a dead one is started again in seconds, or not soon."""
 _LOOK_SECONDS = 0.1
 
 
@@ -270,10 +270,12 @@ class NodeAgent:
         return link is not None and not link.is_lost
 
     def _look(self) -> None:
+        pause = FIRST_RETRY_SECONDS
         while not (self._closed or self._has_link):
             self._connect()
             if not self._has_link:
-                self._over.wait(RETRY_SECONDS)
+                self._over.wait(min(pause, RETRY_SECONDS))
+                pause *= 2
 
     def _connect(self) -> None:
         try:
