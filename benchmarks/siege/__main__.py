@@ -2,7 +2,10 @@
 benchmarks/siege/__init__.py.
 
 python -m benchmarks.siege [--connections 10000] [--saves 100] [--repeats 3] [--greedy-per-second 10]
-    [--savers 4] [--results FOLDER]
+    [--savers 4] [--rate 0] [--results FOLDER]
+
+With --rate the savers are jobs that train between their saves. Without it they ask for all that the service can do, and
+what the attack takes of it is missing.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ def main() -> None:
     connections = possible_connections(arguments.connections)
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-siege-") as folder,
-        besieged(Path(folder), arguments.greedy_per_second or None, arguments.savers) as place,
+        besieged(Path(folder), arguments.greedy_per_second or None, arguments.savers, arguments.rate) as place,
     ):
         each = arguments.saves // arguments.savers
         place.save(each)  # a first round warms the service up
@@ -44,6 +47,7 @@ def main() -> None:
         "greedy_calls_per_second": arguments.greedy_per_second,
         "connections": connections,
         "savers": arguments.savers,
+        "rate": arguments.rate,
         "turns": turns,
         "kept_of_the_rate": round(median(ratios), 3),
     }
@@ -90,9 +94,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--saves", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--greedy-per-second", type=float, default=GREEDY_PER_SECOND, help="its limit; 0: none")
-    parser.add_argument(
-        "--savers", type=int, default=SAVERS, help="jobs that save one after the other, without a pause"
-    )
+    parser.add_argument("--savers", type=int, default=SAVERS, help="jobs that save one after the other")
+    parser.add_argument("--rate", type=float, default=0.0, help="saves a second of all; 0: as many as there can be")
     parser.add_argument("--results", type=Path, default=_RESULTS)
     return parser.parse_args()
 

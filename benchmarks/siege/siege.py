@@ -53,9 +53,10 @@ class Saves:
 class Besieged:
     """A service. `save` is another project's work, before and during an attack."""
 
-    def __init__(self, service: ServedHoldfast, greedy_per_second: float | None, savers: int) -> None:
+    def __init__(self, service: ServedHoldfast, greedy_per_second: float | None, savers: int, rate: float) -> None:
         self.service = service
         self._savers = savers
+        self._pause = savers / rate if rate else 0.0
         self._greedy_per_second = greedy_per_second
         self._all = self.http(service.environment["HOLDFAST_TOKEN"])
         for project in (SAVED, "greedy"):
@@ -79,8 +80,11 @@ class Besieged:
         """So many saves of each job, beside each other. Raises where one is not committed."""
 
         def saves(number: int) -> list[str]:
-            ids = []
+            ids: list[str] = []
+            next_at = time.monotonic()
             for _ in range(each):
+                time.sleep(max(0.0, next_at - time.monotonic()))
+                next_at = time.monotonic() + self._pause
                 self._steps[number] += 1
                 view = self._jobs[number].save(self._steps[number])
                 assert view["state"] == "committed", view
@@ -166,10 +170,11 @@ class Attackers:
 
 @contextmanager
 def besieged(
-    folder: Path, greedy_per_second: float | None = GREEDY_PER_SECOND, savers: int = SAVERS
+    folder: Path, greedy_per_second: float | None = GREEDY_PER_SECOND, savers: int = SAVERS, rate: float = 0.0
 ) -> Iterator[Besieged]:
+    """`rate`: saves a second of all savers; 0: each begins the next one at once."""
     with holdfast_serve(folder, database="postgres", other_settings=SETTINGS, forked=False) as service:
-        place = Besieged(service, greedy_per_second, savers)
+        place = Besieged(service, greedy_per_second, savers, rate)
         try:
             yield place
         finally:
