@@ -1,5 +1,5 @@
 """`holdfast serve` or `holdfast workers run` with a wall clock that can jump: python -m tests.chaos_run.serve
-[worker]"""
+[workers run]"""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Place:
         self.new_database()
         self.clocks = {f"service {number + 1}": folder / f"service{number + 1}.clock" for number in range(SERVICES)}
         self.services = [self._service(number) for number in range(SERVICES)]
-        self.worker = self._member("worker", "worker", ready=lambda: True)
+        self.worker = self._member("worker", "workers", "run", ready=lambda: True)
         self.socket = agent
         self.agent = None if agent is None else Member("agent", lambda: self._agent(agent))
         self.with_agent: list[Runner] = []
@@ -237,11 +237,11 @@ class Place:
         return self._member(f"service {number + 1}", "serve", ready=lambda: _lives(url), extra=extra)
 
     def _member(
-        self, name: str, command: str, *, ready: Callable[[], bool], extra: dict[str, str] | None = None
+        self, name: str, *command: str, ready: Callable[[], bool], extra: dict[str, str] | None = None
     ) -> Member:
         def start() -> ServerProcess:
             return ServerProcess(
-                [sys.executable, "-m", "tests.chaos_run.serve", command],
+                [sys.executable, "-m", "tests.chaos_run.serve", *command],
                 log=self.folder / f"{name.replace(' ', '-')}.log",
                 ready=ready,
                 cwd=_REPOSITORY,

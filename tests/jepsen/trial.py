@@ -181,6 +181,9 @@ def _judge(place: Place, model: Model, outcome: Outcome) -> None:
     context = open_service(place.service_settings())
     try:
         time.sleep(TICKET_SECONDS + LONGEST_UPLOAD_SECONDS)
+        for member in place.members:
+            if not member.process.runs:
+                found_before.append((Wrong.STUCK, f"{member.name} has ended by itself, with nothing in its way"))
         outcome.verdict = Judge(place.client, context, model).judge(_QUIET_SECONDS)
         outcome.verdict.findings += found_before
         outcome.verdict.count("commits told to the jobs", len(model.commits))

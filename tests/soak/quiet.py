@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import ColumnElement, exists, func, select
 from sqlalchemy.orm import Session
@@ -59,12 +59,18 @@ class Quiet:
                 ),
                 "copies with a lease": select(func.count()).where(Copy.leased_until > func.now()),
                 "copies that nothing needs": select(func.count()).where(
-                    Copy.state.not_in((CopyState.GONE, *_ON_THE_WAY)), ~self._needed()
+                    Copy.state.not_in((CopyState.GONE, *_ON_THE_WAY)), ~self._needed(), ~self._waits_out_a_jump()
                 ),
                 "leases on reading": select(func.count()).where(ReadLease.expires_at > func.now()),
                 "operations": select(func.count()).select_from(Operation).where(Operation.ended_at.is_(None)),
             }
             return [f"{count} {what}" for what, query in counts.items() if (count := session.scalar(query))]
+
+    def _waits_out_a_jump(self) -> ColumnElement[bool]:
+        """Its ticket is of a database whose clock was ahead: until then a late PUT may land, and it rightly stays."""
+        settings = self._context.settings
+        longest = timedelta(seconds=settings.ticket_seconds + settings.longest_upload_seconds)
+        return Copy.ticket_expires_at > datetime.now(UTC) + longest
 
     @staticmethod
     def _needed() -> ColumnElement[bool]:
