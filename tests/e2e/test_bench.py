@@ -133,7 +133,8 @@ def test_a_row_tells_of_repeats_that_failed() -> None:
 def test_a_restore_that_had_no_save_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.schedule.measured", lambda *_, **__: Failed("no room"))
     schedule = Schedule(2**20, 1, Path(sys.executable), with_s3=False, say=lambda _: None)
-    schedule._measure(replace(POSIX[2], threads=(1,)))
+    saved_by_dcp = next(subject for subject in POSIX if subject.label == "posix dcp.save")
+    schedule._measure(replace(saved_by_dcp, threads=(1,)))
     row = next(row for row in Rows(schedule.measures).all() if row.name == "posix_restore_vs_dcp")
     assert "posix dcp.save x1, restore: its save failed: no room" in row.how
 
