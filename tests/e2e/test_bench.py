@@ -26,7 +26,7 @@ from tests.support.forked import ForkedProgram
 from tests.support.serve import ServedHoldfast, holdfast_serve
 
 
-@pytest.mark.timeout(1000)
+@pytest.mark.timeout(2000)
 def test_a_small_benchmark_runs_and_has_a_row_for_every_bar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
