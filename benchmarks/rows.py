@@ -313,7 +313,7 @@ class Rows:
             for label in self._measures
             if label.startswith(TRAINING) and (found := self._median(label, _of("rate"))).value is not None
         ]
-        quiet = "; ".join(f"{found.label.removeprefix('training, ')} {found.value:.3f}" for found in rates)
+        quiet = "; ".join(f"{found.label.removeprefix(TRAINING)} {found.value:.3f}" for found in rates)
         worst = min((found.value for found in rates if found.value is not None), default=None)
         beside = [
             found.value
@@ -323,7 +323,7 @@ class Rows:
         ]
         neighbour = "" if not beside else f"; beside a process that only copies and hashes {min(beside):.3f}"
         why = "; ".join(
-            f"{label.removeprefix('training, ')}: {one.why}"
+            f"{label.removeprefix(TRAINING)}: {one.why}"
             for label, ones in self._measures.items()
             if label.startswith(TRAINING)
             for one in ones

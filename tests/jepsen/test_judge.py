@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import text
+from sqlalchemy import text, update
 
 from holdfast_client.client import Client
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.runs import parse_run
 from holdfast_protocol.states import CheckpointState
 from holdfast_service.context import ServiceContext
+from holdfast_service.db.tables.core import Copy
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings
 from tests.jepsen.content import MixedError, Saved, WrongError, check_content
@@ -24,6 +27,7 @@ from tests.jepsen.journal import Journal, Wrong
 from tests.jepsen.judge import Judge
 from tests.jepsen.model import Kept, Model, Verdict
 from tests.soak.fleet import SETTINGS
+from tests.soak.quiet import Quiet
 from tests.support.damage import files_of, flip
 from tests.support.serve import holdfast_serve
 
@@ -37,11 +41,11 @@ class World:
     def __init__(self, folder: Path, client: Client, context: ServiceContext, journal: Journal) -> None:
         self.store = folder / "data" / "store"
         self.context = context
-        self._client = client
+        self.client = client
         self._journal = journal
 
     def launch(self, *steps: int) -> None:
-        job = Job(self._client, parse_run(RUN), self._journal, random.Random(steps[0]))
+        job = Job(self.client, parse_run(RUN), self._journal, random.Random(steps[0]))
         job.resume()
         for step in steps:
             job.save(step)
@@ -53,7 +57,7 @@ class World:
 
     def file_of(self, step: int, rank: int) -> Path:
         """Of the last chunk of that shard: no other save has it."""
-        digest = self._client.checkpoints.shard_chunks(self.id_of(step), rank).chunks[-1].digest
+        digest = self.client.checkpoints.shard_chunks(self.id_of(step), rank).chunks[-1].digest
         (found,) = files_of(self.store, digest)
         return found
 
@@ -62,7 +66,7 @@ class World:
             assert session.execute(text(statement), values).rowcount == 1
 
     def judge(self, retry_deadline_seconds: float) -> Verdict:
-        return Judge(self._client, self.context, Model(self._journal, {})).judge(retry_deadline_seconds)
+        return Judge(self.client, self.context, Model(self._journal, {})).judge(retry_deadline_seconds)
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +137,21 @@ def test_what_was_planted_is_found(world: World, planted: Verdict, wrong: Wrong,
 def test_an_object_that_no_row_knows_is_a_leak(planted: Verdict) -> None:
     leaks = [what for wrong, what in planted.findings if wrong is Wrong.LEAKED]
     assert any("0" * 32 in what and "which no row knows" in what for what in leaks), leaks
+
+
+@pytest.mark.usefixtures("planted")
+def test_what_nothing_needs_is_a_leak_unless_its_ticket_is_of_a_clock_that_was_ahead(world: World) -> None:
+    def told_with_tickets_until(moment: datetime) -> bool:
+        with world.context.database.transaction() as session:
+            session.execute(update(Copy).values(ticket_expires_at=moment))
+        return any("that nothing needs" in left for left in Quiet(world.client, world.context, Counter()).on_the_way())
+
+    world.launch(8)
+    now = datetime.now(UTC)
+    told_with_tickets_until(now + timedelta(days=1000))  # before anything may be collected
+    world.change("UPDATE checkpoints SET state = 'aborted' WHERE id = :id", id=world.id_of(8))
+    assert not told_with_tickets_until(now + timedelta(days=1000))
+    assert told_with_tickets_until(datetime.now(UTC))
 
 
 # The model by itself: what a commit's absence means.

@@ -59,6 +59,7 @@ def restore_backup(settings: ServiceSettings, path: Path) -> int:
             if backup.database == "sqlite":
                 return _restore_sqlite(settings, archive)
             return _restore_postgres(settings, archive, backup)
+    # A spoilt header can name a compression that zipfile does not know: that is its NotImplementedError.
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
         raise BackupRefusedError(f"{path} is no whole backup ({error}).") from None
     except OSError as error:
