@@ -6,7 +6,7 @@ Nothing here decides anything. A route's file is `<room>/endpoints.py`; who may 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import cache, partial
 from pathlib import Path
@@ -44,7 +44,6 @@ import holdfast_service.ui.endpoints
 import holdfast_service.usage.endpoints
 import holdfast_service.web.health
 import holdfast_service.webhooks.endpoints
-from holdfast_protocol.problems import Problem
 from holdfast_service.attached_stores.metrics import StoreNumbers
 from holdfast_service.auth.principal import FailedCalls
 from holdfast_service.background.metrics import ControllerNumbers
@@ -65,17 +64,17 @@ from holdfast_service.web.admission import Admission
 from holdfast_service.web.certificate import CertificateNumbers, ClientCertificateCheck, ServedCertificate
 from holdfast_service.web.connections import CallerBehindProxy, TrustedProxies
 from holdfast_service.web.frame import (
+    DocumentedRoute,
     HostCheck,
     ProtocolHeader,
     RequestFrame,
     RequestMeter,
-    operation_id,
     registry_of_requests,
 )
 from holdfast_service.web.health import SharedCheck, check_readiness
 from holdfast_service.web.held_refusals import HeldRefusals
 from holdfast_service.web.openapi import finished
-from holdfast_service.web.problem_reply import PROBLEM_MEDIA_TYPE, install_problem_replies
+from holdfast_service.web.problem_reply import install_problem_replies
 
 Lifespan: TypeAlias = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -125,28 +124,11 @@ ROUTERS: tuple[APIRouter, ...] = (
     holdfast_service.web.health.router,
     holdfast_service.web.health.metrics_router,
 )
-_PROBLEM_REPLY: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "What the caller must fix; `code` says what.", "content": {PROBLEM_MEDIA_TYPE: {}}},
-    "5XX": {"description": "Try again if `retryable`.", "content": {PROBLEM_MEDIA_TYPE: {}}},
-}
-
-
-def _routes_of(routers: Iterable[APIRouter]) -> list[BaseRoute]:
-    every = APIRouter(
-        responses={status: reply | {"model": Problem} for status, reply in _PROBLEM_REPLY.items()},
-        generate_unique_id_function=operation_id,
-    )
-    for router in routers:
-        every.include_router(router)
-    return every.routes
-
-
 _OF_ONE_PROJECT = 8
 """This part of the connections may be transfers of one project's chunks. With its calls and streams, which have limits
 of their own, no project takes all connections of a process."""
 
-# Once per process: to work out what each route takes and gives is most of what an application costs.
-_ROUTES = _routes_of(ROUTERS)
+_ROUTES = [route for router in ROUTERS for route in router.routes]
 
 
 class _Application(FastAPI):
@@ -205,7 +187,9 @@ def create_app(
     limits = TransferLimits(
         context.settings.longest_upload_seconds, max(1, context.settings.most_connections // _OF_ONE_PROJECT)
     )
-    app = _application([*_ROUTES, *(_routes_of([object_router(mounted, limits)]) if mounted else [])], lifespan)
+    app = _application(
+        [*_ROUTES, *(object_router(mounted, limits, DocumentedRoute).routes if mounted else [])], lifespan
+    )
     app.state.context = context
     app.state.loops = loops_of(context.settings)
     app.state.failed_calls = FailedCalls()

@@ -16,10 +16,12 @@ from pathlib import Path, PurePosixPath
 from fastapi import APIRouter, Request, Response
 from starlette.responses import PlainTextResponse, RedirectResponse
 
+from holdfast_service.web.frame import DocumentedRoute
+
 BUILT_INTO = Path(__file__).parent / "static"
 """What `scripts/prepare-web` writes, and the wheel has."""
 
-router = APIRouter(tags=["ui"])
+router = APIRouter(route_class=DocumentedRoute, tags=["ui"])
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",

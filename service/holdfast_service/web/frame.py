@@ -33,7 +33,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast_protocol.base import PROTOCOL_HEADER, PROTOCOL_VERSION, Request, speaks_with
-from holdfast_protocol.problems import ProblemCode
+from holdfast_protocol.problems import Problem, ProblemCode
 from holdfast_service.auth.principal import RequireScope, last_known
 from holdfast_service.context import WAITS_FOR_STORE
 from holdfast_service.errors import ProblemError
@@ -42,7 +42,12 @@ from holdfast_service.web.admission import Admission, Permit, class_of, on_a_thr
 from holdfast_service.web.connections import STREAMS
 from holdfast_service.web.fair_queue import CallClass
 from holdfast_service.web.held_refusals import HeldRefusals
-from holdfast_service.web.problem_reply import CLIENT_HAS_GONE, internal_problem, problem_response
+from holdfast_service.web.problem_reply import (
+    CLIENT_HAS_GONE,
+    PROBLEM_MEDIA_TYPE,
+    internal_problem,
+    problem_response,
+)
 
 _SHOWN_HOST_CHARACTERS = 100
 
@@ -307,7 +312,26 @@ _MOST_FAULTS = 1000
 _PARSED_AT_ONCE_BYTES = 64 * 1024
 
 
-class GuardedRoute(APIRoute):
+_PROBLEM_REPLIES: dict[int | str, dict[str, Any]] = {
+    status: {"description": told, "content": {PROBLEM_MEDIA_TYPE: {}}, "model": Problem}
+    for status, told in (
+        ("4XX", "What the caller must fix; `code` says what."),
+        ("5XX", "Try again if `retryable`."),
+    )
+}
+
+
+class DocumentedRoute(APIRoute):
+    """For `APIRouter(route_class=…)`: what the OpenAPI document says of every route. A router that is included in
+    another one to say it has each route worked out twice, which is most of what the start of a service costs."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **more: Any) -> None:
+        more["responses"] = _PROBLEM_REPLIES | (more.get("responses") or {})
+        more["generate_unique_id_function"] = operation_id
+        super().__init__(path, endpoint, **more)
+
+
+class GuardedRoute(DocumentedRoute):
     """For `APIRouter(route_class=…)`. A route's one body is its parameter `body`. It first lets the call in, or refuses
     it for load (`web/admission.py`), then authenticates the caller, then limits how much may be read, then reads what
     the call says (rule limits-before-work).

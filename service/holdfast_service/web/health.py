@@ -35,11 +35,11 @@ from holdfast_service.db.tables.core import CatalogIdentity, Token
 from holdfast_service.errors import ProblemError
 from holdfast_service.records.history import settle_history
 from holdfast_service.release import VERSION
-from holdfast_service.web.frame import GuardedRoute
+from holdfast_service.web.frame import DocumentedRoute, GuardedRoute
 from holdfast_service.web.openapi import OPEN
 from holdfast_service.work.processes import attached_here, say_alive, weaknesses_of, what_differs
 
-router = APIRouter(tags=["health"])
+router = APIRouter(route_class=DocumentedRoute, tags=["health"])
 
 
 @router.get("/healthz", openapi_extra=OPEN, summary="Whether the process lives")

@@ -18,6 +18,7 @@ from typing import Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse, Response
+from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
@@ -106,12 +107,16 @@ class SignedStore:
 _OPEN: dict[str, Any] = {"security": []}
 
 
-def object_router(stores: Sequence[SignedStore], limits: TransferLimits = TransferLimits()) -> APIRouter:
+def object_router(
+    stores: Sequence[SignedStore],
+    limits: TransferLimits = TransferLimits(),
+    route_class: type[APIRoute] = APIRoute,
+) -> APIRouter:
     """The routes that the tickets of these stores point at. A StoreError or ProblemError is left to the application's
-    handlers."""
+    handlers. `route_class`: that of the application's routes."""
     signers = [(each.store, UrlSigner(each.signing_key)) for each in stores]
     transfers = _Transfers(limits)
-    router = APIRouter(tags=["objects"])
+    router = APIRouter(route_class=route_class, tags=["objects"])
 
     @router.put(
         OBJECTS_PATH + "/{payload}", status_code=201, openapi_extra=_OPEN, summary="Upload one object with a signed URL"
