@@ -5,8 +5,11 @@ Each test has an engine of its own, and the statements of all of them are compil
 
 from __future__ import annotations
 
+import atexit
+import functools
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +49,15 @@ def migrate(url: str) -> None:
         upgrade(database)
     finally:
         database.dispose()
+
+
+@functools.cache
+def migrated_file() -> Path:
+    """A catalog for services to begin with: to migrate one takes longer than all else that a forked one does."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-catalog-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    migrate(f"sqlite:///{folder / 'catalog.db'}")
+    return folder / "catalog.db"
 
 
 class SqliteCatalogs:

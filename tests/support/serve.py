@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from typing import Literal
 
 import urllib3
 
+from tests.support.databases import migrated_file
 from tests.support.forked import run_forked
 from tests.support.ports import free_ports
 from tests.support.postgres import postgres_server
@@ -56,8 +58,8 @@ def holdfast_serve(
 
     `authority`: whose certificate it shows, if `other_settings` name one.
 
-    `forked`: its process starts in a moment (tests/support/forked.py). Without it a user's command starts it: for tests
-    of its start, and for measurements.
+    `forked`: its process starts in a moment (tests/support/forked.py), on a catalog that is migrated already. Without
+    it a user's command starts it, on nothing: for tests of its start, and for measurements.
     """
     data, port = folder / "data", free_ports()
     settings = {**other_settings, "HOLDFAST_DATA_DIR": str(data), "HOLDFAST_PORT": str(port)}
@@ -77,6 +79,9 @@ def holdfast_serve(
             # On SQLite the service makes its first token by itself, and the client finds it in the data folder.
             token = f"hold_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
             settings["HOLDFAST_BOOTSTRAP_TOKEN"] = client["HOLDFAST_TOKEN"] = token
+        elif forked and "HOLDFAST_DATABASE_URL" not in other_settings and not (data / "catalog.db").exists():
+            data.mkdir(mode=0o700, exist_ok=True)
+            shutil.copy(migrated_file(), data / "catalog.db")
         process = ServerProcess(
             [ENTRY_POINT if forked else HOLDFAST, "serve"],
             log=folder / "service.log",
