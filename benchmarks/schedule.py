@@ -47,6 +47,8 @@ class Subject:
 
 _CONNECTOR = {"storage": "s3torchconnector"}
 _FILES = {"storage": "files"}
+_SMALLEST_OF_WORTH = 64 * 1024 * 1024
+"""Of a smaller state no figure is of any worth. It shows that the benchmark runs, and a round of each shows that."""
 _FAST = 3
 """Rounds of what takes a second or two: their median steadies a repeat's figure."""
 
@@ -185,7 +187,7 @@ class Schedule:
                     self._note(f"{label}, restore", Failed(f"its save failed: {saved.why}"))
                 return float("inf")
             if subject.restore is not None:
-                of_saved = {"fingerprint": saved["fingerprint"], "number": subject.rounds}
+                of_saved = {"fingerprint": saved["fingerprint"], "number": spec.rounds}
                 again = replace(spec, case=subject.restore, options=subject.options | of_saved)
                 self._note(f"{label}, restore", measured(python, again, started.environment))
             return float(saved.get("seconds", 0.0))
@@ -218,7 +220,7 @@ class Schedule:
         return Spec(
             case,
             self.size_bytes,
-            rounds,
+            rounds if self.size_bytes >= _SMALLEST_OF_WORTH else 1,
             str(started.folder),
             started.endpoint,
             started.bucket,

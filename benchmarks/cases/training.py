@@ -10,9 +10,9 @@ the machine takes whoever does that work: no saving that hashes can be below it.
 
 from __future__ import annotations
 
-import hashlib
-import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +28,6 @@ from benchmarks.state import build
 from holdfast import Checkpointer
 
 _STEPS_TO_WARM_UP = 100
-_BLOCK_BYTES = 64 * 1024 * 1024
 
 
 def run(spec: Spec) -> dict[str, Any]:
@@ -81,26 +80,14 @@ def _steps_per_second(step: Callable[[], None], goes_on: Callable[[float], bool]
 @contextmanager
 def _hashing_on(cores: set[int]) -> Iterator[None]:
     """While a process on these cores copies and hashes; entered when it has begun."""
-    context = multiprocessing.get_context("spawn")
-    has_begun = context.Event()
-    process = context.Process(target=_copy_and_hash, args=(cores, has_begun), daemon=True)
-    process.start()
-    try:
-        has_begun.wait()
-        yield
-    finally:
-        process.kill()
-        process.join()
-
-
-def _copy_and_hash(cores: set[int], has_begun: Any) -> None:
-    os.sched_setaffinity(0, cores)
-    source = bytes(_BLOCK_BYTES)
-    target = bytearray(_BLOCK_BYTES)
-    while True:
-        target[:] = source
-        hashlib.sha256(target)
-        has_begun.set()
+    command = [sys.executable, "-m", "benchmarks.cases.copy_and_hash", *map(str, sorted(cores))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 def _small_training(device: str) -> Callable[[], None]:
