@@ -79,8 +79,8 @@ check: venv
 prove: venv
 	$(VENV)/bin/python -m scripts.prove_guards $(RULES)
 
-# Service, workers, writers and readers on Postgres and SeaweedFS, killed at random; see tests/soak. With AGENTS=yes writers
-# hand their saves to node agents.
+# Service, workers, writers and readers on Postgres and SeaweedFS, killed at random; see tests/soak. With AGENTS=yes all
+# writers but one hand their saves to node agents.
 soak: venv
 	@$(VENV)/bin/python -m tests.soak --minutes $(MINUTES) $(if $(AGENTS),--agents)
 

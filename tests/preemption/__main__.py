@@ -22,7 +22,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="holdfast-preempt-"))
     agents = "with an agent each" if given.agents else "without agents"
     print(f"preempt: {given.times} times {agents}, seed {given.seed}, journals in {folder}", flush=True)
-    outcome = preempt_many(folder, given.times, given.seed, with_agent=given.agents)
+    outcome = preempt_many(folder, given.times, given.seed, agent_every=int(given.agents))
     print("\n".join(table(outcome)))
     if outcome.faults:
         print(f"preempt: FAILED; {folder} is kept")

@@ -45,18 +45,17 @@ def preempt_many(
     kinds: list[Kind] | None = None,
     grace_factor: float = 1.0,
     *,
-    with_agent: bool = False,
+    agent_every: int = 0,
 ) -> Outcome:
     """`kinds`: of the launches, in turn; else as they are drawn. `grace_factor`: lengthens every deadline.
-    `with_agent`: each is a `holdfast launch --agent`."""
+    `agent_every`: each launch is a `holdfast launch --agent`, or every second one, and so on; 0: none is."""
     outcome = Outcome()
     states: dict[int, str] = {}
     seeds = random.Random(seed)
     with contextlib.ExitStack() as stack:
         service = stack.enter_context(holdfast_serve(folder))
-        agent: Path | None = None
-        if with_agent:  # not below `folder`, whose path may be longer than a socket's can be
-            agent = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-preempt-"))) / "agent.sock"
+        # Not below `folder`, whose path may be longer than a socket's can be.
+        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-preempt-")))
         settings = ClientSettings(
             url=service.environment["HOLDFAST_URL"], data_dir=Path(service.environment["HOLDFAST_DATA_DIR"])
         )
@@ -69,6 +68,8 @@ def preempt_many(
                 before = _newest(client)
                 began = time.monotonic()
                 of_launch = folder / f"launch-{number}"
+                with_agent = agent_every > 0 and (number + 1) % agent_every == 0
+                agent = sockets / "agent.sock" if with_agent else None
                 launched = launch(f"{PROJECT}/{RUN}", plan, of_launch, service.environment, agent)
                 outcome.handed += launched.handed
                 if with_agent:

@@ -1,4 +1,4 @@
-"""Three launches that are told to leave: `make preempt` runs a hundred."""
+"""Three launches that are told to leave, one of them with an agent: `make preempt` runs a hundred."""
 
 from __future__ import annotations
 
@@ -15,18 +15,9 @@ from tests.preemption.plan import Kind
 @pytest.mark.rule("finish-or-supersede")
 def test_whenever_a_job_is_told_to_leave_its_newest_state_is_there_afterwards(tmp_path: Path) -> None:
     # The gate's own load must not decide which launch is in time.
-    outcome = preempt_many(tmp_path, 3, seed=7, kinds=[Kind.FAST, Kind.SLOW, Kind.LONG], grace_factor=4)
+    kinds = [Kind.FAST, Kind.SLOW, Kind.LONG]
+    outcome = preempt_many(tmp_path, len(kinds), seed=7, kinds=kinds, grace_factor=4, agent_every=2)
     told = "\n".join(table(outcome))
     assert not outcome.faults, told
     assert outcome.resumed == 2, told
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.rule("sigterm-thread")
-@pytest.mark.rule("finish-or-supersede")
-def test_with_the_agent_of_a_launch_the_newest_state_is_there_too(tmp_path: Path) -> None:
-    outcome = preempt_many(tmp_path, 2, seed=7, kinds=[Kind.SLOW, Kind.FAST], grace_factor=4, with_agent=True)
-    told = "\n".join(table(outcome))
-    assert not outcome.faults, told
-    assert outcome.resumed == 1, told
     assert outcome.handed > 0, told

@@ -21,7 +21,7 @@ def main() -> int:
     options.add_argument("--minutes", type=float, default=10.0)
     options.add_argument("--seed", type=int, default=int(time.time()))
     options.add_argument("--kills", type=int, help="default: one in 8 seconds")
-    options.add_argument("--agents", action="store_true", help="writers hand their saves to node agents, killed too")
+    options.add_argument("--agents", action="store_true", help="all writers but one hand their saves to node agents")
     given = options.parse_args()
     seconds = given.minutes * 60
     kills = int(seconds / _SECONDS_PER_KILL) if given.kills is None else given.kills

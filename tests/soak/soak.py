@@ -38,8 +38,8 @@ _SHARE_OF_NODES = 0.3
 @dataclass(frozen=True)
 class Plan:
     """`kills`: how many processes are killed meanwhile, at random moments. It goes on for `seconds`, and, on a machine
-    that is busy with other things, until so many checkpoints were committed behind the last kill. `agents`: the writers
-    hand their saves to so many, in turn; with none they upload by themselves."""
+    that is busy with other things, until so many checkpoints were committed behind the last kill. `agents`: all writers
+    but the last one hand their saves to so many, in turn; the others upload by themselves."""
 
     seconds: float
     kills: int
@@ -70,7 +70,8 @@ def run_soak(folder: Path, plan: Plan) -> Outcome:
             for number in range(plan.agents):
                 fleet.add_agent(number + 1)
             for number in range(plan.writers):
-                fleet.add_writer(f"run-{number + 1}", number % plan.agents + 1 if plan.agents else None)
+                with_agent = plan.agents and number < plan.writers - 1
+                fleet.add_writer(f"run-{number + 1}", number % plan.agents + 1 if with_agent else None)
             for number in range(plan.readers):
                 fleet.add_reader(number + 1)
             keeper = Keeper(client, fleet.project, ledger, plan.seed)
