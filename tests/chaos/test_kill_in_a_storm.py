@@ -38,7 +38,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.processes import ServerProcess
 from tests.support.serve import HOLDFAST, is_ready, without_holdfast_settings
 
-RANKS = 32
+RANKS = 16
 LEASE_SECONDS = 20
 WAIT_SECONDS = 120
 # A worker that reads a storm's checkpoint so slowly is in the middle of it when it is killed.

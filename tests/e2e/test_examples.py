@@ -76,13 +76,12 @@ def printed_steps(text: str) -> dict[int, str]:
     [
         ("plain.py", 0, 0),
         ("ddp.py", 2, 2),
-        ("fsdp2.py", 2, 2),
         ("fsdp2.py", 2, 1),
         ("accelerate_loop.py", 0, 0),
         ("lora.py", 0, 0),
         ("lightning_fit.py", 0, 0),
     ],
-    ids=["plain", "ddp", "fsdp2", "fsdp2 from 2 ranks to 1", "accelerate", "lora", "lightning"],
+    ids=["plain", "ddp", "fsdp2 from 2 ranks to 1", "accelerate", "lora", "lightning"],
 )
 def test_a_killed_example_goes_on(
     service: ServedHoldfast, tmp_path: Path, example: str, ranks: int, ranks_after: int

@@ -27,8 +27,10 @@ from typing import IO
 
 _IMPORTED = [
     "torch",
+    "torch._dynamo",  # the first optimizer of a process imports it, which takes a second
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
+    "httpcore",
     "holdfast.checkpointer",
     "holdfast_client.cli.main",
     "holdfast_service.cli",
