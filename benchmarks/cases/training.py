@@ -83,7 +83,8 @@ def _hashing_on(cores: set[int]) -> Iterator[None]:
     command = [sys.executable, "-m", "benchmarks.cases.copy_and_hash", *map(str, sorted(cores))]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        process.stdout.readline()
+        if not process.stdout.readline():
+            raise RuntimeError("the process that copies and hashes beside training did not start")
         try:
             yield
         finally:

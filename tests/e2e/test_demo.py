@@ -173,7 +173,7 @@ def showed(server: Prometheus, query: Query) -> bool:
     reason="Azurite needs Node.js, and this machine has none",
 )
 def test_the_demo_passes_on_azure_and_postgres(folder: Path) -> None:
-    """S3 and Postgres, with the same faults and more: tests/chaos_run, tests/jepsen, tests/soak."""
+    """tests/chaos_run, tests/jepsen and tests/soak run on S3 and Postgres, with these faults and more."""
     ended = end(start(folder, "--store", "azure", "--database", "postgres"), folder)
     ended.check()
     assert ended.lines[-2] == "look at such runs in a browser: make demo LOOK=yes"

@@ -322,8 +322,8 @@ _PROBLEM_REPLIES: dict[int | str, dict[str, Any]] = {
 
 
 class DocumentedRoute(APIRoute):
-    """For `APIRouter(route_class=…)`: what the OpenAPI document says of every route. A router that is included in
-    another one to say it has each route worked out twice, which is most of what the start of a service costs."""
+    """For `APIRouter(route_class=…)`: what the OpenAPI document says of every route. It is not said by a router
+    that includes the others: FastAPI would work out each route a second time, at the first call of each process."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **more: Any) -> None:
         more["responses"] = _PROBLEM_REPLIES | (more.get("responses") or {})
