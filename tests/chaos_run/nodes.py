@@ -47,9 +47,7 @@ class Nodes:
     def start_agent(self, node: int) -> None:
         """Returns when it takes saves. It has nothing in memory."""
         log = self._logs / f"agent-{node_name(node)}-{next(self._started):03d}.log"
-        agent = agent_serve(
-            log, "--peers", "1", socket=socket_on(self.sockets, node), forked=False, address=next(_addresses)
-        )
+        agent = agent_serve(log, "--peers", "1", socket=socket_on(self.sockets, node), address=next(_addresses))
         self._agents[node].enter_context(agent)
 
     def kill_agent(self, node: int) -> None:

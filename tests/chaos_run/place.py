@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -125,7 +124,7 @@ class Place:
 
     def _serve(self) -> ServerProcess:
         return ServerProcess(
-            [sys.executable, "-m", "tests.chaos_run.serve"],
+            ["tests.chaos_run.serve"],
             log=self.folder / "service.log",
             ready=lambda: is_ready(self.url),
             cwd=_REPOSITORY,
@@ -135,6 +134,7 @@ class Place:
                 **self.weed.environment,
                 VARIABLE: str(self.service_clock),
             },
+            forked=True,
         )
 
 

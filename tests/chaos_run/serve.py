@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import sys
 
+import holdfast_service.cli
+import holdfast_service.serve  # noqa: F401  # the clock jumps for what is imported
 from holdfast_client.cli.main import main
 from tests.chaos_run.clock import follow_clock
 

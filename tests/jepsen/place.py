@@ -11,7 +11,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +36,7 @@ from tests.support.fault_proxy import FaultProxy
 from tests.support.ports import free_ports
 from tests.support.processes import ServerProcess
 from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
-from tests.support.serve import HOLDFAST, without_holdfast_settings
+from tests.support.serve import ENTRY_POINT, HOLDFAST, without_holdfast_settings
 
 PROJECT = "jepsen"
 KEEP_LAST = 6
@@ -224,11 +223,12 @@ class Place:
     def _agent(self, socket: Path) -> ServerProcess:
         """As on a node: it knows nothing of the service."""
         return ServerProcess(
-            [HOLDFAST, "agent", "serve", "--socket", str(socket)],
+            [ENTRY_POINT, "agent", "serve", "--socket", str(socket)],
             log=self.folder / "agent.log",
             ready=lambda: serves_at(socket),
             env=without_holdfast_settings(),
             start_seconds=_START_SECONDS,
+            forked=True,
         )
 
     def _service(self, number: int) -> Member:
@@ -241,12 +241,13 @@ class Place:
     ) -> Member:
         def start() -> ServerProcess:
             return ServerProcess(
-                [sys.executable, "-m", "tests.chaos_run.serve", *command],
+                ["tests.chaos_run.serve", *command],
                 log=self.folder / f"{name.replace(' ', '-')}.log",
                 ready=ready,
                 cwd=_REPOSITORY,
                 env={**without_holdfast_settings(), **self.weed.environment, **self.settings, **(extra or {})},
                 start_seconds=_START_SECONDS,
+                forked=True,
             )
 
         return Member(name, start)

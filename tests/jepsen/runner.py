@@ -4,7 +4,6 @@ cluster that has lost sight of a node starts the job elsewhere, and the first on
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -77,9 +76,10 @@ class Runner:
         self.launches += 1
         numbers = (str(self._seed * 10_000 + self.launches), repr(self._began))
         return ServerProcess(
-            [sys.executable, "-m", "tests.jepsen.job", self.run, str(self._folder), *numbers],
+            ["tests.jepsen.job", self.run, str(self._folder), *numbers],
             log=self._folder / f"job-{self.name}.log",
             ready=lambda: True,
             cwd=_REPOSITORY,
             env=self._environment(),
+            forked=True,
         )

@@ -45,10 +45,12 @@ def preempt_many(
     kinds: list[Kind] | None = None,
     grace_factor: float = 1.0,
     *,
+    begins_with: str | None = None,
     agent_every: int = 0,
 ) -> Outcome:
     """`kinds`: of the launches, in turn; else as they are drawn. `grace_factor`: lengthens every deadline.
-    `agent_every`: each launch is a `holdfast launch --agent`, or every second one, and so on; 0: none is."""
+    `begins_with`: in place of each plan's own. `agent_every`: each launch is a `holdfast launch --agent`, or every
+    second one, and so on; 0: none is."""
     outcome = Outcome()
     states: dict[int, str] = {}
     seeds = random.Random(seed)
@@ -64,7 +66,11 @@ def preempt_many(
             client.runs.create(PROJECT, RUN)
             for number in range(times):
                 plan = _drawn(seeds, kinds[number % len(kinds)] if kinds else None)
-                plan = replace(plan, grace_seconds=grace_factor * plan.grace_seconds)
+                plan = replace(
+                    plan,
+                    grace_seconds=grace_factor * plan.grace_seconds,
+                    begins_with=begins_with or plan.begins_with,
+                )
                 before = _newest(client)
                 began = time.monotonic()
                 of_launch = folder / f"launch-{number}"

@@ -33,17 +33,13 @@ class Plan:
     stage_every: int | None
     bytes_per_second: int | None
     """Of each rank, to the store."""
+    begins_with: str
+    """What both ranks have written down when the time to the signal begins."""
 
     @property
     def save_seconds(self) -> float:
         """What the upload of a save takes at least."""
         return SHARD_BYTES / self.bytes_per_second if self.bytes_per_second else 0.0
-
-    @property
-    def begins_with(self) -> str:
-        """What both ranks have written down when the time to the signal begins: that they have a Checkpointer; where
-        the store is slow that they have restored, for that takes as long as a save and is no part of it."""
-        return "start" if self.bytes_per_second else "ready"
 
     @property
     def is_too_short(self) -> bool:
@@ -76,4 +72,6 @@ def plan_of(seed: int) -> Plan:
         save_every=draw.randint(5, 30),
         stage_every=1 if kind is Kind.LONG else draw.choice([None, None, 4]),
         bytes_per_second=int(SHARD_BYTES / save_seconds) if save_seconds else None,
+        # That they have a Checkpointer. Where the store is slow, that they have restored: this takes as long as a save.
+        begins_with="start" if save_seconds else "ready",
     )

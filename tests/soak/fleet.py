@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -20,7 +19,7 @@ from tests.support.ports import free_ports
 from tests.support.postgres import postgres_server
 from tests.support.processes import ServerProcess
 from tests.support.seaweedfs import seaweedfs_server
-from tests.support.serve import HOLDFAST, without_holdfast_settings
+from tests.support.serve import ENTRY_POINT, without_holdfast_settings
 
 TICKET_SECONDS, LONGEST_UPLOAD_SECONDS = 6, 4
 """An orphan is old enough after their sum: short, so that a soak of minutes sees what takes hours elsewhere."""
@@ -87,17 +86,17 @@ class Fleet:
         }
 
     def add_service(self) -> None:
-        self._add("service", [HOLDFAST, "serve"], self.settings, self._answers)
+        self._add("service", [ENTRY_POINT, "serve"], self.settings, self._answers)
 
     def add_worker(self, number: int) -> None:
         # A worker says nothing when it is ready; whether it works is seen by what it does.
-        self._add(f"worker {number}", [HOLDFAST, "workers", "run"], self.settings, lambda: True)
+        self._add(f"worker {number}", [ENTRY_POINT, "workers", "run"], self.settings, lambda: True)
 
     def add_agent(self, number: int) -> None:
         """As on a node: it knows nothing of the service."""
         name = f"agent {number}"
         socket = self._socket(name)
-        self._add(name, [HOLDFAST, "agent", "serve", "--socket", str(socket)], {}, lambda: serves_at(socket))
+        self._add(name, [ENTRY_POINT, "agent", "serve", "--socket", str(socket)], {}, lambda: serves_at(socket))
 
     def add_writer(self, run: str, agent: int | None = None) -> None:
         """`agent`: the number of the one that it hands its saves to."""
@@ -119,7 +118,7 @@ class Fleet:
 
     def _add_client(self, name: str, module: str, subject: str, environment: dict[str, str]) -> None:
         def start() -> ServerProcess:
-            command = [sys.executable, "-m", module, subject, str(self.folder), str(next(self._seeds))]
+            command = [module, subject, str(self.folder), str(next(self._seeds))]
             return self._process(name, command, environment, lambda: True)
 
         self.members.append(Member(name, start))
@@ -130,7 +129,9 @@ class Fleet:
     def _process(
         self, name: str, command: list[str], settings: dict[str, str], ready: Callable[[], bool]
     ) -> ServerProcess:
-        return ServerProcess(command, log=self._log(name), ready=ready, env=without_holdfast_settings() | settings)
+        return ServerProcess(
+            command, log=self._log(name), ready=ready, env=without_holdfast_settings() | settings, forked=True
+        )
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name.replace(' ', '-')}.log"
