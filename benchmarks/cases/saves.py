@@ -31,12 +31,14 @@ class Saved:
     sent_bytes: int
 
 
-def measure_saves(spec: Spec, state: TrainingState, save: Callable[[int], Saved]) -> dict[str, Any]:
-    """The first save is not timed, but counts for peak memory: an asynchronous save's buffers are made in it."""
+def measure_saves(
+    spec: Spec, state: TrainingState, save: Callable[[int], Saved], *, untimed: int = 1
+) -> dict[str, Any]:
+    """`untimed`: so many saves come first. They count for peak memory: an asynchronous save makes its buffers then."""
     memory = PeakMemory()
     rounds: list[dict[str, float]] = []
     servers: list[dict[str, float]] = []
-    for number in range(1 + spec.rounds):
+    for number in range(untimed + spec.rounds):
         changed_bytes = state.change()
         _together()
         warm_pages(_PAGES_PER_STATE * state.bytes)
@@ -44,7 +46,7 @@ def measure_saves(spec: Spec, state: TrainingState, save: Callable[[int], Saved]
         began = time.perf_counter()
         with used(spec.server_pids) as usage:
             saved = save(number)
-        if number == 0:
+        if number < untimed:
             continue
         servers.append(usage.server_cpu_seconds)
         rounds.append(
