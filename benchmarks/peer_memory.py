@@ -41,7 +41,7 @@ def peer_restore(spec: Spec, started: Servers) -> Figures | Failed:
         saved = measured(Path(sys.executable), save, environment, ranks=_HOSTS)
         if isinstance(saved, Failed):
             return Failed(f"its save failed: {saved.why}")
-        if not _has_a_copy(kept, spec.rounds):
+        if not _has_a_copy(kept, saved["number"]):
             return Failed(f"the other agent had no copy within {_COPIED_WITHIN_SECONDS} s")
         lost.process.kill9()
         with ExitStack() as stack:
@@ -50,7 +50,7 @@ def peer_restore(spec: Spec, started: Servers) -> Figures | Failed:
             relay = stack.enter_context(tcp_relay(address_of(1), port))
             relay.answers = RateLimit(LINK_BYTES_PER_SECOND)
             options |= {"agents": [str(replacement.socket), str(kept.socket)], "link": [port, relay.port]}
-            options |= {"case": "holdfast_restore", "fingerprint": saved["fingerprint"], "number": spec.rounds}
+            options |= {"case": "holdfast_restore", "fingerprint": saved["fingerprint"], "number": saved["number"]}
             restored = measured(Path(sys.executable), replace(save, options=options), environment, ranks=_HOSTS)
             if isinstance(restored, Failed):
                 return restored

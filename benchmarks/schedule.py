@@ -187,7 +187,7 @@ class Schedule:
                     self._note(f"{label}, restore", Failed(f"its save failed: {saved.why}"))
                 return float("inf")
             if subject.restore is not None:
-                of_saved = {"fingerprint": saved["fingerprint"], "number": spec.rounds}
+                of_saved = {"fingerprint": saved["fingerprint"], "number": saved["number"]}
                 again = replace(spec, case=subject.restore, options=subject.options | of_saved)
                 self._note(f"{label}, restore", measured(python, again, started.environment))
             return float(saved.get("seconds", 0.0))

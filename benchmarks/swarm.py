@@ -53,7 +53,7 @@ def swarm_rows(state_bytes: int, bytes_per_second: float, hosts: Sequence[int], 
         chunked = {"chunk_bytes": max(1, state_bytes // CHUNKS // 4096) * 4096}
         spec = Spec("holdfast_save", state_bytes, folder=str(started.folder), server_pids=started.pids, options=chunked)
         saved = _figures(spec, started.environment)
-        options = {"fingerprint": saved["fingerprint"], "number": 1, "ranks_of_a_host": RANKS_OF_A_HOST}
+        options = {"fingerprint": saved["fingerprint"], "number": saved["number"], "ranks_of_a_host": RANKS_OF_A_HOST}
         restore = replace(spec, case="on_host", options=options | {"case": "holdfast_restore"})
         address, _, port = started.environment["HOLDFAST_URL"].removeprefix("http://").rpartition(":")
         with tcp_relay(address, int(port)) as relay:

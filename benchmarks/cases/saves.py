@@ -1,6 +1,6 @@
 """What every measured save has in common: warm up, change the state, save, take the medians of the rounds.
 
-Flow: a case gives `save(number)` -> this measures it -> figures.
+Flow: a case gives `save(number)` -> this measures it -> figures, with the last number and its fingerprint.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def measure_saves(
         **{name: median(figures[name] for figures in rounds) for name in rounds[0]},
         "server_cpu_seconds": {name: median(figures[name] for figures in servers) for name in spec.server_pids},
         "bytes": state.bytes,
+        "number": number,
         "peak_extra_bytes": memory.extra_bytes(),
         "fingerprint": state.fingerprint(),
     }

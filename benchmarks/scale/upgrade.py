@@ -101,11 +101,11 @@ def _measured(started: Cluster, savers: int, rate: float, seconds: float) -> dic
         _until(lambda: len(saves.ended) >= savers or bool(saves.errors))
         stack.enter_context(later_revisions(folder, COLUMN, INDEX))
         works: dict[str, Callable[[], Any]] = {
-            "before": lambda: stop.wait(seconds),
+            "before": lambda: _let_save(saves, seconds),
             "migration": lambda: upgrade(database),
-            "after": lambda: stop.wait(seconds),
+            "after": lambda: _let_save(saves, seconds),
             "backup": lambda: write_backup(database, folder / "catalog.backup"),
-            "at the end": lambda: stop.wait(seconds),
+            "at the end": lambda: _let_save(saves, seconds),
         }
         parts = {}
         for name, work in works.items():
@@ -115,6 +115,13 @@ def _measured(started: Cluster, savers: int, rate: float, seconds: float) -> dic
             if saves.errors:
                 raise RuntimeError(f"a save failed in the part {name!r}") from saves.errors[0]
     return parts
+
+
+def _let_save(saves: Saves, seconds: float) -> None:
+    """For so long, and until a save has ended."""
+    before = len(saves.ended)
+    time.sleep(seconds)
+    _until(lambda: len(saves.ended) > before or bool(saves.errors))
 
 
 def _save(started: Cluster, number: int, saves: Saves, stop: threading.Event, pause: float) -> None:

@@ -254,6 +254,17 @@ def test_wrong_tokens_are_slowed_down_and_good_ones_are_not(service: RunningServ
     assert status_of(service, renewed["access_token"]) == 200, "made by this process, it is good from its first call on"
 
 
+def test_tokens_of_those_whom_no_rule_knows_are_slowed_down_though_the_provider_has_signed_them(
+    service: RunningService, issuer: WorkloadIssuer
+) -> None:
+    service.app.state.failed_calls = FailedCalls(clock=lambda: 0.0)  # no failure is forgotten meanwhile
+    answer(exchange(service, issuer.signed()))
+    strangers = [exchange(service, issuer.signed(sub="repo:stranger/name", jti=str(each))) for each in range(BURST)]
+    assert {code_of(reply) for reply in strangers} == {(403, "identity_not_granted")}
+    assert code_of(exchange(service, issuer.signed(sub="repo:stranger/name"))) == (429, "too_many_failures")
+    answer(exchange(service, issuer.signed(jti="the platform gives another one each time")))
+
+
 def test_a_provider_that_is_away_breaks_nothing_that_is_signed_in(
     service: RunningService, issuer: WorkloadIssuer
 ) -> None:

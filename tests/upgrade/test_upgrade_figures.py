@@ -1,4 +1,4 @@
-"""`python -m benchmarks.scale.upgrade` still runs: saves go on in every part, and none fails."""
+"""`python -m benchmarks.scale.upgrade` still runs: saves go on before and after each change, and none fails."""
 
 from __future__ import annotations
 
@@ -27,3 +27,4 @@ def test_a_small_upgrade_has_every_figure(tmp_path: Path) -> None:
     assert found["checkpoints"] == 200
     assert list(found["parts"]) == ["before", "migration", "after", "backup", "at the end"]
     assert all(part["seconds"] > 0 for part in found["parts"].values())
+    assert all(found["parts"][name]["saves"] > 0 for name in ("before", "after", "at the end"))

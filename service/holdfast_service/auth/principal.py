@@ -257,10 +257,10 @@ class FailedCalls:
         self, address: str, identity_token: str, *, proven: bool = False, ahead: bool = False
     ) -> Iterator[None]:
         """Around the work for who brings a token of another issuer in place of one of this service. Such tokens have
-        tries of their own. `proven`: it is looked at in any case, because a known key has signed it: a job that renews
-        has a new one each time, and a neighbour's wrong ones must not stop it. `ahead`: it counts as failed until it is
-        known to be good, because many at once would all be looked at before the first has failed. Raises
-        `too_many_failures`."""
+        tries of their own. `proven`: it is looked at in any case, because a known key has signed it for somebody whom a
+        rule knows: a job that renews has a new one each time, and a neighbour's wrong ones must not stop it. `ahead`:
+        it counts as failed until it is known to be good, because many at once would all be looked at before the first
+        has failed. Raises `too_many_failures`."""
         fingerprint, network = _fingerprint(identity_token), network_of(address)
         wait = 0.0 if proven else self.must_wait(address, identity_token)
         if wait > 0:
@@ -451,6 +451,7 @@ class RequireScope:
     never.
     `work_looks`: the call's work asks for the token itself, by `execute_for_caller`, before it does or tells anything.
     `takes_code`: a one-time code is as good as the token that has made it.
+    `every_project`: the call concerns all projects at once, and no token of one of them may make it.
     """
 
     scope: Scope | None
@@ -458,6 +459,7 @@ class RequireScope:
     from_memory: bool = False
     work_looks: bool = False
     takes_code: bool = False
+    every_project: bool = False
 
     async def __call__(self, request: Request) -> Principal:
         caller: Principal = request.state.caller
@@ -498,6 +500,8 @@ class RequireScope:
     def _check_scope(self, caller: Principal) -> None:
         if self.scope is not None and self.or_scope not in caller.scopes:
             caller.check_scope(self.scope)
+        if self.every_project:
+            caller.check_every_project()
 
     def _credential_of(self, request: Request) -> str:
         credential = credential_of(request)
@@ -530,5 +534,6 @@ def require(
     from_memory: bool = False,
     work_looks: bool = False,
     takes_code: bool = False,
+    every_project: bool = False,
 ) -> Any:
-    return Depends(RequireScope(scope, or_scope, from_memory, work_looks, takes_code))
+    return Depends(RequireScope(scope, or_scope, from_memory, work_looks, takes_code, every_project))

@@ -106,8 +106,7 @@ CHECK = "catalog.check"
 
 
 def start_check(context: ServiceContext, caller: Principal, request: CheckCatalog, key: str | None) -> OperationView:
-    """Raises `forbidden` for a token of one project, and `invalid_request` for a store that is not attached."""
-    caller.check_every_project()
+    """Raises `invalid_request` for a store that is not attached."""
     if request.store is not None:
         attached_with(context, request.store)
     arguments = request.model_dump(mode="json")

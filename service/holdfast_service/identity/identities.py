@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.errors import ProblemError
 from holdfast_service.identity.keys import ProviderKeys
-from holdfast_service.identity.rules import IdentityFileError, IdentityRules, ProviderRules, read_rules
+from holdfast_service.identity.rules import IdentityFileError, IdentityRules, ProviderRules, grants_of, read_rules
 from holdfast_service.settings import ServiceSettings, SettingsError
 
 LOOK_AGAIN_SECONDS = 1.0
@@ -117,14 +117,15 @@ class Identities:
         return self.keys_of(peeked.provider).needs(peeked.kid, peeked.algorithm)
 
     def is_proven(self, text: str) -> bool:
-        """Whether a key that is known now has signed it, for this service. Asks nobody."""
+        """Whether a key that is known now has signed it, for this service and for somebody who gets something here:
+        anybody can have a platform for everybody sign one. Asks nobody."""
         try:
             peeked = self._peek(text)
             key = self.keys_of(peeked.provider).key(peeked.kid, peeked.algorithm)
-            _identity(text, peeked.provider, _believed(text, peeked, key), None)
+            identity = _identity(text, peeked.provider, _believed(text, peeked, key), None)
         except ProblemError:
             return False
-        return True
+        return bool(grants_of(self.rules, identity.provider, identity.claims))
 
     def verify(
         self, text: str, *, provider: str | None = None, nonce: str | None = None, waits: bool = True

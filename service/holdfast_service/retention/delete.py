@@ -142,13 +142,12 @@ def delete_project(
     context: ServiceContext, caller: Principal, name: str, request: DeleteAll, if_match: str | None
 ) -> Deletion:
     """A person deletes a project whose runs are all deleted (rule deleted-run-trash). Twice is fine. Raises
-    `checkpoint_protected` while it has a run that is not deleted, `edit_needs_version` and `edit_conflict`, `forbidden`
-    for a token of one project, and `project_not_found`.
+    `checkpoint_protected` while it has a run that is not deleted, `edit_needs_version` and `edit_conflict`, and
+    `project_not_found`.
 
     Runs go one by one before it, each with what it refuses for: a project of a thousand runs is then no transaction of
     minutes, and the same call continues a deletion that died half way.
     """
-    caller.check_every_project()
     block = context.database.read if request.dry_run else context.database.transaction
     with block() as session:
         project = project_named(session, caller, name, deleted=True)
@@ -242,9 +241,7 @@ def undelete_run(context: ServiceContext, caller: Principal, project: str, run: 
 
 
 def undelete_project(context: ServiceContext, caller: Principal, name: str) -> TakenBack:
-    """Its runs are taken back one by one. Raises `forbidden` for a token of one project, and `project_not_found` once
-    it is purged."""
-    caller.check_every_project()
+    """Its runs are taken back one by one. Raises `project_not_found` once it is purged."""
     with context.database.transaction() as session:
         project = project_named(session, caller, name, deleted=True)
         session.refresh(project, with_for_update=True)

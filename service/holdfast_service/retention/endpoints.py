@@ -26,7 +26,7 @@ from holdfast_service.retention.pins import pin_checkpoint, unpin_checkpoint
 from holdfast_service.retention.show_plan import show_plan
 from holdfast_service.retention.trash import undelete_checkpoint
 from holdfast_service.web.frame import GuardedRoute
-from holdfast_service.web.parameters import Admin, IfMatch, Operator, Reader, tagged
+from holdfast_service.web.parameters import IfMatch, Operator, PlatformAdmin, Reader, tagged
 
 retention_router = APIRouter(
     route_class=GuardedRoute, prefix="/v1/projects/{project}/runs/{run}/retention", tags=["retention"]
@@ -75,13 +75,13 @@ def undelete_all_of_run(project: str, run: str, context: Context, caller: Operat
 
 @projects_router.delete("", name="delete", summary="Delete a project whose runs are all deleted")
 def delete_whole_project(
-    project: str, body: DeleteAll, context: Context, caller: Admin, if_match: IfMatch = None
+    project: str, body: DeleteAll, context: Context, caller: PlatformAdmin, if_match: IfMatch = None
 ) -> Deletion:
     return delete_project(context, caller, project, body, if_match)
 
 
 @projects_router.post("/undelete", name="undelete", summary="Take a project back; its runs are taken back one by one")
-def undelete_whole_project(project: str, context: Context, caller: Admin) -> TakenBack:
+def undelete_whole_project(project: str, context: Context, caller: PlatformAdmin) -> TakenBack:
     return undelete_project(context, caller, project)
 
 

@@ -11,7 +11,7 @@ from holdfast_service.usage.cost import put_prices, show_cost, show_prices
 from holdfast_service.usage.cost_forecast import forecast_cost
 from holdfast_service.usage.show_usage import list_usage, show_usage
 from holdfast_service.web.frame import GuardedRoute
-from holdfast_service.web.parameters import Admin, Cursor, IfMatch, Limit, Reader, tagged
+from holdfast_service.web.parameters import Cursor, IfMatch, Limit, PlatformAdmin, Reader, tagged
 
 router = APIRouter(route_class=GuardedRoute, tags=["usage"])
 prices_router = APIRouter(route_class=GuardedRoute, tags=["prices"])
@@ -59,7 +59,7 @@ def prices(context: Context, caller: Reader, response: Response) -> PriceListVie
 
 @prices_router.put("/v1/prices", name="put", summary="Replace the prices")
 def put(
-    body: PriceList, context: Context, caller: Admin, response: Response, if_match: IfMatch = None
+    body: PriceList, context: Context, caller: PlatformAdmin, response: Response, if_match: IfMatch = None
 ) -> PriceListView:
     return tagged(response, put_prices(context, caller, body, if_match))
 

@@ -217,8 +217,10 @@ metrics_router = APIRouter(route_class=GuardedRoute, tags=["health"])
 
 
 @metrics_router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
-def metrics(request: Request, caller: Annotated[Principal, require(Scope.METRICS, from_memory=True)]) -> Response:
-    caller.check_every_project()
+def metrics(
+    request: Request, caller: Annotated[Principal, require(Scope.METRICS, from_memory=True, every_project=True)]
+) -> Response:
+    del caller
     registry: CollectorRegistry = request.app.state.metrics
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(registry), media_type=content_type)

@@ -22,6 +22,10 @@ BusyTrainer = Annotated[Principal, require(Scope.TRAIN, work_looks=True)]
 """For the calls that every rank makes for every checkpoint: their work begins with `lock_run` or `begin_writing`."""
 Operator = Annotated[Principal, require(Scope.OPERATE)]
 Admin = Annotated[Principal, require(Scope.ADMIN)]
+PlatformReader = Annotated[Principal, require(Scope.READ, every_project=True)]
+PlatformOperator = Annotated[Principal, require(Scope.OPERATE, every_project=True)]
+PlatformAdmin = Annotated[Principal, require(Scope.ADMIN, every_project=True)]
+"""For what concerns all projects at once: none of them has a say in it."""
 
 Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Items of a page, at most.")]
