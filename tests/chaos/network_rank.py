@@ -56,7 +56,7 @@ def faults_that_pass(ckpt: holdfast.Checkpointer, proxy: FaultProxy, rank: int) 
             step += 1
     # Rank 0 asks what became of the checkpoint while rank 1 is late.
     for fault in PASSING:
-        proxy.script(fault if rank == 0 else Delay(0.5), on="wait" if rank == 0 else "seal")
+        proxy.script(fault if rank == 0 else Delay(3.0), on="wait" if rank == 0 else "seal")
         ckpt.save(step, state_of(rank, step)).committed.result(timeout=BOUND_SECONDS)
         assert proxy.struck()
         seen.append(f"committed {step}")

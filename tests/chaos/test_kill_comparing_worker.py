@@ -30,7 +30,7 @@ def service_settings() -> dict[str, str]:
     process that lives is silent for as long as the lease, however slow the machine is."""
     return {
         "HOLDFAST_COMPARISON_MEMORY_BYTES": str(3 * 512 * 1024),
-        "HOLDFAST_PROVE_BYTES_PER_SECOND": "300000",
+        "HOLDFAST_PROVE_BYTES_PER_SECOND": "120000",
         "HOLDFAST_CONTROLLER_INTERVAL_SECONDS": "0.2",
         "HOLDFAST_LEASE_SECONDS": "15",
     }

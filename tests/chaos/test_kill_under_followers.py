@@ -98,7 +98,7 @@ def test_none_misses_an_event_when_its_service_is_killed(services: list[ServedHo
     followers = [Follower(number, [stays.url, dies.url]) for number in range(FOLLOWERS)]
 
     def commit() -> None:
-        with httpx.Client(base_url=stays.url, headers=HEADERS, timeout=60) as http:
+        with httpx.Client(base_url=stays.url, headers=HEADERS, timeout=300) as http:
             job = Job(http)
             for step in range(1, CHECKPOINTS + 1):
                 job.save(step)

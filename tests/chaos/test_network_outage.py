@@ -21,7 +21,7 @@ from holdfast_client.client import Client
 from holdfast_protocol.runs import EditProject
 from tests.chaos.conftest import TOKEN, RestartableService
 from tests.chaos.network_job import state_at
-from tests.support.fault_proxy import FaultProxy, Throttle, fault_proxy
+from tests.support.fault_proxy import BlackHole, FaultProxy, Throttle, fault_proxy
 from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
 
 ROOT = Path(__file__).parents[2]
@@ -136,9 +136,10 @@ def test_a_minute_without_service_and_store_costs_no_step_and_no_staged_checkpoi
         jobs = (plain, local)
         for job in jobs:
             job.until("committed 0")
-        # So slow that the saves are under way for as long as it takes to pull the plug.
+        # The saves are under way for as long as it takes to pull the plug.
         sent = to_store.count("put")
-        to_store.script(Throttle(1000), on="put", times=None)
+        to_store.script(Throttle(1000), on="put")
+        to_store.script(BlackHole(), on="put", times=None)
         for job in jobs:
             job.go_on()
             job.until("staged 1")

@@ -10,7 +10,7 @@ from tests.chaos_run.faults import ALL, OF_AGENTS, Arena
 from tests.chaos_run.job import Job
 
 _LOOK_EVERY_SECONDS = 0.1
-_WAIT_SECONDS = 180
+_WAIT_SECONDS = 400
 """Without a sign from a job for so long, while nothing is broken, it hangs. On an idle machine it takes some 8."""
 _PAUSE_SECONDS = (0.0, 3.0)
 _SHARE_TOGETHER = 0.4

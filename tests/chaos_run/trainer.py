@@ -31,7 +31,7 @@ SAVE_EVERY = 15
 STEP_SECONDS = 0.1
 UNTIL = "until"
 _WIDTH, _BATCH = 160, 8
-_COLLECTIVE_SECONDS = 60
+_COLLECTIVE_SECONDS = 180
 # About 16 chunks per save, so that faults meet a save in its middle.
 _CHUNKS = ChunkSizes(own_chunk_bytes=32 * 1024, cut_bytes=64 * 1024, pack_bytes=64 * 1024)
 

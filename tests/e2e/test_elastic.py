@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,8 +19,8 @@ from tests.support.ports import free_ports
 from tests.support.serve import holdfast_serve, without_holdfast_settings
 
 JOB = Path(__file__).with_name("elastic_job.py")
-# A node that is silent for ten seconds is lost; the ones that are there wait three for others.
-_RENDEZVOUS = "last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=5"
+# A node that is silent for half a minute is lost; the ones that are there wait three seconds for others.
+_RENDEZVOUS = "last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=15"
 _LINE = re.compile(r"(restored|trained) (-?\d+) (\d+) (\w+)\n")
 
 
@@ -60,13 +61,14 @@ def told(folder: Path) -> list[tuple[str, int, int, str]]:
 
 
 def until(met: Callable[[], bool], folder: Path) -> None:
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 250
     while not met():
         assert time.monotonic() < deadline, (folder / "agents.log").read_text()[-6000:]
         time.sleep(0.3)
 
 
 @pytest.mark.rule("bit-exact-resume")
+@pytest.mark.timeout(900)
 def test_a_node_is_lost_and_another_comes(tmp_path: Path) -> None:
     run, folder, port = "elastic/fsdp", tmp_path / "job", free_ports()
     folder.mkdir()
@@ -106,6 +108,6 @@ def test_a_node_is_lost_and_another_comes(tmp_path: Path) -> None:
     restored = [(step, world, digest) for what, step, world, digest in lines if what == "restored" and step >= 0]
     assert {(step, digest) for step, _, digest in restored} <= trained
     assert any(world == 1 and step >= by_two for step, world, _ in restored), "on fewer ranks"
-    assert sum(world == 2 and step >= by_one for step, world, _ in restored) == 2, "on more ranks again"
-    on_two = [(step, digest) for step, world, digest in restored if world == 2 and step >= by_one]
-    assert on_two[0] == on_two[1], "equal on both"
+    on_two = Counter((step, digest) for step, world, digest in restored if world == 2 and step >= by_one)
+    assert on_two, "on more ranks again"
+    assert all(count > 1 for count in on_two.values()), "equal on both"

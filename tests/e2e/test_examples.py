@@ -41,7 +41,7 @@ def kill_after_a_commit(command: list[str], service: ServedHoldfast, client: Cli
         launch = subprocess.Popen(command, env=environment(service), stdout=output, stderr=subprocess.STDOUT)
     family = [psutil.Process(launch.pid)]
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not committed(client, run):
             assert launch.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
@@ -100,7 +100,7 @@ def test_a_killed_example_goes_on(
             env=environment(service),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         assert again.returncode == 0, again.stderr
@@ -134,7 +134,7 @@ def test_each_checkpoint_is_scored_once_and_the_best_one_has_a_name(service: Ser
 
     def train(steps: int) -> list[int]:
         """The steps that are committed afterwards: a save that comes too early is left out."""
-        subprocess.run(command("plain.py", 0, run, steps), env=environment(service), check=True, timeout=120)
+        subprocess.run(command("plain.py", 0, run, steps), env=environment(service), check=True, timeout=300)
         return sorted(each.step for each in client.checkpoints.all(project, name))
 
     def evaluator(*options: str) -> subprocess.Popen[str]:
@@ -143,7 +143,7 @@ def test_each_checkpoint_is_scored_once_and_the_best_one_has_a_name(service: Ser
 
     def scored(until_step: int) -> list[int]:
         with evaluator("--until-step", str(until_step)) as ends:
-            output, _ = ends.communicate(timeout=120)
+            output, _ = ends.communicate(timeout=300)
         assert ends.returncode == 0
         return [int(step) for step in score.findall(output)]
 

@@ -153,7 +153,7 @@ def test_the_demo_resumes_exactly_and_nothing_is_left_behind(tmp_path: Path) -> 
         env=without_holdfast_settings() | {"TMPDIR": str(tmp_path / "tmp"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=550,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -110,7 +110,7 @@ def test_many_ranks_that_seal_at_once_commit_exactly_once(service: RunningServic
     def rank_writes(rank: int) -> str:
         chunks = [b"weights %d" % rank, b"shared", b"index %d" % rank]
         save.upload(rank, chunks)
-        start.wait(30)
+        start.wait(120)
         return str(save.seal(rank, chunks)["state"])
 
     with in_background() as threads:

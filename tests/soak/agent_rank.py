@@ -25,6 +25,7 @@ from holdfast_client.errors import HoldfastError
 from holdfast_client.shard_writer import ShardWriter
 from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView, IndexOrdinals, ShardSummary
+from tests.soak.ledger import BY_AGENT
 
 SETTLE_SECONDS = 60.0
 _SLAB_BYTES = 1024**2
@@ -181,7 +182,7 @@ class StagedSave:
         if self.handed is not None and self.handed.is_with_agent:
             with contextlib.suppress(AgentGone):
                 view = self.handed.write(writer, self.hand.summary)
-                self.rank.count("shards sealed by the agent")
+                self.rank.count(BY_AGENT)
                 return view
         view = writer.upload_and_seal_again(self._chunks, lambda: (self.hand.summary, self.hand.index))
         why = "no agent has taken them" if self.handed is None else "the agent that had taken them is gone"

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from tests.soak.content import Piece
 
 COMMITTED = "checkpoints committed"
+BY_AGENT = "shards sealed by the agent"
 
 
 class Save(NamedTuple):

@@ -23,7 +23,7 @@ from holdfast_service.settings import ServiceSettings
 from tests.soak.fleet import LONGEST_UPLOAD_SECONDS, TICKET_SECONDS, Fleet, Member, new_fleet
 from tests.soak.judge import Judge
 from tests.soak.keeper import Keeper
-from tests.soak.ledger import COMMITTED, Ledger
+from tests.soak.ledger import BY_AGENT, COMMITTED, Ledger
 
 _POLICIES: dict[PolicyKind, dict[str, Any]] = {
     PolicyKind.RETENTION: {"keep_last": 4, "keep_best": [{"metric": "loss", "n": 2}]},
@@ -106,9 +106,13 @@ def _kill_at_random(fleet: Fleet, plan: Plan) -> None:
 
 
 def _wait_for_work(fleet: Fleet, ledger: Ledger, plan: Plan) -> None:
+    """Of agents too, which are started last."""
     wanted = ledger.counts()[COMMITTED] + plan.least_checkpoints
     deadline = time.monotonic() + _SLOWEST_SECONDS
-    while ledger.counts()[COMMITTED] < wanted and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        counts = ledger.counts()
+        if counts[COMMITTED] >= wanted and (counts[BY_AGENT] or not plan.agents):
+            break
         fleet.revive_the_ended()
         time.sleep(0.2)
 

@@ -23,6 +23,7 @@ from torch import nn
 
 import holdfast
 from holdfast.layout.plan import ChunkSizes
+from holdfast_client.chunks import peer_http
 from holdfast_protocol.states import AttemptOutcome
 
 PARTS = 8
@@ -48,6 +49,8 @@ def main() -> None:
     if host := os.environ.get("HOST_OF_RANK"):
         socket.gethostname = lambda: host
     torch.set_num_threads(1)
+    # A crowded machine answers late, and what an agent does not answer is read from the store.
+    peer_http.CONNECT_SECONDS = peer_http.SILENCE_SECONDS = 90.0
     world_size = int(os.environ["WORLD_SIZE"])
     if world_size > 1:
         dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=world_size)

@@ -285,21 +285,19 @@ def test_ranks_of_other_speeds_save_by_the_clock_after_the_same_step(run):
     assert len(saved[0]) == 2
 
 
-def time_steps(rank, run):
+def count_collectives_of_steps(rank, run):
     with holdfast.Checkpointer(run, create=True, save=holdfast.Every(minutes=60)) as ckpt:
         ckpt.restore({})
         ckpt.step(0, {})
-        collectives, began = ckpt.parts.ranks.collectives, time.thread_time()
-        for step in range(1, 20_001):
+        collectives = ckpt.parts.ranks.collectives
+        for step in range(1, 1001):
             ckpt.step(step, {})
-        return (time.thread_time() - began) / 20_000, ckpt.parts.ranks.collectives - collectives
+        return ckpt.parts.ranks.collectives - collectives
 
 
 @pytest.mark.rule("local-save-flag")
 def test_a_step_costs_no_collective(run):
-    for seconds, collectives in run_ranks(time_steps, 2, run):
-        assert collectives == 0
-        assert seconds < 50e-6
+    assert run_ranks(count_collectives_of_steps, 2, run) == [0, 0]
 
 
 def count_votes(rank, run):

@@ -28,7 +28,7 @@ from torch.distributed.fsdp import fully_shard
 
 import holdfast
 from holdfast.restore import checkpoint_reader
-from holdfast_client.chunks import host_chunks, peers, transfer
+from holdfast_client.chunks import host_chunks, peer_http, peers, transfer
 from holdfast_client.client import Client
 from holdfast_protocol.runs import EditProject
 
@@ -55,8 +55,8 @@ def on_its_host(rank, ranks_of_a_host, *, patience_seconds=100.0):
     socket.gethostname = lambda: f"host{host}"
     os.environ["HOLDFAST_SWARM"] = "true"
     os.environ["HOLDFAST_SWARM_ADDRESS"] = f"127.0.0.{host + 2}"
-    for name in ("CONNECT_SECONDS", "SILENCE_SECONDS", "LONGEST_WAIT_SECONDS"):
-        setattr(peers, name, patience_seconds)
+    peer_http.CONNECT_SECONDS = peer_http.SILENCE_SECONDS = patience_seconds
+    peers.LONGEST_WAIT_SECONDS = patience_seconds
     host_chunks.LONGEST_WAIT_SECONDS = patience_seconds
 
 
