@@ -266,6 +266,14 @@ def test_a_clock_that_is_behind_expires_nothing(rules: dict[str, Any]) -> None:
         assert kept(RetentionPolicy(**rules), hours(10), START + timedelta(hours=hour)) == set(range(10))
 
 
+@pytest.mark.rule("database-clock")
+def test_what_was_committed_while_the_clock_stood_back_is_the_newest_all_the_same() -> None:
+    facts = hours(10)
+    facts[8] = replace(facts[8], at=START)
+    facts[9] = replace(facts[9], at=START - timedelta(hours=1))
+    assert set(kept_by(RetentionPolicy(keep_last=3), facts, "keep_last")) == {9, 8, 7}
+
+
 def test_without_a_policy_nothing_expires() -> None:
     assert all(one.keep for one in plan(None, hours(50)))
 

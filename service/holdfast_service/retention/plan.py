@@ -157,7 +157,8 @@ def _selected(policy: RetentionPolicy, judged: Sequence[Fact], read_at: datetime
 def _last(policy: RetentionPolicy, judged: Sequence[Fact]) -> Kept:
     if policy.keep_last is None:
         return
-    for place, fact in _placed(judged, _number(policy.keep_last)):
+    by_step = sorted(judged, key=lambda fact: (fact.attempt, fact.step, fact.id), reverse=True)  # the clock may go back
+    for place, fact in _placed(by_step, _number(policy.keep_last)):
         yield fact, Reason(ReasonKind.KEEP_LAST, f"number {place} of the newest {policy.keep_last}")
 
 
