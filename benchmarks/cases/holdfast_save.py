@@ -54,7 +54,7 @@ def run(spec: Spec) -> dict[str, Any]:
             handle.committed.result()
             return Saved(stalled_at, capture_seconds[-1], checkpointer.stats.sent_bytes - sent_bytes)
 
-        # An agent keeps the state of one save while the next is staged, in memory of its own.
+        # An agent keeps the state of one save while the next is staged, in memory that is made after the first save.
         untimed = 2 if "HOLDFAST_AGENT" in os.environ else 1
         figures = measure_saves(spec, state, save, untimed=untimed)
         if spec.options.get("relaunched"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from holdfast_client.agent import connection, link
 from holdfast_client.agent.link import NodeAgent, status_of
 from holdfast_client.agent.messages import Caller, HandOver
 from holdfast_client.agent.server import Agent
-from holdfast_client.agent.shared_memory import SharedMemory
+from holdfast_client.agent.shared_memory import SharedMemory, untouched_bytes
 from holdfast_protocol.base import RunName
 from holdfast_protocol.checkpoints import IndexOrdinals, ShardSummary
 from holdfast_protocol.states import CheckpointKind
@@ -76,7 +77,7 @@ class Job:
 
 
 @contextmanager
-def node(keeps=1, pages=1000):
+def node(keeps=1, pages=100_000):
     """An agent, as a rank of the run sees it."""
     with tempfile.TemporaryDirectory(prefix="holdfast-agent-") as folder:
         path = Path(folder) / "agent.sock"
@@ -101,6 +102,26 @@ def test_saves_take_turns_with_one_slab_more_than_there_are_states_to_stay(keeps
         slabs = [job.save() for _ in range(7)]
         assert len(set(slabs)) == keeps + 1
         assert all(slabs[at] == slabs[at - keeps - 1] for at in range(keeps + 1, 7))
+        job.area.close()
+
+
+def test_the_memory_for_the_next_save_is_there_before_it(monkeypatch):
+    """Else that save would hold training until the system has found the memory."""
+    made = []
+
+    def noted(size_bytes):
+        made.append(SharedMemory(size_bytes))
+        return made[-1]
+
+    monkeypatch.setattr(link, "SharedMemory", noted)
+    with node() as rank:
+        job = Job(rank)
+        first = job.save(count=6_000_000)  # more than is populated at once
+        while not made or untouched_bytes(made[0].descriptor, made[0].bytes):
+            time.sleep(0.01)
+        assert status_of(rank.path).memory_bytes == 2 * made[0].bytes
+        assert job.save(count=6_000_000) == made[0].id != first
+        assert len(made) == 1
         job.area.close()
 
 

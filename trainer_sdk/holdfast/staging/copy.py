@@ -54,6 +54,18 @@ class Slab:
         """It cannot be page-locked, and copies into it take longer."""
         return self._refused
 
+    def populate(self) -> None:
+        """Has the system find memory for all of it now, in place of at the first copy. Changes no byte: copies into it
+        may go on meanwhile. Does nothing where the system cannot (Linux before 5.14)."""
+        memory = self.tensor
+        libc = ctypes.CDLL(None, use_errno=True)  # releases the interpreter's lock, which mmap.madvise keeps
+        for start in range(0, memory.numel(), _POPULATED_BYTES):
+            size = min(_POPULATED_BYTES, memory.numel() - start)
+            address = ctypes.c_void_p(memory.data_ptr() + start)
+            is_released = self.tensor is not memory
+            if is_released or libc.madvise(address, ctypes.c_size_t(size), _MADV_POPULATE_WRITE) != 0:
+                return
+
     def lock_for(self, gpu: torch.device) -> None:
         """Page-locks it, once, so that the copy engine of `gpu`, and of every other GPU, writes to it by itself. Memory
         that cannot be locked is used as it is: copies into it take longer, and the log says so. Raises
@@ -91,6 +103,12 @@ class Slab:
         self.view = memoryview(b"")
         if self.shared is not None:
             self.shared.close()
+
+
+_POPULATED_BYTES = 16 * 1024 * 1024
+"""At once: a thread of the training that maps or unmaps memory waits for so much."""
+_MADV_POPULATE_WRITE = 23
+"""Of Linux; the mmap module does not name it."""
 
 
 def _shared_memory(size_bytes: int) -> SharedMemory | None:

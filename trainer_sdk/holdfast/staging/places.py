@@ -66,11 +66,14 @@ class Place:
 
 
 class Places:
-    """`take` is for the training thread; all else for any."""
+    """`take` is for the training thread; all else for any. Once an agent keeps a state, a thread makes the memory for
+    the next save: else that save would hold training until the system has found it."""
 
     def __init__(self, count: int, agent: NodeAgent | None) -> None:
         self._agent = agent
         self._lock = threading.Lock()
+        self._making = threading.Lock()
+        """Around the choice to make one more. A thread that has both locks took this one first."""
         self._all = [Place(agent) for _ in range(count)]
         self._free = list(self._all)
         """Kept states in the order of their saves."""
@@ -91,18 +94,18 @@ class Places:
     def take(self, spare_bytes: Callable[[], int | None]) -> Place:
         """One without a kept state, else a new one, if the agent and the memory limits allow, else the one with the
         oldest state. `spare_bytes`: of a new one; None: there can be none. Raises StagingBusyError if none is free."""
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("this staging area is closed")
-            if not self._free:
-                raise StagingBusyError("every staging slab holds a save that is still uploading")
-            place = next((place for place in reversed(self._free) if place.kept is None), None)
-            if place is not None:
-                self._free.remove(place)
-                return place
-        if (spare := self._spare(spare_bytes)) is not None:
-            self._all.append(spare)
-            return spare
+        with self._making:
+            with self._lock:
+                if self._closed:
+                    raise RuntimeError("this staging area is closed")
+                if not self._free:
+                    raise StagingBusyError("every staging slab holds a save that is still uploading")
+                place = self._without_state()
+                if place is not None:
+                    self._free.remove(place)
+                    return place
+            if (spare := self._spare(spare_bytes)) is not None:
+                return spare
         with self._lock:
             place = self._free.pop(0)
         if self._agent is not None and (memory := place.kept) is not None:
@@ -124,6 +127,11 @@ class Places:
         with self._lock:
             if not self._closed:
                 self._free.append(place)
+                kept = place.kept
+                if kept is not None and self._without_state() is None and self._may_have_more:
+                    threading.Thread(
+                        target=self._make_spare, args=(kept.bytes,), name="holdfast-memory", daemon=True
+                    ).start()
                 return
         place.release()
 
@@ -135,9 +143,33 @@ class Places:
         for place in places:
             place.release()
 
+    def _without_state(self) -> Place | None:
+        return next((place for place in reversed(self._free) if place.kept is None), None)
+
+    @property
+    def _may_have_more(self) -> bool:
+        return self._agent is not None and len(self._all) <= self._agent.keeps
+
     def _spare(self, spare_bytes: Callable[[], int | None]) -> Place | None:
-        if self._agent is None or len(self._all) > self._agent.keeps:
+        if self._agent is None or not self._may_have_more:
             return None
         size = spare_bytes()
         memory = None if size is None else self._agent.spare_memory(max(size, PAGE_BYTES))
-        return None if memory is None else Place(self._agent, memory)
+        if memory is None:
+            return None
+        spare = Place(self._agent, memory)
+        self._all.append(spare)
+        return spare
+
+    def _make_spare(self, size_bytes: int) -> None:
+        with self._making:
+            with self._lock:
+                if self._closed or self._without_state() is not None:
+                    return
+            spare = self._spare(lambda: size_bytes)
+        if spare is None:
+            return
+        slab = spare.slab
+        self.give_back(spare)
+        if slab is not None:
+            slab.populate()
