@@ -22,7 +22,7 @@ _HEAD = "# Made by `make manifests` of deploy/helm/holdfast and values.yaml here
 
 
 def helm() -> Any:
-    """Helm's library, as scripts/prepare-helm has installed it."""
+    """Helm's library, as scripts/prepare-wheel has installed it."""
     where = str(Path(sys.prefix) / "helm")
     if where not in sys.path:
         sys.path.append(where)
@@ -57,7 +57,7 @@ def _plain(text: str) -> str:
 
 
 def main() -> None:
-    subprocess.run([ROOT / "scripts" / "prepare-helm", sys.prefix], check=True)
+    subprocess.run([ROOT / "scripts" / "prepare-wheel", "helm", sys.prefix], check=True)
     for name, text in manifests().items():
         (PLAIN / name).write_text(text, encoding="utf-8")
 

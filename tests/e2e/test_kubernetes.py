@@ -72,7 +72,7 @@ EVERYTHING: dict[str, Any] = {
 def helm() -> Any:
     """Skips only where there is no wheel of Helm's library for the machine."""
     try:
-        prepare("helm", "helm", sys.prefix)
+        prepare("wheel", "helm", "helm", sys.prefix)
     except NotHereError as reason:
         # The rendered manifests are committed, and checked everywhere.
         pytest.skip(str(reason))
