@@ -123,14 +123,14 @@ def _encode_slots(
         seen = guarded and not inside
 
         def name_slot(tensor_path: str, tensor: torch.Tensor) -> TensorRef:
-            return name_tensor(tensor_path, tensor, _held_beside(tensor_path, parameter, tensor)._replace(guarded=seen))
+            return name_tensor(tensor_path, tensor, _held_beside(tensor_path, parameter, tensor, guarded=seen))
 
         return encode_tree(value, path=slot_path, name_tensor=name_slot)
 
     return [[slot, encode(f"{path}/{slot}", value)] for slot, value in state.items()]
 
 
-def _held_beside(path: str, parameter: torch.Tensor, tensor: torch.Tensor) -> Held:
+def _held_beside(path: str, parameter: torch.Tensor, tensor: torch.Tensor, *, guarded: bool) -> Held:
     if isinstance(parameter, DTensor) and not isinstance(tensor, DTensor):
         if tensor.ndim > 0:
             raise UnsupportedStateError(
@@ -139,8 +139,8 @@ def _held_beside(path: str, parameter: torch.Tensor, tensor: torch.Tensor) -> He
                 "use an optimizer that keeps DTensors",
             )
         copies = mesh_copies(parameter)
-        return Held(replicated=True, replicas=copies or ())
-    return Held(replicated=True)
+        return Held(replicated=True, replicas=copies or (), guarded=guarded)
+    return Held(replicated=True, guarded=guarded)
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,10 @@ class TensorCollector:
         if piece is not None:
             self.pieces.append(piece)
         return TensorRef(
-            name, tensor.device.type, tensor.requires_grad and tensor.is_leaf, isinstance(tensor, torch.nn.Parameter)
+            name,
+            tensor.device.type,
+            tensor.requires_grad and tensor.is_leaf,
+            type(tensor) is not torch.Tensor and isinstance(tensor, torch.nn.Parameter),
         )
 
 
@@ -240,11 +243,12 @@ def encode_component(component: Component, known: Mapping[int, str], collector: 
     if component.kind is Kind.MODULE:
         wrapped = []
         for named in module_tensors(key, target):
-            path, held = f"{key}/{named.fqn}", named.held(replicated=component.replicated)
+            path, replicated = f"{key}/{named.fqn}", component.replicated
             if is_plain(named.tensor) or take_apart(path, named.tensor) is None:
-                collector.add(path, named.tensor, held._replace(guarded=id(named.tensor) in collector.stepped))
+                guarded = id(named.tensor) in collector.stepped
+                collector.add(path, named.tensor, named.held(replicated=replicated, guarded=guarded))
             else:
-                add = partial(collector.add, held=held)
+                add = partial(collector.add, held=named.held(replicated=replicated))
                 wrapped.append([named.fqn, encode_tree(named.tensor, path=path, name_tensor=add)])
         extras = extra_states(component)
         tree = encode_tree(extras, path=f"{key}/extra_state", name_tensor=plain) if extras else None

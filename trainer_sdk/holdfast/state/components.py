@@ -172,10 +172,9 @@ def check_keys(state: Mapping[str, Any]) -> None:
 def unwrap(module: torch.nn.Module) -> torch.nn.Module:
     """The user's module inside DDP and torch.compile, whose names carry no `module.` or `_orig_mod.`."""
     while True:
-        inner = getattr(module, "_orig_mod", None)
         if isinstance(module, DistributedDataParallel):
             module = module.module
-        elif isinstance(inner, torch.nn.Module):
+        elif (inner := module._modules.get("_orig_mod")) is not None:
             module = inner
         else:
             return module
@@ -257,11 +256,11 @@ class ModuleTensor(NamedTuple):
     tensor: torch.Tensor
     is_buffer: bool
 
-    def held(self, *, replicated: bool) -> Held:
+    def held(self, *, replicated: bool, guarded: bool = False) -> Held:
         """Buffers come from rank 0, as in DDP; frozen parameters never share a pack with trained ones."""
         if self.is_buffer:
-            return Held(replicated, pack="buffer", owner=0 if replicated else None)
-        return Held(replicated, pack="trainable" if self.tensor.requires_grad else "frozen")
+            return Held(replicated, pack="buffer", owner=0 if replicated else None, guarded=guarded)
+        return Held(replicated, pack="trainable" if self.tensor.requires_grad else "frozen", guarded=guarded)
 
 
 def reshard_modules(key: str, module: torch.nn.Module) -> None:

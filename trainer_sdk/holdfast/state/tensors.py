@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import combinations
 from math import prod
 from typing import Any, NamedTuple
@@ -313,7 +314,7 @@ class TieBook:
             local.stride(),
             local.is_conj(),
             local.is_neg(),
-            spec._replace(name="", pack="trainable", owner=None),
+            (spec.dtype, spec.global_shape, spec.offsets, spec.shape, spec.replicated, spec.replicas),
         )
         first = self._names.setdefault(view, name)
         return None if first == name else first
@@ -343,9 +344,12 @@ def describe(name: str, component: str, tensor: torch.Tensor, held: Held, ties: 
             pack=held.pack, owner=held.owner, replicas=held.replicas,
         )  # fmt: skip
     alias_of = ties.tied_to(name, spec, local, tensor)
-    return TensorPiece(spec._replace(alias_of=alias_of), local, tensor if held.guarded else None)
+    if alias_of is not None:
+        spec = spec._replace(alias_of=alias_of)
+    return TensorPiece(spec, local, tensor if held.guarded else None)
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """torch's name without `torch.`, as the layout has it."""
     return str(dtype).removeprefix("torch.")
@@ -361,13 +365,14 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def refuse_unsupported(name: str, tensor: torch.Tensor) -> None:
     """Raises UnsupportedStateError for a tensor whose bytes cannot be saved and loaded exactly."""
-    if type(tensor).__name__ == "ShardedTensor":  # first: its methods fail or answer unlike a tensor's
+    plain = is_plain(tensor)
+    if not plain and type(tensor).__name__ == "ShardedTensor":  # first: its methods fail or answer unlike a tensor's
         raise UnsupportedStateError(
             name,
             "it is a ShardedTensor, which torch has given up for DTensor",
             "shard with fully_shard(), or save it by your own dcp.save with ckpt.writer(), which keeps it",
         )
-    if isinstance(tensor, UninitializedTensorMixin):
+    if not plain and isinstance(tensor, UninitializedTensorMixin):
         raise UnsupportedStateError(name, "it is a lazy parameter without a shape", "run one forward pass first")
     if tensor.is_nested:
         raise UnsupportedStateError(name, "it is a nested tensor", "keep its values and lengths as plain tensors")
@@ -375,7 +380,7 @@ def refuse_unsupported(name: str, tensor: torch.Tensor) -> None:
         raise UnsupportedStateError(name, "it is a quantized tensor", "keep its int_repr(), scale and zero point")
     if tensor.layout != torch.strided:
         raise UnsupportedStateError(name, f"it is a sparse tensor ({tensor.layout})", "keep its indices and values")
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not isinstance(tensor, DTensor):
+    if not plain and not isinstance(tensor, DTensor):
         raise UnsupportedStateError(
             name,
             f"it is a {type(tensor).__qualname__}, whose bytes holdfast does not know",

@@ -136,6 +136,8 @@ def _float_of(bits: str) -> float:
 
 
 def _encode_items(value: Any, path: str, child: EncodeChild) -> list[Any]:
+    if set(map(type, value)) == {int} and max(map(abs, value)) < MAX_PLAIN_INT:  # a generator's state has hundreds
+        return list(value)
     return [child(item, f"[{at}]") for at, item in enumerate(value)]
 
 
