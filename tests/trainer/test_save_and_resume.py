@@ -16,7 +16,10 @@ from tests.support.training import Job, random_numbers, train, values
 from torch import nn
 
 import holdfast
+from holdfast import errors
 from holdfast.save import saver
+from holdfast.staging import places
+from holdfast.staging.copy import Slab
 from holdfast.state.components import capture_rng
 from holdfast.state.tree import decode_tree, encode_tree
 
@@ -269,6 +272,44 @@ def test_a_named_step_is_loaded_and_what_came_after_is_never_latest_again(run):
     assert back.start == 2
     # Step 3 of the first attempt is detached now.
     assert train(0, run, 3).start == 3
+
+
+@pytest.fixture
+def slabs(monkeypatch):
+    """The bytes of each staging slab that is made."""
+    made = []
+
+    class Noted(Slab):
+        def __init__(self, capacity_bytes, **options):
+            super().__init__(capacity_bytes, **options)
+            made.append(capacity_bytes)
+
+    monkeypatch.setattr(places, "Slab", Noted)
+    return made
+
+
+def test_the_first_saves_memory_is_made_after_the_first_step(run, slabs):
+    """Else that save would hold training until the system has found it."""
+    state = {"weights": torch.ones(1_000_000)}
+    with holdfast.Checkpointer(run, save=holdfast.Every(minutes=60)) as ckpt:
+        ckpt.restore(state)
+        assert slabs == []
+        ckpt.step(0, state)
+        while not slabs:
+            time.sleep(0.01)
+        ckpt.save(1, state).committed.result(timeout=60)
+        ckpt.step(2, state)
+    assert slabs == [4_000_000]
+
+
+def test_a_state_that_cannot_be_saved_is_refused_by_the_first_save_and_not_by_the_step_before(run, slabs):
+    state = {"weights": torch.eye(2).to_sparse()}
+    with holdfast.Checkpointer(run, save=holdfast.Every(minutes=60)) as ckpt:
+        ckpt.restore({})
+        ckpt.step(0, state)
+        with pytest.raises(errors.UnsupportedStateError, match="sparse"):
+            ckpt.save(1, state)
+    assert slabs == []
 
 
 @pytest.mark.rule("local-save-flag")

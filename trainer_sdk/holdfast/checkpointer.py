@@ -128,6 +128,8 @@ class Checkpointer:
     ) -> None:
         speak_up()
         self._raised: HoldfastError | None = None
+        self._is_prepared = False
+        """The first save has its memory, or is under way."""
         self._end_lock = threading.Lock()
         self._has_ended = False
         self._closed = False
@@ -234,7 +236,8 @@ class Checkpointer:
 
     def step(self, step: int, state: dict[str, Any], metrics: Metrics | None = None) -> SaveHandle | None:
         """Saves if a save is due, and returns its handle. Call it after each step, on every rank. Otherwise it returns
-        None and costs about a microsecond, and another one or two for each number in rank 0's `metrics`. They become
+        None and costs about a microsecond (the first call before the first save looks through the state, so that a
+        thread can make that save's memory), and another one or two for each number in rank 0's `metrics`. They become
         the run's curves (`holdfast runs history`). Tensors with one element may stay on their device: it copies all of
         them at once, and is not waited for.
 
@@ -408,6 +411,7 @@ class Checkpointer:
             )
         if self.parts.rest.coming is not None:
             self.parts.rest.settle()
+        self._is_prepared = True
         try:
             handle = self.parts.saver.save(step, state, metrics, kind, wait=due is not Due.BY_INTERVAL)
             self.parts.schedule.saved(metrics, handle, due)
@@ -437,6 +441,9 @@ class Checkpointer:
         if ask is Ask.PREEMPT:
             raise self.parts.emergency.save(step, state, metrics)
         due = self.parts.schedule.due(step, metrics, agreed=ask is Ask.SAVE, last=last)
+        if due is None and not self._is_prepared and self.parts.rest.coming is None:
+            self._is_prepared = True
+            self.parts.saver.prepare(state)
         saves = due is not None and not is_saved
         handle = self._save(step, state, metrics, CheckpointKind.PERIODIC, due=due) if saves else None
         if due is None and self.parts.standby is not None and self.parts.standby.is_due(step, last):

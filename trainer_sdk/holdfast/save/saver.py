@@ -14,6 +14,7 @@ import operator
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -219,6 +220,12 @@ class Saver:
             self._stats.blocked(time.monotonic() - began)
             return dataclasses.replace(job, has_own_memory=True)
 
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """Before the first save: a thread makes the memory that a state like this takes. Not a collective. A state that
+        cannot be saved is that save's to refuse."""
+        with suppress(Exception):
+            self._staging.prepare(self._planned(state)[1])
+
     def forget_frozen(self) -> None:
         """The state was loaded again: tensors that are declared frozen are staged once more."""
         self._staging.forget_frozen()
@@ -263,17 +270,18 @@ class Saver:
             self._session.ready_to_save()
             if busy:
                 return None, None
-            captured = capture(state, rank=self._ranks.rank, world_size=self._ranks.world_size, declared=self._declared)
-            self._plan = build_local_plan(
-                captured.specs,
-                rank=self._ranks.rank,
-                world_size=self._ranks.world_size,
-                sizes=self._sizes,
-                previous=self._plan,
-            )
-            return _Captured(captured, capture_rng(), self._plan, self._summary(self._plan, state, metrics)), None
+            captured, plan = self._planned(state)
+            return _Captured(captured, capture_rng(), plan, self._summary(plan, state, metrics)), None
         except Exception as error:  # the other ranks are on their way into the vote, and must not wait for this one
             return None, error
+
+    def _planned(self, state: Mapping[str, Any]) -> tuple[CapturedState, LocalPlan]:
+        rank, world_size = self._ranks.rank, self._ranks.world_size
+        captured = capture(state, rank=rank, world_size=world_size, declared=self._declared)
+        self._plan = build_local_plan(
+            captured.specs, rank=rank, world_size=world_size, sizes=self._sizes, previous=self._plan
+        )
+        return captured, self._plan
 
     def _summary(self, plan: LocalPlan, state: Mapping[str, Any], metrics: Metrics | None) -> ShardSummary:
         """Without the verdict. Raises StateError: the service would take no other summary, and the vote is to come."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -65,9 +66,12 @@ class Place:
             slab.release()
 
 
+log = logging.getLogger("holdfast")
+
+
 class Places:
-    """`take` is for the training thread; all else for any. Once an agent keeps a state, a thread makes the memory for
-    the next save: else that save would hold training until the system has found it."""
+    """`take` is for the training thread; all else for any. Threads make memory that the next save will need: else that
+    save would hold training until the system has found it."""
 
     def __init__(self, count: int, agent: NodeAgent | None) -> None:
         self._agent = agent
@@ -129,11 +133,15 @@ class Places:
                 self._free.append(place)
                 kept = place.kept
                 if kept is not None and self._without_state() is None and self._may_have_more:
-                    threading.Thread(
-                        target=self._make_spare, args=(kept.bytes,), name="holdfast-memory", daemon=True
-                    ).start()
+                    self._start(self._make_spare, kept.bytes)
                 return
         place.release()
+
+    def make_first(self, size_bytes: int) -> None:
+        """A thread makes the first save's memory, if there is none yet. It only logs what goes wrong: that save tries
+        again, and says it."""
+        if all(place.slab is None for place in self._all):
+            self._start(self._make_first, size_bytes)
 
     def close(self) -> None:
         """Releases the memory: of free places now, of held ones with their save."""
@@ -161,15 +169,36 @@ class Places:
         self._all.append(spare)
         return spare
 
-    def _make_spare(self, size_bytes: int) -> None:
+    def _start(self, make: Callable[[int], Slab | None], size_bytes: int) -> None:
+        def run() -> None:
+            try:
+                slab = make(size_bytes)
+                if slab is not None:
+                    slab.populate()
+            except Exception as error:
+                log.debug("no staging memory before the next save: %s", error)
+
+        threading.Thread(target=run, name="holdfast-memory", daemon=True).start()
+
+    def _make_first(self, size_bytes: int) -> Slab | None:
+        with self._making:
+            with self._lock:
+                if self._closed or not self._free:
+                    return None
+                place = self._free.pop()
+            try:
+                return place.with_room(size_bytes)
+            finally:
+                self.give_back(place)
+
+    def _make_spare(self, size_bytes: int) -> Slab | None:
         with self._making:
             with self._lock:
                 if self._closed or self._without_state() is not None:
-                    return
+                    return None
             spare = self._spare(lambda: size_bytes)
         if spare is None:
-            return
+            return None
         slab = spare.slab
         self.give_back(spare)
-        if slab is not None:
-            slab.populate()
+        return slab

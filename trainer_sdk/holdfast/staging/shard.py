@@ -498,6 +498,11 @@ class StagingArea:
             self._places.give_back(place)
             raise
 
+    def prepare(self, plan: LocalPlan) -> None:
+        """A thread makes the memory for the first save of such a plan, so that training does not wait for it then."""
+        size = self._whole_bytes(plan)
+        self._places.make_first(size if size is not None else self._window_bytes or 0)
+
     def forget_frozen(self) -> None:
         """The tensors were loaded again: stage those that are declared frozen too, at the next save."""
         for place in self._places:
