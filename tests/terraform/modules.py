@@ -55,6 +55,16 @@ def blocks(cloud: str, *kinds: str) -> Iterator[Block]:
                     yield Block(path, kind, name, body)
 
 
+def asked_for(cloud: str) -> Iterator[tuple[str, Block]]:
+    """Everything that the provider gives, after `resource` or `data`."""
+    for path in files(cloud):
+        for what in ("resource", "data"):
+            for found in _read(path).get(what, ()):
+                for kind, named in found.items():
+                    for name, body in named.items():
+                        yield what, Block(path, kind, name, body)
+
+
 def types(cloud: str) -> set[str]:
     """Of all resources."""
     return {kind for path in files(cloud) for found in _read(path).get("resource", ()) for kind in found}
