@@ -1,4 +1,4 @@
-"""The Helm chart, its plain manifests and the examples of jobs, without a cluster.
+"""The Helm chart and its plain manifests, without a cluster.
 
 Helm's own library renders the chart, Kubernetes' own schemas check what comes out, and plain processes run what the
 pods would.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import secrets
 import ssl
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -19,30 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import kubernetes_validate
 import pytest
 import yaml
 from scripts import write_manifests
 
 from holdfast.settings import TrainerSettings
-from holdfast_client.cli.launch import is_torchrun
-from holdfast_client.cli.output import ExitCode
+from holdfast_client.client import Client
+from holdfast_client.errors import HoldfastError
 from holdfast_client.settings import ClientSettings
 from holdfast_service.settings import PREFIX, ServiceSettings
-from tests.chaos_run.faults import ALL, OF_AGENTS
 from tests.support.databases import PostgresCatalogs
+from tests.support.kubernetes import EXAMPLES, ROOT, check_strictly, documents, env_of, jobs, plain, pod_of, pods
 from tests.support.ports import free_ports
 from tests.support.prepare import NotHereError, prepare
 from tests.support.processes import ServerProcess
 from tests.support.serve import without_holdfast_settings
 from tests.support.tls import Authority
-
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))
-CHAOS = sorted((ROOT / "deploy" / "chaos-mesh").glob("*.yaml"))
-OLDEST, NEWEST = "1.31", "1.37"
-# No schema of these comes with Kubernetes: docs/operating/kubernetes.md says how they were checked.
-CUSTOM = ("ServiceMonitor", "JobSet", "ResourceFlavor", "ClusterQueue", "LocalQueue", "WorkloadPriorityClass")
 
 LEAST: dict[str, Any] = {"database": {"existingSecret": "db"}, "store": {"url": "s3://bucket/prefix?region=us-east-1"}}
 EVERYTHING: dict[str, Any] = {
@@ -53,11 +44,27 @@ EVERYTHING: dict[str, Any] = {
     "bootstrapToken": {"existingSecret": "first"},
     "secretsKey": {"existingSecret": "secrets"},
     "tls": {"existingSecret": "tls", "clients": "optional"},
-    "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::111122223333:role/holdfast"}},
+    "identity": {
+        "config": {
+            "providers": [{"name": "people", "issuer": "https://sso.example.org", "client_id": "holdfast"}],
+            "rules": [{"name": "all", "provider": "people", "groups": ["ml"], "role": "admin", "every_project": True}],
+        },
+        "clusterToken": True,
+    },
+    "serviceAccount": {
+        "annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::111122223333:role/holdfast"},
+        "labels": {"team": "platform"},
+    },
     "service": {"autoscaling": {"enabled": True}},
-    "ingress": {"enabled": True, "host": "holdfast.example.org", "className": "nginx", "tlsSecret": "public"},
+    "ingress": {
+        "enabled": True,
+        "host": "holdfast.example.org",
+        "className": "nginx",
+        "tlsSecret": "public",
+        "trustedProxies": ["10.8.3.0/24", "fd00::5"],
+    },
     "serviceMonitor": {"enabled": True, "tokenSecret": "metrics", "labels": {"release": "prometheus"}},
-    "podLabels": {"team": "platform"},
+    "podLabels": {"azure.workload.identity/use": "true"},
     "podAnnotations": {"note": "x"},
     "nodeSelector": {"pool": "services"},
     "tolerations": [{"key": "services", "operator": "Exists"}],
@@ -79,45 +86,9 @@ def helm() -> Any:
     return write_manifests.helm()
 
 
-def documents(text: str) -> list[dict[str, Any]]:
-    return [document for document in yaml.safe_load_all(text) if document]
-
-
 def rendered(values: dict[str, Any]) -> list[dict[str, Any]]:
     texts = write_manifests.rendered(values)
     return [document for name, text in texts.items() if name != "NOTES.txt" for document in documents(text)]
-
-
-def plain() -> list[dict[str, Any]]:
-    return [
-        each
-        for name in ("migrate", "holdfast")
-        for each in documents((ROOT / f"deploy/kubernetes/{name}.yaml").read_text())
-    ]
-
-
-def pod_of(workload: dict[str, Any]) -> dict[str, Any]:
-    return dict(workload["spec"]["template"]["spec"])
-
-
-def pods(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The pods of Deployments and Jobs by the name of these."""
-    return {each["metadata"]["name"]: pod_of(each) for each in found if each["kind"] in ("Deployment", "Job")}
-
-
-def jobs(file: Path) -> list[dict[str, Any]]:
-    """The Jobs of a file; those within a JobSet too, as the Jobs that it makes."""
-    found = documents(file.read_text())
-    within = [each["template"] for one in found if one["kind"] == "JobSet" for each in one["spec"]["replicatedJobs"]]
-    made = [{"apiVersion": "batch/v1", "kind": "Job", **each} for each in within]
-    return [each for each in found if each["kind"] == "Job"] + made
-
-
-def check_strictly(found: list[dict[str, Any]]) -> None:
-    for document in found:
-        if document["kind"] not in CUSTOM:
-            for version in (OLDEST, NEWEST):
-                kubernetes_validate.validate(document, version, strict=True)
 
 
 def test_the_plain_manifests_are_those_of_the_chart(helm: Any) -> None:
@@ -136,7 +107,7 @@ def test_the_chart_renders_to_what_kubernetes_takes(helm: Any, values: dict[str,
     check_strictly(found)
     kinds = {each["kind"] for each in found}
     always = {"Deployment", "Job", "Service", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy"}
-    more = {"HorizontalPodAutoscaler", "Ingress", "ServiceMonitor"}
+    more = {"HorizontalPodAutoscaler", "Ingress", "ServiceMonitor", "ConfigMap"}
     assert kinds == (always | more if values is EVERYTHING else always)
 
 
@@ -158,6 +129,11 @@ def test_helms_own_lint_finds_nothing(helm: Any) -> None:
         (LEAST | {"service": {"replicas": 0}}, "replicas"),
         (LEAST | {"networkPolicy": {"callers": []}}, "callers"),
         (LEAST | {"ingress": {"enabled": True}}, "host"),
+        (LEAST | {"ingress": {"enabled": True, "host": "holdfast.example.org"}}, "ingress.trustedProxies names"),
+        (LEAST | {"ingress": {"trustedProxies": ["*"]}}, "trustedProxies"),
+        (LEAST | {"identity": {"config": {"rule": []}}}, "rule"),
+        (LEAST | {"identity": EVERYTHING["identity"] | {"existingConfigMap": "mine"}}, "existingConfigMap"),
+        (LEAST | {"settings": {"HOLDFAST_IDENTITY_FILE": "/x"}}, "HOLDFAST_IDENTITY_FILE"),
         (LEAST | {"serviceMonitor": {"enabled": True}}, "tokenSecret"),
     ],
 )
@@ -242,6 +218,60 @@ def test_whatever_selects_pods_finds_them(helm: Any) -> None:
         assert each["selector"]["matchLabels"].items() <= each["template"]["metadata"]["labels"].items()
 
 
+def test_an_ingress_says_where_callers_come_from_and_where_they_call(helm: Any) -> None:
+    env = env_of(pods(rendered(EVERYTHING))["holdfast"])
+    assert env["HOLDFAST_PUBLIC_URL"] == "https://holdfast.example.org"
+    assert env["HOLDFAST_TRUSTED_PROXIES"] == "10.8.3.0/24,fd00::5"
+    # TLS that the controller hands through, or a balancer ends: the settings say it, once.
+    own = {"HOLDFAST_PUBLIC_URL": "https://other.example.org", "HOLDFAST_TRUSTED_PROXIES": ""}
+    ingress = {"enabled": True, "host": "holdfast.example.org"}
+    pod = pods(rendered(LEAST | {"settings": own, "ingress": ingress}))["holdfast"]
+    assert own.items() <= env_of(pod).items()
+    names = [each["name"] for each in pod["containers"][0]["env"]]
+    assert len(names) == len(set(names))
+    assert not own.keys() & env_of(pods(rendered(LEAST))["holdfast"]).keys()
+
+
+def test_the_identity_file_is_a_config_map_that_those_pods_read_that_answer(helm: Any) -> None:
+    found = rendered(EVERYTHING)
+    (made,) = [each for each in found if each["kind"] == "ConfigMap"]
+    assert yaml.safe_load(made["data"]["identity.yaml"]) == EVERYTHING["identity"]["config"]
+    theirs = {"existingConfigMap": "reviewed", "key": "rules"}
+    for values, name, key in (
+        (EVERYTHING, made["metadata"]["name"], "identity.yaml"),
+        (LEAST | {"identity": theirs}, "reviewed", "rules"),
+    ):
+        pod = pods(rendered(values))["holdfast"]
+        file = Path(env_of(pod)["HOLDFAST_IDENTITY_FILE"])
+        (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["mountPath"] == str(file.parent)]
+        assert "subPath" not in mount, "a change of the ConfigMap would not arrive"
+        (volume,) = [each for each in pod["volumes"] if each["name"] == mount["name"]]
+        assert volume["configMap"] == {"name": name, "items": [{"key": key, "path": file.name}]}
+    assert "HOLDFAST_IDENTITY_FILE" not in env_of(pods(found)["holdfast-worker"])
+
+
+def test_pods_have_the_identity_of_the_cloud_and_the_clusters_token_only_if_asked_for(helm: Any) -> None:
+    """The webhooks of EKS and Azure go by annotations of the account and labels of the pod."""
+    found = rendered(EVERYTHING)
+    (account,) = [each["metadata"] for each in found if each["kind"] == "ServiceAccount"]
+    assert account["annotations"] == EVERYTHING["serviceAccount"]["annotations"]
+    assert account["labels"]["team"] == "platform"
+    for each in found:
+        if each["kind"] == "Deployment":
+            assert pod_of(each)["serviceAccountName"] == account["name"]
+            assert EVERYTHING["podLabels"].items() <= each["spec"]["template"]["metadata"]["labels"].items()
+
+    def projected(pod: dict[str, Any]) -> list[dict[str, Any]]:
+        return [each["projected"] for each in pod["volumes"] if "projected" in each]
+
+    every = pods(found)
+    assert {pod["automountServiceAccountToken"] for pod in every.values()} == {False}
+    assert [name for name, pod in every.items() if projected(pod)] == ["holdfast"]
+    mounted = {each["mountPath"] for each in every["holdfast"]["containers"][0]["volumeMounts"]}
+    assert "/var/run/secrets/kubernetes.io/serviceaccount" in mounted, "docs/operating/identity.md names files of it"
+    assert not projected(pods(rendered(LEAST))["holdfast"])
+
+
 def test_migrations_end_before_a_new_pod_starts(helm: Any) -> None:
     (job,) = [each for each in rendered(EVERYTHING) if each["kind"] == "Job"]
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
@@ -260,7 +290,7 @@ def test_migrations_end_before_a_new_pod_starts(helm: Any) -> None:
 
 class PodAsProcess:
     """The command of a pod's one container with its variables. What it mounts lies in `folder`; `given`: what Secrets
-    hold, by name and key."""
+    and ConfigMaps hold, by name and key."""
 
     def __init__(self, pod: dict[str, Any], folder: Path, given: dict[tuple[str, str], str], **other: str) -> None:
         (self._container,) = pod["containers"]
@@ -270,8 +300,10 @@ class PodAsProcess:
             place = folder / mount["name"]
             place.mkdir(parents=True)
             places[mount["mountPath"]] = place
-            for (secret, key), content in given.items():
-                if volumes[mount["name"]].get("secret", {}).get("secretName") == secret:
+            volume = volumes[mount["name"]]
+            source = volume.get("secret", {}).get("secretName") or volume.get("configMap", {}).get("name")
+            for (name, key), content in given.items():
+                if name == source:
                     (place / key).write_text(content)
         self.environment = without_holdfast_settings()
         for each in self._container["env"]:
@@ -312,9 +344,26 @@ def catalog(postgres_catalogs: PostgresCatalogs) -> Iterator[str]:
     postgres_catalogs.give_back(url)
 
 
+def call_as_job(file: Path, port: int, authority: Path, token: str) -> None:
+    """As the example's pod is set up: with its URL's scheme, and its file of authorities."""
+    pod = pod_of(jobs(file)[0])
+    env = env_of(pod)
+    (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "ca"]
+    assert env["HOLDFAST_CA_FILE"] == f"{mount['mountPath']}/ca.crt"
+    url = re.sub("//.*", f"//127.0.0.1:{port}", env["HOLDFAST_URL"])
+    for ca_file in (authority, None):
+        with Client(ClientSettings(url=url, token=token, ca_file=ca_file, retry_seconds=0)) as client:
+            if ca_file:
+                assert client.service.info().token_name
+            else:
+                with pytest.raises(HoldfastError, match="certificate"):
+                    client.service.info()
+
+
 def test_the_pods_start_are_probed_and_end_in_their_time(helm: Any, catalog: str, tmp_path: Path) -> None:
     values = EVERYTHING | {"migrations": {"enabled": False}, "store": {"url": "posix:///mnt/shared/store"}}
-    found = pods(rendered(values))
+    made = rendered(values)
+    found = pods(made)
     authority = Authority(tmp_path / "ca.pem")
     authority.sign(tmp_path / "tls.crt", tmp_path / "tls.key")
     given = {
@@ -324,6 +373,12 @@ def test_the_pods_start_are_probed_and_end_in_their_time(helm: Any, catalog: str
         ("tls", "tls.crt"): (tmp_path / "tls.crt").read_text(),
         ("tls", "tls.key"): (tmp_path / "tls.key").read_text(),
         ("tls", "ca.crt"): authority.file.read_text(),
+    }
+    given |= {
+        (each["metadata"]["name"], key): text
+        for each in made
+        if each["kind"] == "ConfigMap"
+        for key, text in each["data"].items()
     }
     port, store = free_ports(), f"posix://{tmp_path}/store"
     service = PodAsProcess(
@@ -343,6 +398,8 @@ def test_the_pods_start_are_probed_and_end_in_their_time(helm: Any, catalog: str
     try:
         assert service.probe("startup", port, authority.file)
         assert service.probe("liveness", port, authority.file)
+        for file in EXAMPLES:
+            call_as_job(file, port, authority.file, given["first", "token"])
         log = tmp_path / "worker.log"
         worker = PodAsProcess(found["holdfast-worker"], tmp_path / "worker", given, HOLDFAST_STORE=store)
         works = ServerProcess(
@@ -353,161 +410,3 @@ def test_the_pods_start_are_probed_and_end_in_their_time(helm: Any, catalog: str
     finally:
         served.stop(grace_seconds=found["holdfast"]["terminationGracePeriodSeconds"])
     assert "Traceback" not in served.log_text
-
-
-def test_the_agent_of_a_node_serves_is_asked_and_ends_in_its_time(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Its command and its probe as processes, with the host's folder in its place."""
-    (daemons,) = documents((ROOT / "deploy/kubernetes/agent.yaml").read_text())
-    check_strictly([daemons])
-    pod = pod_of(daemons)
-    (container,), (folder,) = pod["containers"], pod["volumes"]
-    place, metrics = tmp_path_factory.mktemp("a"), free_ports()
-    here = {folder["hostPath"]["path"]: str(place), "0.0.0.0:9464": f"127.0.0.1:{metrics}"}
-
-    def process(words: list[str]) -> list[str]:
-        program, *rest = words
-        for there, ours in here.items():
-            rest = [word.replace(there, ours) for word in rest]
-        return [str(Path(sysconfig.get_path("scripts")) / program), *rest]
-
-    def is_alive() -> bool:
-        probe = process(container["livenessProbe"]["exec"]["command"])
-        return subprocess.run(probe, env=without_holdfast_settings(), capture_output=True).returncode == 0
-
-    agent = ServerProcess(
-        process([*container["command"], *container["args"]]),
-        log=tmp_path_factory.mktemp("log") / "agent.log",
-        ready=is_alive,
-        env=without_holdfast_settings(),
-    )
-    assert httpx.get(f"http://127.0.0.1:{metrics}/metrics", timeout=60).text.count("holdfast_agent_ranks 0.0") == 1
-    agent.stop(grace_seconds=pod["terminationGracePeriodSeconds"])
-    assert not is_alive()
-    words = container["args"]
-    assert int(words[words.index("--grace") + 1]) < pod["terminationGracePeriodSeconds"]
-    (made,) = pod["initContainers"]
-    assert made["command"][-1] == folder["hostPath"]["path"]
-    assert made["command"][made["command"].index("-o") + 1] == str(container["securityContext"]["runAsUser"])
-
-
-def test_the_jobs_of_the_examples_are_what_kubernetes_takes() -> None:
-    for file in EXAMPLES:
-        check_strictly(documents(file.read_text()) + jobs(file))
-
-
-@pytest.mark.rule("told-outcome")
-@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
-def test_a_job_is_started_again_by_its_exit_code_with_the_same_command(file: Path) -> None:
-    (job,) = jobs(file)
-    pod = pod_of(job)
-    (container,) = pod["containers"]
-    rules = job["spec"]["podFailurePolicy"]["rules"]
-    codes = {
-        code: rule["action"]
-        for rule in reversed(rules)
-        if "onExitCodes" in rule
-        for code in rule["onExitCodes"]["values"]
-    }
-    assert codes == {ExitCode.FENCED: "FailJob", ExitCode.PREEMPTED: "Ignore"}
-    by_code = [rule["onExitCodes"] for rule in rules if "onExitCodes" in rule]
-    assert {(each["containerName"], each["operator"]) for each in by_code} == {(container["name"], "In")}
-    assert {"type": "DisruptionTarget", "status": "True"} in [
-        each for rule in rules for each in rule.get("onPodConditions", [])
-    ]
-    words = " ".join([*container["command"], *container["args"]]).removeprefix("/bin/sh -c exec ").split()
-    assert words[:2] == ["holdfast", "launch"]
-    assert int(words[words.index("--grace") + 1]) < pod["terminationGracePeriodSeconds"]
-    assert is_torchrun(words[words.index("--") + 1 :])
-    assert pod["restartPolicy"] == "Never"
-    run = next(each["value"] for each in container["env"] if each["name"] == "HOLDFAST_RUN")
-    assert "$" not in run, "the next launch must find the same run"
-
-
-@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
-def test_a_job_mounts_nothing_but_a_token(file: Path) -> None:
-    (job,) = jobs(file)
-    pod = pod_of(job)
-    assert (pod["automountServiceAccountToken"], pod["enableServiceLinks"]) == (False, False)
-    for volume in pod["volumes"]:
-        if "projected" in volume:
-            (source,) = volume["projected"]["sources"]
-            assert source["serviceAccountToken"]["audience"] == "holdfast"
-        else:
-            assert volume["emptyDir"] == {"medium": "Memory"}, volume
-    (container,) = pod["containers"]
-    mounted = {each["mountPath"]: each for each in container["volumeMounts"]}
-    variables = {each["name"]: each for each in container["env"]}
-    if "HOLDFAST_TOKEN" in variables:
-        assert mounted.keys() == {"/dev/shm"}
-        assert "secretKeyRef" in variables["HOLDFAST_TOKEN"]["valueFrom"]
-    else:
-        token = Path(variables["HOLDFAST_IDENTITY_TOKEN_FILE"]["value"])
-        assert mounted.keys() == {"/dev/shm", str(token.parent)}
-        assert mounted[str(token.parent)]["readOnly"]
-
-
-@pytest.mark.parametrize(
-    ("name", "variables", "is_host"),
-    [
-        ("indexed-job.yaml", {"JOB_COMPLETION_INDEX": "0"}, "1"),
-        ("indexed-job.yaml", {"JOB_COMPLETION_INDEX": "1"}, "0"),
-        ("jobset.yaml", {"RACK": "0", "JOB_COMPLETION_INDEX": "0"}, "1"),
-        ("jobset.yaml", {"RACK": "1", "JOB_COMPLETION_INDEX": "0"}, "0"),
-        ("jobset.yaml", {"RACK": "0", "JOB_COMPLETION_INDEX": "1"}, "0"),
-    ],
-)
-def test_one_pod_holds_the_rendezvous_and_the_launcher_is_the_first_process(
-    tmp_path: Path, name: str, variables: dict[str, str], is_host: str
-) -> None:
-    file = ROOT / "examples" / "kubernetes" / name
-    (job,) = jobs(file)
-    (container,) = pod_of(job)["containers"]
-    stub = tmp_path / "holdfast"
-    stub.write_text('#!/bin/sh\necho $$ "$@"\n')
-    stub.chmod(0o755)
-    started = subprocess.Popen(
-        [*container["command"], *container["args"]],
-        env={"PATH": str(tmp_path)} | variables,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    output, _ = started.communicate(timeout=60)
-    words = output.split()
-    assert words[0] == str(started.pid)
-    assert f"--rdzv-conf=is_host={is_host}" in words
-    racks = [
-        each["replicas"]
-        for one in documents(file.read_text())
-        for each in one.get("spec", {}).get("replicatedJobs", [])
-    ]
-    assert f"--nnodes={job['spec']['completions'] * sum(racks or [1])}" in words
-
-
-def test_the_experiments_are_the_faults_of_make_chaos() -> None:
-    """Each of them has one, and none is made up."""
-    named = [
-        line.removeprefix("# make chaos: ").partition(".")[0]
-        for file in CHAOS
-        for line in file.read_text().splitlines()
-        if line.startswith("# make chaos: ")
-    ]
-    assert sorted(named) == sorted(ALL | OF_AGENTS)
-    service = next(each for each in plain() if each["metadata"]["name"] == "holdfast" and each["kind"] == "Deployment")
-    for file in CHAOS:
-        for experiment in documents(file.read_text()):
-            spec = experiment["spec"]
-            assert experiment["apiVersion"] == "chaos-mesh.org/v1alpha1"
-            assert spec["selector"]["namespaces"], "an experiment without a namespace strikes the whole cluster"
-            at_service = [
-                each
-                for each in (spec["selector"], spec.get("target", {}).get("selector", {}))
-                if each.get("namespaces") == ["holdfast"]
-            ]
-            for each in at_service:
-                assert each["labelSelectors"].items() <= service["spec"]["template"]["metadata"]["labels"].items()
-            # What has no end of its own is a kill, or says that it stays.
-            assert (
-                spec.get("duration")
-                or experiment["kind"] == "PodChaos"
-                or "until the experiment is deleted" in file.read_text()
-            )

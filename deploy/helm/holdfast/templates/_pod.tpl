@@ -39,10 +39,38 @@ imagePullSecrets: {{ toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
+{{/* Where people and callers from outside reach it; nothing without an Ingress, unless the settings say it. */}}
+{{- define "holdfast.publicUrl" -}}
+{{- if hasKey .Values.settings "HOLDFAST_PUBLIC_URL" }}{{ .Values.settings.HOLDFAST_PUBLIC_URL }}
+{{- else if .Values.ingress.enabled }}{{ ternary "https" "http" (ne .Values.ingress.tlsSecret "") }}://{{ required "ingress.host is the name that callers use" .Values.ingress.host }}
+{{- end }}
+{{- end }}
+
+{{- define "holdfast.hasIdentityFile" -}}
+{{- if and .Values.identity.config .Values.identity.existingConfigMap }}{{ fail "identity.config and identity.existingConfigMap are both set: one of them is the identity file" }}{{ end }}
+{{- if or .Values.identity.config .Values.identity.existingConfigMap }}yes{{ end }}
+{{- end }}
+
 {{- define "holdfast.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
+{{- end }}
+
+{{/* What only those pods need that answer callers. Settings of the same name come first. */}}
+{{- define "holdfast.callersEnv" -}}
+{{- if .Values.ingress.enabled }}
+{{- if not (hasKey .Values.settings "HOLDFAST_PUBLIC_URL") }}
+- {name: HOLDFAST_PUBLIC_URL, value: {{ include "holdfast.publicUrl" . | quote }}}
+{{- end }}
+{{- if not (hasKey .Values.settings "HOLDFAST_TRUSTED_PROXIES") }}
+{{- if not .Values.ingress.trustedProxies }}{{ fail "ingress.trustedProxies names the addresses or networks of the ingress controller's pods: without it all callers are one address" }}{{ end }}
+- {name: HOLDFAST_TRUSTED_PROXIES, value: {{ join "," .Values.ingress.trustedProxies | quote }}}
+{{- end }}
+{{- end }}
+{{- if include "holdfast.hasIdentityFile" . }}
+- {name: HOLDFAST_IDENTITY_FILE, value: /etc/holdfast/identity/identity.yaml}
+{{- end }}
 {{- end }}
 
 {{/* All that the Job of migrations needs. */}}
