@@ -6,11 +6,13 @@ its files lie in a temporary folder.
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import secrets
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -31,9 +33,18 @@ from tests.support.postgres import PostgresServer
 from tests.support.processes import ServerProcess
 from tests.support.rank import Job
 from tests.support.serve import without_holdfast_settings
+from tests.support.tls import Authority
 
 ROOT = Path(__file__).resolve().parents[2]
-REQUIRED = {"POSTGRES_PASSWORD", "S3_ACCESS_KEY", "S3_SECRET_KEY", "S3_PUBLIC_ENDPOINT", "HOLDFAST_BOOTSTRAP_TOKEN"}
+REQUIRED = {
+    "POSTGRES_PASSWORD",
+    "S3_ACCESS_KEY",
+    "S3_SECRET_KEY",
+    "S3_PUBLIC_ENDPOINT",
+    "HOLDFAST_BOOTSTRAP_TOKEN",
+    "HOLDFAST_SECRETS_KEY",
+}
+TLS = "docker-compose.tls.yml"
 _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?:(?P<kind>:-|:\?)(?P<rest>[^}]*))?\}")
 
 
@@ -55,8 +66,17 @@ def interpolated(text: str, environment: Mapping[str, str]) -> str:
     return _VARIABLE.sub(value, text)
 
 
-def compose(environment: Mapping[str, str]) -> dict[str, Any]:
-    raw = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+def laid_over(below: Any, above: Any) -> Any:
+    """As Compose merges files: what is named in both is the later one's, and lists are put together."""
+    if isinstance(below, dict) and isinstance(above, dict):
+        return below | {key: laid_over(below[key], value) if key in below else value for key, value in above.items()}
+    return below + above if isinstance(below, list) and isinstance(above, list) else above
+
+
+def compose(environment: Mapping[str, str], *over: str) -> dict[str, Any]:
+    raw: Any = {}
+    for name in ("docker-compose.yml", *over):
+        raw = laid_over(raw, yaml.safe_load((ROOT / name).read_text(encoding="utf-8")))
 
     def walk(node: Any) -> Any:
         if isinstance(node, dict):
@@ -77,6 +97,7 @@ def environment() -> dict[str, str]:
         "S3_SECRET_KEY": secrets.token_hex(20),
         "S3_PUBLIC_ENDPOINT": "http://192.0.2.10:8333",
         "HOLDFAST_BOOTSTRAP_TOKEN": f"hold_{secrets.token_hex(8)}_{secrets.token_hex(32)}",
+        "HOLDFAST_SECRETS_KEY": base64.b64encode(secrets.token_bytes(32)).decode(),
     }
 
 
@@ -85,6 +106,45 @@ def test_each_secret_must_be_set_and_what_is_missing_is_named(environment: dict[
     for incomplete in ({k: v for k, v in environment.items() if k != missing}, environment | {missing: ""}):
         with pytest.raises(MissingSetting, match=missing):
             compose(incomplete)
+
+
+@pytest.mark.parametrize("missing", ["TLS_CERTIFICATE", "TLS_KEY"])
+def test_https_needs_a_certificate_and_its_key(environment: dict[str, str], missing: str) -> None:
+    environment |= {"TLS_CERTIFICATE": "c.pem", "TLS_KEY": "k.pem"}
+    del environment[missing]
+    with pytest.raises(MissingSetting, match=missing):
+        compose(environment, TLS)
+
+
+def published(document: dict[str, Any]) -> dict[str, list[str]]:
+    """The ports that a machine's network reaches, by service."""
+    open_ports = {
+        name: [port for port in service.get("ports", ()) if not port.startswith("127.0.0.1:")]
+        for name, service in document["services"].items()
+    }
+    return {name: ports for name, ports in open_ports.items() if ports}
+
+
+def test_other_machines_reach_nothing_but_https(environment: dict[str, str]) -> None:
+    assert published(compose(environment)) == {}
+    settings = re.findall(r"^#   (\w+)=(.*)$", (ROOT / TLS).read_text(), re.MULTILINE)
+    document = compose(environment | dict(settings), TLS)
+    assert published(document) == {"seaweedfs": ["8334:8334"], "holdfast": ["8400:8400"]}
+    assert "HOLDFAST_TLS_CERTIFICATE" in document["services"]["holdfast"]["environment"]
+    assert "s3.port.https=8334" in document["configs"]["s3_options"]["content"].splitlines()
+    assert dict(settings)["S3_PUBLIC_ENDPOINT"].startswith("https://")
+    assert dict(settings)["COMPOSE_FILE"] == f"docker-compose.yml:{TLS}"
+
+
+def test_what_is_secret_is_a_file_and_no_variable(environment: dict[str, str]) -> None:
+    document = compose(environment | {"TLS_CERTIFICATE": "c.pem", "TLS_KEY": "k.pem"}, TLS)
+    services = document["services"]
+    assert services["holdfast"]["secrets"] == ["secrets_key", "tls_certificate", "tls_key"]
+    assert services["worker"]["secrets"] == ["secrets_key"]
+    assert services["seaweedfs"]["secrets"] == ["tls_certificate", "tls_key"]
+    assert document["secrets"].keys() == set(services["holdfast"]["secrets"])
+    for service in services.values():
+        assert environment["HOLDFAST_SECRETS_KEY"] not in service.get("environment", {}).values()
 
 
 def test_the_example_has_every_setting_and_no_secret() -> None:
@@ -192,14 +252,33 @@ def answers(url: str) -> Callable[[], bool]:
     return ask
 
 
-def seaweedfs_process(document: dict[str, Any], folder: Path, first_port: int) -> ServerProcess:
+def secrets_in(document: dict[str, Any], environment: Mapping[str, str], folder: Path) -> Path:
+    """What the containers have at /run/secrets."""
+    place = folder / "secrets"
+    place.mkdir()
+    for name, secret in document["secrets"].items():
+        given = environment[secret["environment"]] if "environment" in secret else Path(secret["file"]).read_text()
+        (place / name).write_text(given)
+    return place
+
+
+def succeeds(command: list[str], environment: dict[str, str]) -> Callable[[], bool]:
+    return lambda: subprocess.run(command, env=environment, capture_output=True).returncode == 0
+
+
+def seaweedfs_process(document: dict[str, Any], folder: Path, first_port: int, https_port: int) -> ServerProcess:
     """The service's own command; its health check's URL says when it is ready."""
     service = document["services"]["seaweedfs"]
-    (config,) = service["configs"]
-    identities = folder / "s3.json"
-    identities.write_text(document["configs"][config["source"]]["content"])
+    here = {"8334": str(https_port), "/run/secrets": str(folder / "secrets")}
     data = folder / "seaweedfs"
     data.mkdir()
+    files = {}
+    for config in service["configs"]:
+        file = files[config["target"]] = folder / config["source"]
+        content = document["configs"][config["source"]]["content"]
+        for there, ours in here.items():
+            content = content.replace(there, ours)
+        file.write_text(content)
     ports = {flag: first_port + n for n, flag in enumerate(("s3", "master", "volume", "filer", "admin"))}
     command = []
     for word in service["command"]:
@@ -207,7 +286,9 @@ def seaweedfs_process(document: dict[str, Any], folder: Path, first_port: int) -
         if flag:
             command.append(f"-{flag[1]}.port={ports[flag[1]]}")
         else:
-            word = word.replace("=/data", f"={data}").replace(f"={config['target']}", f"={identities}")
+            word = word.replace("=/data", f"={data}")
+            for target, file in files.items():
+                word = word.replace(f"={target}", f"={file}")
             command.append(word.replace("-ip.bind=0.0.0.0", "-ip.bind=127.0.0.1"))
     weed = shutil.which("weed", path=sysconfig.get_path("scripts"))
     assert weed is not None
@@ -218,33 +299,50 @@ def seaweedfs_process(document: dict[str, Any], folder: Path, first_port: int) -
     )
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
 def test_the_composed_services_work_together(
-    environment: dict[str, str], catalog: tuple[str, str], tmp_path: Path
+    environment: dict[str, str],
+    catalog: tuple[str, str],
+    tmp_path: Path,
+    scheme: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     postgres_address, suffix = catalog
-    s3_port, port = free_ports(5, companion_offset=10_000), free_ports()
+    s3_port, https_port, port = free_ports(5, companion_offset=10_000), free_ports(), free_ports()
     environment["S3_PUBLIC_ENDPOINT"] = f"http://127.0.0.1:{s3_port}"
-    document = compose(environment)
-    weed = seaweedfs_process(document, tmp_path, s3_port)
+    over = []
+    if scheme == "https":
+        authority = Authority(tmp_path / "ca.pem")
+        authority.sign(tmp_path / "tls.crt", tmp_path / "tls.key")
+        environment |= {
+            "S3_PUBLIC_ENDPOINT": f"https://127.0.0.1:{https_port}",
+            "TLS_CERTIFICATE": str(tmp_path / "tls.crt"),
+            "TLS_KEY": str(tmp_path / "tls.key"),
+        }
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+        over = [TLS]
+    document = compose(environment, *over)
+    secret_files = secrets_in(document, environment, tmp_path)
+    weed = seaweedfs_process(document, tmp_path, s3_port, https_port)
     try:
         settings: dict[str, str] = dict(document["services"]["holdfast"]["environment"])
         url = settings["HOLDFAST_DATABASE_URL"].replace("postgres:5432", postgres_address)
         settings["HOLDFAST_DATABASE_URL"] = url.replace("holdfast@", f"holdfast_{suffix}@") + f"_{suffix}"
         settings["HOLDFAST_STORE"] = settings["HOLDFAST_STORE"].replace("seaweedfs:8333", f"127.0.0.1:{s3_port}")
         settings |= {"HOLDFAST_PORT": str(port), "HOLDFAST_DATA_DIR": str(tmp_path / "data")}
+        settings = {name: value.replace("/run/secrets", str(secret_files)) for name, value in settings.items()}
         holdfast = str(Path(sysconfig.get_path("scripts")) / "holdfast")
-        health = re.search(r"http://[^']+", document["services"]["holdfast"]["healthcheck"]["test"][-1])
-        assert health is not None
+        health = document["services"]["holdfast"]["healthcheck"]["test"][-1].replace(":8400/", f":{port}/")
         served = ServerProcess(
             [holdfast, "serve"],
             log=tmp_path / "holdfast.progress",
-            ready=answers(health[0].replace(":8400/", f":{port}/")),
+            ready=succeeds([sys.executable, "-c", health], without_holdfast_settings() | settings),
             env=without_holdfast_settings() | settings,
         )
         try:
             token = environment["HOLDFAST_BOOTSTRAP_TOKEN"]
             with httpx.Client(
-                base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {token}"}, timeout=60
+                base_url=f"{scheme}://127.0.0.1:{port}", headers={"Authorization": f"Bearer {token}"}, timeout=60
             ) as http:
                 assert http.get("/readyz").json()["ready"] is True
                 assert http.get("/v1/service").json()["store_kind"] == "s3"
@@ -258,13 +356,15 @@ def test_the_composed_services_work_together(
                 env=without_holdfast_settings() | settings,
             )
             try:
-                with Client(ClientSettings(url=f"http://127.0.0.1:{port}", token=token)) as client:
+                with Client(ClientSettings(url=f"{scheme}://127.0.0.1:{port}", token=token)) as client:
                     asked = client.controllers.run("collect")
                     client.controllers.wait(asked, timeout_seconds=60)
                     assert {one.kind for one in client.controllers.workers()} == {"serve", "worker"}
             finally:
                 worker.stop()
-            assert token not in served.log_text + worker.log_text
+            logs = served.log_text + worker.log_text
+            assert token not in logs
+            assert environment["HOLDFAST_SECRETS_KEY"] not in logs
         finally:
             served.stop()
     finally:
