@@ -1,4 +1,4 @@
-"""The script for Slurm, and the help, say of each exit code what the code says. Jobs: tests/e2e/test_kubernetes_jobs.py."""
+"""The script for Slurm, and the help, say of each exit code what the code says. Jobs: e2e/test_kubernetes_jobs.py."""
 
 from __future__ import annotations
 
