@@ -290,16 +290,27 @@ def slabs(monkeypatch):
 
 def test_the_first_saves_memory_is_made_after_the_first_step(run, slabs):
     """Else that save would hold training until the system has found it."""
-    state = {"weights": torch.ones(1_000_000)}
+    model, asked = nn.Linear(1000, 1000), []
+
+    class Loader:
+        def state_dict(self):
+            asked.append("state_dict")
+            return {"order": torch.arange(100)}
+
+        def load_state_dict(self, _state):
+            raise AssertionError
+
+    state = {"model": model, "loader": Loader()}
     with holdfast.Checkpointer(run, save=holdfast.Every(minutes=60)) as ckpt:
         ckpt.restore(state)
-        assert slabs == []
+        asked.clear()
         ckpt.step(0, state)
         while not slabs:
             time.sleep(0.01)
+        assert asked == [], "no script expects that before a save"
         ckpt.save(1, state).committed.result(timeout=60)
         ckpt.step(2, state)
-    assert slabs == [4_000_000]
+    assert slabs == [4_004_000 + 4_004_000 // 64]
 
 
 def test_a_state_that_cannot_be_saved_is_refused_by_the_first_save_and_not_by_the_step_before(run, slabs):

@@ -221,10 +221,12 @@ class Saver:
             return dataclasses.replace(job, has_own_memory=True)
 
     def prepare(self, state: Mapping[str, Any]) -> None:
-        """Before the first save: a thread makes the memory that a state like this takes. Not a collective. A state that
-        cannot be saved is that save's to refuse."""
+        """Before the first save: a thread makes the memory that a state like this takes. Not a collective. No object's
+        own state_dict() is called, because the script does not expect that yet: what those bring must find room in a
+        small reserve. A state that cannot be saved is the save's to refuse."""
+        asked = {key: value for key, value in state.items() if not _has_own_form(value)}
         with suppress(Exception):
-            self._staging.prepare(self._planned(state)[1])
+            self._staging.prepare(self._planned(asked)[1])
 
     def forget_frozen(self) -> None:
         """The state was loaded again: tensors that are declared frozen are staged once more."""
@@ -414,6 +416,10 @@ class Saver:
                 job.step,
                 reason,
             )
+
+
+def _has_own_form(value: Any) -> bool:
+    return hasattr(value, "state_dict") and not isinstance(value, (torch.nn.Module, torch.optim.Optimizer))
 
 
 def _warn_of_idle_patterns(layout: Layout, declared: Declarations) -> None:

@@ -433,6 +433,10 @@ class _GivenUpError(Exception):
 log = logging.getLogger("holdfast")
 
 
+_RESERVE = 64
+"""One part in so many, of the memory that is made before the first save."""
+
+
 class StagingArea:
     """Owns the slabs. `stage` runs on the training thread; a shard's `release` on any."""
 
@@ -499,9 +503,10 @@ class StagingArea:
             raise
 
     def prepare(self, plan: LocalPlan) -> None:
-        """A thread makes the memory for the first save of such a plan, so that training does not wait for it then."""
+        """A thread makes the memory for the first save, so that training does not wait for it then. That save's plan
+        may be a little larger."""
         size = self._whole_bytes(plan)
-        self._places.make_first(size if size is not None else self._window_bytes or 0)
+        self._places.make_first(self._window_bytes or 0 if size is None else size + size // _RESERVE)
 
     def forget_frozen(self) -> None:
         """The tensors were loaded again: stage those that are declared frozen too, at the next save."""
