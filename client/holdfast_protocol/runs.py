@@ -112,8 +112,8 @@ def parse_selector(text: str) -> tuple[RunName, Point]:
     return parse_run(run), parse_point(point)
 
 
-def _quota(description: str) -> Any:
-    return Field(default=None, ge=0, le=LARGEST_INTEGER, json_schema_extra=since(9), description=description)
+def _quota(description: str, *, minor: int = 9) -> Any:
+    return Field(default=None, ge=0, le=LARGEST_INTEGER, json_schema_extra=since(minor), description=description)
 
 
 class EditProject(Request):
@@ -129,10 +129,15 @@ class EditProject(Request):
     quota_objects: int | None = _quota("Copies of chunks in the primary store; null: no limit.")
     quota_runs: int | None = _quota("Runs that are not in the trash; null: no limit.")
     quota_checkpoints: int | None = _quota("Checkpoints that are committed or uploading; null: no limit.")
+    quota_rows: int | None = _quota(
+        "Rows of the catalog: copies of chunks in the primary store, and entries of chunk lists; null: no limit.",
+        minor=10,
+    )
     soft_quota_bytes: int | None = _quota("From here on the service tells, and refuses nothing; null: it does not.")
     soft_quota_objects: int | None = _quota("Likewise, of objects.")
     soft_quota_runs: int | None = _quota("Likewise, of runs.")
     soft_quota_checkpoints: int | None = _quota("Likewise, of checkpoints.")
+    soft_quota_rows: int | None = _quota("Likewise, of rows.", minor=10)
 
 
 class QuotaView(Reply):

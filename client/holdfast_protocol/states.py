@@ -154,6 +154,8 @@ class QuotaKind(StrEnum):
     """That are not in the trash."""
     CHECKPOINTS = "checkpoints"
     """Committed or uploading."""
+    ROWS = "rows"
+    """Of the catalog: one for each copy of a chunk in the primary store, one for each entry of a chunk list."""
 
 
 class Scope(StrEnum):

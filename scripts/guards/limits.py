@@ -191,6 +191,14 @@ GUARDS = (
     ),
     Guard(
         "quota-reserved",
+        "a list of chunks that are all there takes no rows",
+        "service/holdfast_service/training/negotiate.py",
+        "if quotas and (added or (QuotaKind.ROWS in quotas and referred)):",
+        "if quotas and added:",
+        ("tests/service/test_quotas.py",),
+    ),
+    Guard(
+        "quota-reserved",
         "an object more than the quota has is reserved",
         "service/holdfast_service/quotas/limits.py",
         "    if wanted > left:",

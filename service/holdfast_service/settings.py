@@ -345,7 +345,7 @@ class ServiceSettings(BaseSettings):
         default=90.0,
         ge=0,
         le=100,
-        description="The same while a project uses more than this share of its quota of bytes or objects.",
+        description="The same while a project uses more than this share of its quota of bytes, objects or rows.",
     )
     collect_full_scan_seconds: float = Field(
         default=6 * 3600,

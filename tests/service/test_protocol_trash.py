@@ -122,7 +122,7 @@ def test_what_a_policy_expired_is_pinned_for_a_while_when_it_is_taken_back(
 
 
 @pytest.mark.rule("trash-first")
-@pytest.mark.parametrize("short", ["disk", "quota", "quota of objects"])
+@pytest.mark.parametrize("short", ["disk", "quota", "quota of objects", "quota of rows"])
 def test_where_room_is_short_only_what_a_policy_expired_goes_early(
     service: RunningService, monkeypatch: pytest.MonkeyPatch, short: str
 ) -> None:
@@ -138,6 +138,9 @@ def test_where_room_is_short_only_what_a_policy_expired_goes_early(
     elif short == "quota of objects":
         with service.context.database.transaction() as session:
             session.execute(update(Project).values(quota_objects=2 * len(ids)))
+    elif short == "quota of rows":
+        with service.context.database.transaction() as session:
+            session.execute(update(Project).values(quota_rows=4 * len(ids)))
     else:
         usage = holdfast_service.retention.purge.shutil.disk_usage(Path("/"))
         full = usage._replace(used=95, free=5, total=100)

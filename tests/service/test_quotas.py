@@ -1,4 +1,4 @@
-"""Quotas of bytes, objects, runs and checkpoints: what a hard one refuses, and what is told once of both kinds."""
+"""Quotas of each kind: what a hard one refuses, and what is told once of both hard and soft ones."""
 
 from __future__ import annotations
 
@@ -96,6 +96,41 @@ def test_one_run_more_is_not_made_and_those_that_are_there_go_on(service: Runnin
     assert used(service)["runs"] == 1
     limit(service, quota_runs=2)
     assert make_run(http, "two").status_code == 201
+
+
+@pytest.mark.rule("quota-reserved")
+def test_rows_are_those_of_copies_and_of_lists_of_which_equal_ones_are_one(service: RunningService) -> None:
+    job = Job(service.http())
+    job.begin(1).write(0, PARTS)
+    assert used(service)["rows"] == 4, "two copies, and a list of two"
+    job.begin(2).write(0, PARTS)
+    assert used(service)["rows"] == 4, "the same list"
+    job.begin(3).write(0, [b"weights", b"another index"])
+    assert used(service)["rows"] == 7, "one copy, and a list of two"
+    reconcile(service.context)
+    assert used(service)["rows"] == 7
+
+
+@pytest.mark.rule("quota-reserved")
+def test_rows_are_refused_where_chunks_are_referred_to_and_not_at_the_seal(service: RunningService) -> None:
+    limit(service, quota_rows=6)
+    job = Job(service.http())
+    job.begin(1).write(0, PARTS)
+    assert told(service) == []
+    save = job.begin(2)
+    more = [b"weights", b"new"]
+    with refused("quota_exceeded") as caught:
+        save.negotiate(0, more)
+    assert caught.value.context == {"quota_rows": 6, "left_rows": 2, "wanted_rows": 3}, "a copy, and a list of two"
+    assert told(service) == [("reached", "rows")]
+    limit(service, quota_rows=7, soft_quota_rows=7)
+    save.upload(0, more)
+    limit(service, quota_rows=5, soft_quota_rows=5)
+    assert save.seal(0, more)["state"] == "committed"
+    assert used(service)["rows"] == 7
+    with refused("quota_exceeded"):
+        job.begin(3).negotiate(0, [b"weights"])
+    assert told(service)[-2:] == [("reached", "rows"), ("reached", "soft rows")]
 
 
 def test_a_project_without_such_a_quota_pays_no_statement(service: RunningService) -> None:

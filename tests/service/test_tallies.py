@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import delete, select, text, update
+from sqlalchemy import delete, func, select, text, update
 
 import holdfast_service.tallies.compare
 from holdfast_protocol.states import CheckpointState
@@ -15,18 +15,20 @@ from holdfast_service.collect import controller as collect
 from holdfast_service.collect.references import drop_past_references
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.migrate import exclusive_connection
-from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy
+from holdfast_service.db.tables.core import Checkpoint, Chunk, ChunkList, ChunkListEntry, Copy, Project
 from holdfast_service.db.tables.tallies import (
     ByteDelta,
     ByteTally,
     CheckpointDelta,
     CheckpointTally,
+    ListTally,
     RecountMark,
     TallyComparison,
 )
 from holdfast_service.db.triggers import create_triggers, drop_triggers
 from holdfast_service.tallies import fold, recount
 from holdfast_service.tallies.compare import EVERY
+from holdfast_service.tallies.sums import list_entries
 from tests.service.conftest import Clock
 from tests.service.test_statements_of_a_save import statements_of
 from tests.support.rank import Job, answer
@@ -301,7 +303,39 @@ def test_a_migrated_catalog_is_counted_by_and_by_and_says_so_until_then(
     assert drifted(service) == 0
 
 
-@pytest.mark.parametrize("work", [fold._fold_bytes, fold._fold_checkpoints, recount._expand, recount._recount_marked])
+def test_entries_of_lists_that_an_older_version_made_are_counted_and_drift_is_put_right(
+    service: RunningService, clock: Clock
+) -> None:
+    Job(service.http()).save(100, content=b"x" * 1000)
+    take_up(service)
+    with service.context.database.read() as session:
+        (project_id,) = session.scalars(select(Project.id))
+        there = session.scalar(select(func.count()).select_from(ChunkListEntry))
+        assert list_entries(session, [project_id]) == {project_id: there}
+    for spoiled, counted_wrongly in (
+        (update(ChunkList).values(entries=None), 0),
+        (update(ListTally).values(entries=77), 1),
+    ):
+        with service.context.database.transaction() as session:
+            session.execute(spoiled)
+        with service.context.database.read() as session:
+            assert list_entries(session, [project_id]) != {project_id: there}
+        take_up(service, whole=True)
+        with service.context.database.read() as session:
+            assert list_entries(session, [project_id]) == {project_id: there}
+        assert drifted(service) == counted_wrongly
+
+
+_PORTIONS = [
+    fold._fold_bytes,
+    fold._fold_checkpoints,
+    fold._fold_lists,
+    recount._expand,
+    recount._recount_marked,
+]
+
+
+@pytest.mark.parametrize("work", _PORTIONS)
 def test_a_controller_that_dies_before_its_commit_has_done_nothing(service: RunningService, work: object) -> None:
     Job(service.http()).save(100, content=b"x" * 1000)
     with suppress(ZeroDivisionError), service.context.database.transaction() as session:

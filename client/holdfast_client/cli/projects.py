@@ -69,6 +69,7 @@ QUOTA_HELP = "Bytes in the store, such as 500GB or 2TiB, or `none`."
 QuotaOption = Annotated[str | None, typer.Option(help=QUOTA_HELP)]
 ObjectsOption = Annotated[str | None, typer.Option(help="Objects in the store, such as 5M, or `none`.")]
 RunsOption = Annotated[str | None, typer.Option(help="Runs that are not in the trash, or `none`.")]
+RowsOption = Annotated[str | None, typer.Option(help="Rows of the catalog, such as 20M, or `none`.")]
 CheckpointsOption = Annotated[str | None, typer.Option(help="Checkpoints, such as 20k, or `none`.")]
 SoftOption = Annotated[str | None, typer.Option(help="From here on the service tells, and refuses nothing; or `none`.")]
 
@@ -122,10 +123,12 @@ def create(
     quota_objects: ObjectsOption = None,
     quota_runs: RunsOption = None,
     quota_checkpoints: CheckpointsOption = None,
+    quota_rows: RowsOption = None,
     soft_quota: SoftOption = None,
     soft_quota_objects: SoftOption = None,
     soft_quota_runs: SoftOption = None,
     soft_quota_checkpoints: SoftOption = None,
+    soft_quota_rows: SoftOption = None,
     json: JsonOption = False,
 ) -> None:
     """Make a project. One that is there keeps its quotas, unless others are given."""
@@ -134,10 +137,12 @@ def create(
         quota_objects=quota_objects,
         quota_runs=quota_runs,
         quota_checkpoints=quota_checkpoints,
+        quota_rows=quota_rows,
         soft_quota_bytes=soft_quota,
         soft_quota_objects=soft_quota_objects,
         soft_quota_runs=soft_quota_runs,
         soft_quota_checkpoints=soft_quota_checkpoints,
+        soft_quota_rows=soft_quota_rows,
     )
     with connect() as client:
         try:
@@ -155,10 +160,12 @@ def edit(
     quota_objects: ObjectsOption = None,
     quota_runs: RunsOption = None,
     quota_checkpoints: CheckpointsOption = None,
+    quota_rows: RowsOption = None,
     soft_quota: SoftOption = None,
     soft_quota_objects: SoftOption = None,
     soft_quota_runs: SoftOption = None,
     soft_quota_checkpoints: SoftOption = None,
+    soft_quota_rows: SoftOption = None,
     json: JsonOption = False,
 ) -> None:
     """Change how much a project may have. Quotas that are not given stay."""
@@ -167,10 +174,12 @@ def edit(
         quota_objects=quota_objects,
         quota_runs=quota_runs,
         quota_checkpoints=quota_checkpoints,
+        quota_rows=quota_rows,
         soft_quota_bytes=soft_quota,
         soft_quota_objects=soft_quota_objects,
         soft_quota_runs=soft_quota_runs,
         soft_quota_checkpoints=soft_quota_checkpoints,
+        soft_quota_rows=soft_quota_rows,
     )
     if not request.model_fields_set:
         raise typer.BadParameter("Give a quota, such as --quota 500GB or --quota-runs 100.")

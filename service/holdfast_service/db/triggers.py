@@ -12,6 +12,7 @@ the controller `tally` finds out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -53,6 +54,10 @@ def _byte_delta(sign: str, row: str) -> str:
         f"INSERT INTO byte_deltas ({_BYTE_COLUMNS}) SELECT {_BYTES_OF.format(row=row)}, {sign}1, "
         f"{sign}{row}.stored_bytes WHERE {row}.state <> 'gone';"
     )
+
+
+def _list_delta(entries: str, row: str) -> str:
+    return f"INSERT INTO list_deltas (project_id, entries) SELECT {row}.project_id, {entries};"
 
 
 def _mark(column: str, value: str, due_at: str, when: str = "", *, keeps: str = "false") -> str:
@@ -132,6 +137,14 @@ def _row_triggers(now: str) -> list[tuple[str, str, str, str]]:
             _mark("chunk_id", "NEW.chunk_id", now, keeps="OLD.state = 'gone'"),
         ),
         ("copy_removed", "DELETE ON copies", "", _byte_delta("-", "OLD")),
+        ("list_added", "INSERT ON chunk_lists", "NEW.entries > 0", _list_delta("NEW.entries", "NEW")),
+        (
+            "list_counted",
+            "UPDATE OF entries ON chunk_lists",
+            "",
+            _list_delta("COALESCE(NEW.entries, 0) - COALESCE(OLD.entries, 0)", "NEW"),
+        ),
+        ("list_removed", "DELETE ON chunk_lists", "OLD.entries > 0", _list_delta("-OLD.entries", "OLD")),
     ]
 
 
@@ -216,16 +229,21 @@ def drop_triggers(connection: Connection) -> None:
 
 
 def create_triggers(connection: Connection) -> None:
-    """Where the catalog has the tables that they write to. There must be none of them yet."""
-    if "byte_deltas" not in inspect(connection).get_table_names():
-        return
+    """Those whose tables the catalog has: it may have been taken back to an older revision. There must be none of them
+    yet."""
+    tables = set(inspect(connection).get_table_names())
     if connection.dialect.name != "postgresql":
         for name, on, condition, what in _SQLITE:
             when = f"WHEN {condition} " if condition else ""
-            _execute(connection, f"CREATE TRIGGER tally_{name} AFTER {on} FOR EACH ROW {when}BEGIN {what} END")
+            if tables.issuperset(_WRITTEN.findall(what)):
+                _execute(connection, f"CREATE TRIGGER tally_{name} AFTER {on} FOR EACH ROW {when}BEGIN {what} END")
         return
     for trigger in _of_postgres():
-        trigger.make(connection)
+        if tables.issuperset(_WRITTEN.findall(trigger.what)):
+            trigger.make(connection)
+
+
+_WRITTEN = re.compile(r"INSERT INTO (\w+)")
 
 
 @dataclass(frozen=True)

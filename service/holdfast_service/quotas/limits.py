@@ -16,7 +16,7 @@ from holdfast_protocol.states import QuotaKind
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.tables.core import Project, Run
 from holdfast_service.errors import ProblemError
-from holdfast_service.tallies.sums import Sums, copies_against_quota, sums_of_projects
+from holdfast_service.tallies.sums import Sums, copies_against_quota, list_entries, sums_of_projects
 
 HARD = {kind: f"quota_{kind}" for kind in QuotaKind}
 """The columns of `projects`."""
@@ -27,6 +27,7 @@ _WHAT_TO_DO = {
     QuotaKind.OBJECTS: "more are to be sent. Delete checkpoints",
     QuotaKind.RUNS: "more is to be made. Delete runs",
     QuotaKind.CHECKPOINTS: "more is to be begun. Delete checkpoints",
+    QuotaKind.ROWS: "more are to be made. Delete checkpoints",
 }
 
 
@@ -48,19 +49,35 @@ def used_of(
     session: Session, context: ServiceContext, project_ids: Collection[str], sums: Mapping[str, Sums] | None = None
 ) -> dict[str, dict[QuotaKind, int]]:
     """By project id, what counts now: copies in the primary store, runs that are not in the trash, checkpoints that are
-    committed or uploading. `sums`: those of these projects, if they were read already."""
-    copies = copies_against_quota(session, context, project_ids)
+    committed or uploading, rows of copies and of chunk lists. `sums`: those of these projects, if they were read
+    already."""
+    stored = stored_against_quota(session, context, project_ids)
     sums = sums_of_projects(session, project_ids) if sums is None else sums
     runs = _living_runs(session, project_ids)
     return {
         each: {
-            QuotaKind.BYTES: copies[each].bytes,
-            QuotaKind.OBJECTS: copies[each].copies,
+            **stored[each],
             QuotaKind.RUNS: runs.get(each, 0),
             QuotaKind.CHECKPOINTS: _checkpoints(sums[each]),
         }
         for each in project_ids
     }
+
+
+STORED = (QuotaKind.BYTES, QuotaKind.OBJECTS, QuotaKind.ROWS)
+"""What grows with each save, and goes with a purge."""
+
+
+def stored_against_quota(
+    session: Session, context: ServiceContext, project_ids: Collection[str], *, with_rows: bool = True
+) -> dict[str, dict[QuotaKind, int]]:
+    """By project id, of the kinds of STORED. Without `with_rows` a statement less."""
+    copies = copies_against_quota(session, context, project_ids)
+    stored = {each: {QuotaKind.BYTES: of.bytes, QuotaKind.OBJECTS: of.copies} for each, of in copies.items()}
+    if with_rows:
+        for each, entries in list_entries(session, project_ids).items():
+            stored[each][QuotaKind.ROWS] = copies[each].copies + entries
+    return stored
 
 
 def _living_runs(session: Session, project_ids: Collection[str]) -> dict[str, int]:
@@ -92,15 +109,18 @@ def refuse_over_quota(
     context: ServiceContext,
     project: Project,
     quotas: Mapping[QuotaKind, int],
+    *,
     stored_bytes: Sequence[int],
+    references: int,
 ) -> None:
     """Called under `lock_quotas`' lock, when the wanted copies have their rows. `stored_bytes`: of each of these.
-    Raises `quota_exceeded` with what is left."""
-    used = copies_against_quota(session, context, [project.id])[project.id]
-    wanted = {QuotaKind.BYTES: (used.bytes, sum(stored_bytes)), QuotaKind.OBJECTS: (used.copies, len(stored_bytes))}
-    for kind, (in_all, more) in wanted.items():
-        if kind in quotas:
-            _refuse(project, kind, quotas[kind], in_all - more, more)
+    `references`: how many chunks are referred to anew. A seal makes entries of its list of them, and is not refused:
+    what others have negotiated and not sealed is not in the sum. Raises `quota_exceeded` with what is left."""
+    used = stored_against_quota(session, context, [project.id], with_rows=QuotaKind.ROWS in quotas)[project.id]
+    made = {QuotaKind.BYTES: sum(stored_bytes), QuotaKind.OBJECTS: len(stored_bytes), QuotaKind.ROWS: len(stored_bytes)}
+    wanted = made | {QuotaKind.ROWS: len(stored_bytes) + references}
+    for kind, quota in quotas.items():
+        _refuse(project, kind, quota, used[kind] - made[kind], wanted[kind])
 
 
 def refuse_one_more(session: Session, project: Project, kind: QuotaKind) -> None:

@@ -32,6 +32,7 @@ from holdfast_service.db.engine import refuse_if_went_back
 from holdfast_service.db.tables.core import GOING, Checkpoint, Project, Run
 from holdfast_service.db.tables.operations import Controller
 from holdfast_service.lineage.best_and_proven import PROVEN_POINTS
+from holdfast_service.quotas.limits import HARD, STORED, stored_against_quota
 from holdfast_service.records.history import settle_history
 from holdfast_service.records.writing import remove_record
 from holdfast_service.retention.forget import forget_deleted, forget_old
@@ -39,7 +40,6 @@ from holdfast_service.retention.trash import is_spare, lock_points, must_stay, p
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.stores.base import StoreError
 from holdfast_service.stores.posix.posix_store import PosixStore
-from holdfast_service.tallies.sums import copies_against_quota
 from holdfast_service.work.report import MOST_COUNTED, Backlog, ReconcileReport
 
 
@@ -60,9 +60,9 @@ class Pressure:
 def pressure_now(session: Session, context: ServiceContext) -> Pressure:
     """Where room is so short that what a policy expired is purged before its time (rule trash-first). What a person
     deleted keeps its time: only that person knows whether they meant it."""
-    rows = session.execute(select(Project.id, Project.quota_bytes, Project.quota_objects)).all()
-    limited = {each: limits for each, *limits in rows if limits != [None, None]}
-    used = copies_against_quota(session, context, limited) if limited else {}
+    rows = session.execute(select(Project.id, *(getattr(Project, HARD[kind]) for kind in STORED))).all()
+    limited = {each: limits for each, *limits in rows if any(limit is not None for limit in limits)}
+    used = stored_against_quota(session, context, limited) if limited else {}
     share = context.settings.trash_quota_percent / 100
     return Pressure(
         disk=any(_is_full(attached.store, context) for attached in context.stores if not attached.watch.unavailable),
@@ -70,8 +70,8 @@ def pressure_now(session: Session, context: ServiceContext) -> Pressure:
             project_id
             for project_id, limits in limited.items()
             if any(
-                quota is not None and counted > quota * share
-                for counted, quota in zip(used[project_id], limits, strict=True)
+                quota is not None and used[project_id][kind] > quota * share
+                for kind, quota in zip(STORED, limits, strict=True)
             )
         ),
     )

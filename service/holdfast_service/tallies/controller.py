@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import database_now
-from holdfast_service.db.tables.tallies import ByteDelta, CheckpointDelta, RecountMark
+from holdfast_service.db.tables.tallies import ByteDelta, CheckpointDelta, ListDelta, RecountMark
 from holdfast_service.quotas.crossings import tell_crossings
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.tallies.compare import KINDS, Compared, compare, resting_kinds
@@ -61,7 +61,7 @@ def _nothing_to_do(context: ServiceContext) -> bool:
     """Mostly so, and cheap to ask: a service that is idle should cost nothing."""
     with context.database.read() as session:
         now = database_now(session)
-        deltas = or_(exists(select(ByteDelta.id)), exists(select(CheckpointDelta.id)))
+        deltas = or_(*(exists(select(table.id)) for table in (ByteDelta, CheckpointDelta, ListDelta)))
         marked = exists().where(is_due(now))
         return not session.scalar(select(or_(deltas, marked))) and resting_kinds(session, now) >= KINDS
 

@@ -12,7 +12,14 @@ from sqlalchemy.orm import Session
 
 from holdfast_service.context import ServiceContext
 from holdfast_service.db.dialect import insert_absent
-from holdfast_service.db.tables.tallies import ByteDelta, ByteTally, CheckpointDelta, CheckpointTally
+from holdfast_service.db.tables.tallies import (
+    ByteDelta,
+    ByteTally,
+    CheckpointDelta,
+    CheckpointTally,
+    ListDelta,
+    ListTally,
+)
 from holdfast_service.tallies.sums import SUMMED
 
 _AT_ONCE = 5000
@@ -22,7 +29,7 @@ _UNSYNCHRONIZED = {"synchronize_session": False}
 def fold(context: ServiceContext) -> int:
     """How many deltas were added."""
     folded = 0
-    for portion in (_fold_checkpoints, _fold_bytes):
+    for portion in (_fold_checkpoints, _fold_bytes, _fold_lists):
         while not context.stopping.is_set():
             taken = context.database.run(portion)
             folded += taken
@@ -59,7 +66,16 @@ def _fold_bytes(session: Session) -> int:
     return len(taken)
 
 
-def _take(session: Session, table: type[CheckpointDelta | ByteDelta]) -> list[Any]:
+def _fold_lists(session: Session) -> int:
+    taken = _take(session, ListDelta)
+    sums: defaultdict[tuple[str], list[int]] = defaultdict(lambda: [0])
+    for row in taken:
+        sums[row.project_id,][0] += row.entries
+    _add(session, ListTally, ("project_id",), ("entries",), sums)
+    return len(taken)
+
+
+def _take(session: Session, table: type[CheckpointDelta | ByteDelta | ListDelta]) -> list[Any]:
     """The oldest ones, which are gone when this transaction commits. What another process takes is left to it."""
     portion = select(*table.__table__.c).order_by(table.id).limit(_AT_ONCE).with_for_update(skip_locked=True)
     taken = session.execute(portion).all()
@@ -71,7 +87,7 @@ def _take(session: Session, table: type[CheckpointDelta | ByteDelta]) -> list[An
 
 def _add(
     session: Session,
-    table: type[CheckpointTally | ByteTally],
+    table: type[CheckpointTally | ByteTally | ListTally],
     key: tuple[str, ...],
     summed: tuple[str, ...],
     sums: Mapping[Any, Sequence[int]],

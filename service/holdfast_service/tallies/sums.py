@@ -21,6 +21,8 @@ from holdfast_service.db.tables.tallies import (
     CheckpointDelta,
     CheckpointTally,
     Counted,
+    ListDelta,
+    ListTally,
     RecountMark,
     TallyComparison,
 )
@@ -148,6 +150,19 @@ def _stored(session: Session, project_ids: Collection[str], *, store_id: int | N
     added = select(of, func.sum(rows.c.bytes), func.sum(rows.c.copies)).group_by(of)
     found = {project_id: Stored(int(size), int(copies)) for project_id, size, copies in session.execute(added)}
     return {project_id: found.get(project_id, Stored()) for project_id in project_ids}
+
+
+def list_entries(session: Session, project_ids: Collection[str]) -> dict[str, int]:
+    """By project id: the entries of its chunk lists, of which equal ones are one. Lists that an older version has made
+    are in it when the controller `tally` has counted them."""
+    parts = (
+        select(table.project_id, table.entries).where(table.project_id.in_(project_ids))
+        for table in (ListTally, ListDelta)
+    )
+    rows = union_all(*parts).subquery()
+    added = select(rows.c.project_id, func.sum(rows.c.entries)).group_by(rows.c.project_id)
+    found = {project_id: int(entries) for project_id, entries in session.execute(added)}
+    return {project_id: found.get(project_id, 0) for project_id in project_ids}
 
 
 def counted_until(session: Session) -> datetime | None:

@@ -37,7 +37,7 @@ from holdfast_service.db.dialect import clock, database_now, insert_all, insert_
 from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy, Shard, ShardChunk
 from holdfast_service.errors import ProblemError
 from holdfast_service.quotas.crossings import telling_refusals
-from holdfast_service.quotas.limits import lock_quotas, refuse_over_quota
+from holdfast_service.quotas.limits import STORED, lock_quotas, refuse_over_quota
 from holdfast_service.stores.base import Capabilities, MountedStore, make_tickets
 from holdfast_service.training.fencing import (
     Writing,
@@ -254,7 +254,7 @@ def reserve(
     refuse_unless_uploading(writing.checkpoint)
     new = new_shards(session, writing.checkpoint, offered) if first else {}
     shards = open_shards(session, writing, offered.keys() - new.keys()) | new
-    quotas = lock_quotas(session, writing.project, QuotaKind.BYTES, QuotaKind.OBJECTS)
+    quotas = lock_quotas(session, writing.project, *STORED)
     offers = {(rank, each.digest): each for rank, said in sorted(offered.items()) for each in said}
     sizes = _sizes(each for said in offered.values() for each in said)
     needed = {offer.digest for offer in offers.values() if not offer.ask}
@@ -292,8 +292,10 @@ def reserve(
                 copy.overwritable_until = expires_at + longest_upload
         copies[key] = copy
     _insert_copies(session, added := [copy for key, copy in copies.items() if decisions[key].copy is None])
-    if quotas and added:
-        refuse_over_quota(session, context, writing.project, quotas, [copy.stored_bytes for copy in added])
+    referred = sum(own[key] is None for key in copies)
+    if quotas and (added or (QuotaKind.ROWS in quotas and referred)):
+        sizes_added = [copy.stored_bytes for copy in added]
+        refuse_over_quota(session, context, writing.project, quotas, stored_bytes=sizes_added, references=referred)
     send_into = {key: copy for key, copy in copies.items() if decisions[key].answer is not Answer.PRESENT}
     _refer(session, shards, copies, send_into.keys(), own)
     absent = frozenset(key for key, each in decisions.items() if each.answer is Answer.ABSENT)

@@ -181,7 +181,11 @@ def ensure_chunk_lists(
     by_entries = {entries[rank]: lists[rank] for rank in lists}
     found: dict[str, int] = {}
     while missing := sorted(by_entries.keys() - found.keys()):  # again only if the collector forgot one in between
-        rows = [{"project_id": project_id, "entries_digest": each, "digest": by_entries[each][0]} for each in missing]
+        rows = [
+            {"project_id": project_id, "entries_digest": each, "digest": digest, "entries": len(chunk_ids)}
+            for each in missing
+            for digest, chunk_ids in [by_entries[each]]
+        ]
         # Waits for a rank that is writing the same list, and in the same order (rule sorted-inserts).
         made = insert_new(session, ChunkList, rows, ChunkList.entries_digest, ChunkList.id)
         found |= {row.entries_digest: row.id for row in made}

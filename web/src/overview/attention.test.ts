@@ -127,18 +127,20 @@ it("compares the quota with what counts against it, not with the bytes of all st
   expect(states({ project })).toEqual([]);
 });
 
-it("tells the quotas of objects, runs and checkpoints, and no soft one", () => {
+it("tells the quotas but that of bytes, and no soft one", () => {
   const quotas = [
     { kind: "bytes", hard: 100, soft: null, used: 99 },
     { kind: "objects", hard: null, soft: 10, used: 20 },
     { kind: "runs", hard: 10, soft: null, used: 9 },
     { kind: "checkpoints", hard: 10, soft: null, used: 10 },
+    { kind: "rows", hard: 10, soft: null, used: 9 },
   ];
   const project = { name: "p", quota_bytes: null, quotas } as Schemas["ProjectView"];
   const found = findAttention({ ...NONE, project }, NOW).map((each) => [each.key, each.state]);
   expect(found).toEqual([
     ["quota of runs", "quota near"],
     ["quota of checkpoints", "quota reached"],
+    ["quota of rows", "quota near"],
   ]);
 });
 

@@ -352,7 +352,7 @@ function quota(project: Facts["project"]): Attention[] {
   ];
 }
 
-/** Of objects, runs and checkpoints. */
+/** Of objects, runs, checkpoints and rows. */
 function otherQuotas(project: Facts["project"]): Attention[] {
   return (project?.quotas ?? []).flatMap(({ kind, hard, used }): Attention[] => {
     if (kind === "bytes" || hard === null || used < QUOTA_NEAR * hard) return [];

@@ -80,7 +80,7 @@ export function Quota({ project }: { project: string }) {
   );
 }
 
-/** What the figures above do not show: the quotas of objects, runs and checkpoints, and the soft ones. */
+/** What the figures above do not show: the quotas of objects, runs, checkpoints and rows, and the soft ones. */
 function OtherQuota({ of: { kind, hard, soft, used } }: { of: Schemas["QuotaView"] }) {
   const format = kind === "bytes" ? formatBytes : formatCount;
   const limits = [

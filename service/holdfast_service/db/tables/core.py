@@ -121,6 +121,8 @@ class Project(Deletable, Table):
     soft_quota_objects: Mapped[int | None] = mapped_column(BigInteger)
     soft_quota_runs: Mapped[int | None] = mapped_column(BigInteger)
     soft_quota_checkpoints: Mapped[int | None] = mapped_column(BigInteger)
+    quota_rows: Mapped[int | None] = mapped_column(BigInteger)
+    soft_quota_rows: Mapped[int | None] = mapped_column(BigInteger)
     # By the name of a quota's column: the level that was told of it last, of which quota, and what was used when it
     # refused a call, if it has (quotas/crossings.py).
     quota_levels: Mapped[dict[str, list[int]]] = mapped_column(Document, default=dict, server_default="{}")
@@ -343,6 +345,8 @@ class ChunkList(Table):
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     digest: Mapped[str] = mapped_column(Digest)  # shard_digest of the list
     entries_digest: Mapped[str] = mapped_column(Digest)  # of the rows' ids: the digests do not say which sizes
+    # How many it has. Null: made before this was kept; the controller `tally` counts them.
+    entries: Mapped[int | None] = mapped_column(Integer)
     __table_args__ = (UniqueConstraint("project_id", "entries_digest"),)
 
 

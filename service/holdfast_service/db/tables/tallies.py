@@ -2,6 +2,7 @@
 
     checkpoints ── trigger ─> checkpoint_deltas ── controller `tally` ─> checkpoint_tallies
     copies ─────── trigger ─> byte_deltas ──────── controller `tally` ─> byte_tallies
+    chunk_lists ── trigger ─> list_deltas ──────── controller `tally` ─> list_tallies
     whatever can change what a byte is kept for ── trigger ─> recount_marks ─> copies.counted, byte_deltas
 
 The triggers are in `db/triggers.py`. A delta is a row of its own: a sum that each transaction updates would be one row
@@ -92,6 +93,21 @@ class ByteDelta(Table):
     bytes: Mapped[int] = mapped_column(BigInteger)
 
 
+class ListTally(Table):
+    """Entries of a project's chunk lists."""
+
+    __tablename__ = "list_tallies"
+    project_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    entries: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+
+
+class ListDelta(Table):
+    __tablename__ = "list_deltas"
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    project_id: Mapped[str] = mapped_column(Text, index=True)
+    entries: Mapped[int] = mapped_column(BigInteger)
+
+
 class RecountMark(Table):
     """Copies whose bytes may be kept for something else from `due_at` on: those of a chunk, or of all the chunks of a
     checkpoint. Nobody refers to what it names: that may be gone. Many marks may name the same."""
@@ -113,7 +129,7 @@ class TallyComparison(Table):
     """How far the comparison of a kind of tally with the rows has come, and what it has found. One row a kind."""
 
     __tablename__ = "tally_comparisons"
-    kind: Mapped[str] = mapped_column(Text, primary_key=True)  # checkpoints, copies
+    kind: Mapped[str] = mapped_column(Text, primary_key=True)  # checkpoints, copies, lists
     position: Mapped[str | None] = mapped_column(Text)  # the last key that was compared; null: the next one begins
     began_at: Mapped[datetime | None] = mapped_column(Moment)
     ended_at: Mapped[datetime | None] = mapped_column(Moment)  # of the last whole one
