@@ -161,7 +161,7 @@ GUARDS = (
         "limits-before-work",
         "a token calls as often as it likes",
         "service/holdfast_service/web/fair_queue.py",
-        "        if self.level >= 1:",
+        "        if self.level >= 1 + kept:",
         "        if True:",
         ("tests/unit/test_token_limits.py", "tests/service/test_token_limits.py"),
     ),
@@ -172,6 +172,14 @@ GUARDS = (
         "if permit.kind is CallClass.PROMISED or permit.counted_as is not None:",
         "if permit.counted_as is not None:",
         ("tests/service/test_token_limits.py",),
+    ),
+    Guard(
+        "limits-before-work",
+        "lists take a project's whole rate",
+        "service/holdfast_service/web/fair_queue.py",
+        "return floor((1 - SHARE[kind]) * self.size)",
+        "return 0",
+        ("tests/unit/test_token_limits.py", "tests/service/test_token_limits.py"),
     ),
     Guard(
         "limits-before-work",

@@ -169,6 +169,14 @@ class ServiceSettings(BaseSettings):
         "At half of it begins get 429 and a time to retry at; at three quarters negotiations, at all of it every "
         "call but seals and heartbeats.",
     )
+    project_requests_per_second: float = Field(
+        default=0.0,
+        ge=0,
+        description="Calls a second of one project, in each process; 0: any number. A project that was quiet may make "
+        "as many at once as HOLDFAST_TOKEN_BURST_SECONDS says; begins and lists leave half of these to other calls, "
+        "and negotiations a quarter. Seals and heartbeats are not counted and not refused; of the others one more gets "
+        "429.",
+    )
     most_requests: int = Field(
         default=4000,
         ge=4,
@@ -183,7 +191,9 @@ class ServiceSettings(BaseSettings):
         "refused; of the others one more gets 429.",
     )
     token_burst_seconds: float = Field(
-        default=10.0, gt=0, description="A token that was quiet may make as many calls at once as in so long."
+        default=10.0,
+        gt=0,
+        description="A token or a project that was quiet may make as many calls at once as in so long.",
     )
     token_requests: int = Field(
         default=4000,

@@ -1,4 +1,5 @@
-"""A token with limits of its own, over HTTP. What the limits are made of: tests/unit/test_token_limits.py."""
+"""A token with limits of its own, and a project with a rate, over HTTP. What the limits are made of:
+tests/unit/test_token_limits.py."""
 
 from __future__ import annotations
 
@@ -60,6 +61,47 @@ def test_the_settings_limit_each_token_that_has_no_limit_of_its_own(tmp_path: Pa
             http = service.http(token=token)
             assert [http.get("/v1/projects").status_code for _ in range(3)] == [200, 429, 429]
         assert {own.get("/v1/projects").status_code for _ in range(20)} == {200}
+
+
+def test_a_project_calls_no_more_often_than_it_may_and_seals_and_heartbeats_do_not_count(tmp_path: Path) -> None:
+    settings = ServiceSettings(
+        data_dir=tmp_path / "data", port=0, project_requests_per_second=SELDOM, token_burst_seconds=8 / SELDOM
+    )
+    with running_service(settings) as service:
+        job = Job(service.http())  # one call
+        save = job.begin(1)  # one
+        save.upload(0, PARTS)  # two
+        first, second = (service.http(token=service.token(Scope.READ, project="demo")) for _ in range(2))
+        again = first.get("/v1/projects")
+        assert (again.status_code, again.json()["code"], again.json()["retryable"]) == (429, "rate_limited", True)
+        assert told(again)[:2] == ("4", "0")
+        assert 1 <= int(again.headers["Retry-After"]) <= 30
+        assert "HOLDFAST_PROJECT_REQUESTS_PER_SECOND" in again.json()["detail"]
+        refused = {"class": "other", "project": "demo", "limit": "HOLDFAST_PROJECT_REQUESTS_PER_SECOND"}
+        assert service.app.state.metrics.get_sample_value("holdfast_calls_refused_total", refused) == 1
+        for _ in range(10):
+            assert job.heartbeat(1)
+        assert save.seal(0, PARTS)["state"] == "committed"
+        points = [http.get("/v1/projects/demo/runs/gpt/restore-point") for http in (first, second) * 3]
+        assert [each.status_code for each in points] == [200] * 4 + [429] * 2, "what jobs need has the other half"
+        assert told(points[0])[:2] == ("8", "3")
+        service.make_project("other")
+        with service.http(token=service.token(Scope.READ, project="other")) as other:
+            assert told(other.get("/v1/projects"))[:2] == ("4", "2"), "it was made by one call"
+        assert told(service.http().get("/v1/projects")) == (None, None, None), "of no project"
+
+
+def test_the_reply_tells_of_the_rate_that_has_less_left(tmp_path: Path) -> None:
+    settings = ServiceSettings(
+        data_dir=tmp_path / "data", port=0, project_requests_per_second=4 * SELDOM, token_burst_seconds=1 / SELDOM
+    )
+    with running_service(settings) as service:
+        service.make_project("demo")
+        narrow, wide = (limited(service, project="demo", requests_per_second=each * SELDOM)["token"] for each in (1, 3))
+        assert told(service.http(token=narrow).get("/v1/projects"))[:2] == ("1", "0")
+        refused = service.http(token=narrow).get("/v1/projects")
+        assert (refused.status_code, "HOLDFAST_TOKEN_REQUESTS_PER_SECOND" in refused.json()["detail"]) == (429, True)
+        assert told(service.http(token=wide).get("/v1/projects"))[:2] == ("2", "0"), "the refused one took none"
 
 
 def test_an_identity_gets_no_more_calls_by_another_exchange(tmp_path: Path) -> None:

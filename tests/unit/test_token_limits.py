@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast_service.web import fair_queue
-from holdfast_service.web.fair_queue import CallClass, TokenLimit, TokenLimits, TokenRefusal
+from holdfast_service.web.fair_queue import CallClass, Rates, TokenLimit, TokenLimits, TokenRefusal
 
 pytestmark = pytest.mark.rule("limits-before-work")
 NOW = 100.0
@@ -34,6 +34,21 @@ def test_the_headers_say_what_is_left_and_when_it_is_full() -> None:
     assert bucket is not None
     bucket.take(NOW)
     assert dict(bucket.headers()) == {b"ratelimit-limit": b"5", b"ratelimit-remaining": b"4", b"ratelimit-reset": b"2"}
+
+
+def test_begins_and_lists_leave_half_of_a_projects_calls_to_those_that_are_refused_later() -> None:
+    bucket = Rates(burst_seconds=2).bucket_of("demo", 4, NOW)
+    assert bucket is not None
+    taken = dict.fromkeys((CallClass.OTHER, CallClass.BEGIN, CallClass.NEGOTIATE, CallClass.RESTORE), 0)
+    for kind in taken:
+        while bucket.take(NOW, bucket.kept_from(kind)) is None:
+            taken[kind] += 1
+    assert list(taken.values()) == [4, 0, 2, 2]
+    kept = bucket.kept_from(CallClass.BEGIN)
+    told = {b"ratelimit-limit": b"4", b"ratelimit-remaining": b"0", b"ratelimit-reset": b"2"}
+    assert dict(bucket.headers(kept)) == told
+    assert bucket.take(NOW + 1.2, kept) is not None
+    assert bucket.take(NOW + 1.3, kept) is None, "when what is kept has come back, and one more"
 
 
 def test_a_slow_token_has_one_call_at_least_and_no_rate_is_no_limit() -> None:

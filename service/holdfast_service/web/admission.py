@@ -9,7 +9,7 @@ of a checkpoint's id this process knows the project if the checkpoint was begun 
 before share one project, so strangers cannot take more turns than one project has.
 
 A token has limits of its own beside those of its project: `web/fair_queue.py`. All tokens that one identity got share
-theirs.
+theirs. A call that the token's rate refuses does not count for the project's.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from holdfast_service.web.fair_queue import (
     FairQueue,
     Limit,
     Limits,
+    Rates,
     Refusal,
     TokenLimit,
     TokenLimits,
@@ -147,6 +148,7 @@ class Admission:
             Limits(settings.requests_at_once, settings.project_requests, settings.most_requests)
         )
         self._tokens = TokenLimits(settings.token_burst_seconds)
+        self._projects = Rates(settings.token_burst_seconds)
         self._long_polls = _Waits(
             "HOLDFAST_PROJECT_LONG_POLLS",
             "wait for an outcome",
@@ -181,7 +183,7 @@ class Admission:
         permit = Permit(self, connection, project, kind)
         try:
             if caller is not None:
-                self.count_token(permit, caller)
+                self.count_call(permit, caller)
             with self._lock:
                 of_several = project.startswith(_NO_PROJECT)
                 is_known = project != STRANGERS and not of_several
@@ -203,8 +205,9 @@ class Admission:
                 with self._lock:
                     self._tokens.leave(permit.counted_as)
 
-    def count_token(self, permit: Permit, caller: Principal) -> None:
-        """Within the limits of the caller's token. Its reply tells what is left. Raises `rate_limited`."""
+    def count_call(self, permit: Permit, caller: Principal) -> None:
+        """Within the limits of the caller's token, and the rate of the call's project. Its reply tells what is left: of
+        the project's rate, if that is less. Raises `rate_limited`."""
         if permit.kind is CallClass.PROMISED or permit.counted_as is not None:
             return
         settings, counted_as = self._settings, caller.counted_as
@@ -225,6 +228,23 @@ class Admission:
                 refusal = TokenRefusal(TokenLimit.RATE, per_second, seconds)
         if refusal is not None:
             raise _token_refused(caller, refusal)
+        self._count_project(permit, None if bucket is None else int(bucket.level))
+
+    def _count_project(self, permit: Permit, left_of_token: int | None) -> None:
+        per_second = self._settings.project_requests_per_second
+        if permit.owner.startswith(_NO_PROJECT):
+            return
+        now = time.monotonic()
+        with self._lock:
+            bucket = self._projects.bucket_of(permit.owner, per_second, now)
+            if bucket is None:
+                return
+            kept = bucket.kept_from(permit.kind)
+            seconds = bucket.take(now, kept)
+            if seconds is not None or left_of_token is None or bucket.level - kept < left_of_token:
+                permit.connection.state.rate_limit = bucket.headers(kept)
+        if seconds is not None:
+            raise self._refused(permit.owner, Refusal(Limit.PROJECT_RATE, seconds))
 
     async def take(self, permit: Permit) -> None:
         loop = asyncio.get_running_loop()
@@ -349,6 +369,11 @@ class Admission:
                 ProblemCode.RATE_LIMITED,
                 f"Too many calls of the project {project!r} are under way in this process (HOLDFAST_PROJECT_REQUESTS).",
             ),
+            Limit.PROJECT_RATE: (
+                ProblemCode.RATE_LIMITED,
+                f"The project {project!r} makes more than {self._settings.project_requests_per_second:g} calls a "
+                "second in this process (HOLDFAST_PROJECT_REQUESTS_PER_SECOND).",
+            ),
             Limit.WAIT: (
                 ProblemCode.RATE_LIMITED,
                 f"So many calls of the project {project!r} wait in this process that this one would be answered too "
@@ -404,9 +429,9 @@ class Permit:
 
     def authenticated(self, caller: Principal, path: Mapping[str, str]) -> None:
         """Who it is. The call keeps its turn, but what it waits for afterwards is its own project's. Raises
-        `rate_limited` if its token, which was not seen here before, has used up its limits."""
+        `rate_limited` if its token, which was not seen here before, or its project has used up its limits."""
         self.owner = self._admission.project_of(caller, path)
-        self._admission.count_token(self, caller)
+        self._admission.count_call(self, caller)
 
     async def take(self) -> None:
         """Waits for this call's turn; at once if it has the place already."""

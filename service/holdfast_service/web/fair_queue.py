@@ -1,5 +1,6 @@
 """Whose turn it is: a bounded number of calls is worked on at once, the projects take turns, and a token may call only
-so often and so many times at once. Pure: no clock, no waiting, no I/O; `web/admission.py` waits and has the lock.
+so often and so many times at once, and a project only so often. Pure: no clock, no waiting, no I/O; `web/admission.py`
+waits and has the lock.
 
 Among the projects that wait it goes round, one call a turn. Within a project the classes have an order, and what waited
 longest in its class is first. A project never has all places, so that another one's call finds one free at once, and
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from math import ceil
+from math import ceil, floor
 from typing import Generic, TypeVar
 
 Caller = TypeVar("Caller")
@@ -87,6 +88,7 @@ class Limit(StrEnum):
     """Why a call is refused, as metrics name it: a setting, or the time that it would wait."""
 
     PROJECT = "HOLDFAST_PROJECT_REQUESTS"
+    PROJECT_RATE = "HOLDFAST_PROJECT_REQUESTS_PER_SECOND"
     SERVICE = "HOLDFAST_MOST_REQUESTS"
     WAIT = "wait"
 
@@ -319,43 +321,48 @@ class Bucket:
     comes_again_at: float = 0.0
     """When the last one that was refused is to retry: each later one retries later."""
 
-    def take(self, now: float) -> int | None:
-        """None: the call may be made. Else in how many seconds it is to be made again."""
+    def take(self, now: float, kept: int = 0) -> int | None:
+        """None: the call may be made. Else in how many seconds it is to be made again. `kept`: what is left for calls
+        of other classes."""
         self.level = min(self.size, self.level + (now - self.at) * self.per_second)
         self.at = now
-        if self.level >= 1:
+        if self.level >= 1 + kept:
             self.level -= 1
             return None
         least, most = _RETRY_SECONDS
-        next_at = max(now + (1 - self.level) / self.per_second, self.comes_again_at + 1 / self.per_second)
+        next_at = max(now + (1 + kept - self.level) / self.per_second, self.comes_again_at + 1 / self.per_second)
         self.comes_again_at = min(next_at, now + most)
         return max(least, ceil(self.comes_again_at - now))
+
+    def kept_from(self, kind: CallClass) -> int:
+        """So much of it this class leaves to those that are refused later."""
+        return floor((1 - SHARE[kind]) * self.size)
 
     def change(self, per_second: float, size: float, now: float) -> None:
         """From now on it fills otherwise: the tokens of one identity may have come by several rules."""
         self.level = min(size, self.level + (now - self.at) * self.per_second)
         self.per_second, self.size, self.at = per_second, size, now
 
-    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
-        """What a reply says of it: how many calls at once, how many are left, and in how many seconds it is full."""
+    def headers(self, kept: int = 0) -> tuple[tuple[bytes, bytes], ...]:
+        """What a reply says of it: how many calls at once, how many are left, and in how many seconds it is full.
+        `kept`: of it, for calls of other classes."""
         told = {
-            b"ratelimit-limit": int(self.size),
-            b"ratelimit-remaining": int(self.level),
+            b"ratelimit-limit": int(self.size) - kept,
+            b"ratelimit-remaining": max(0, int(self.level) - kept),
             b"ratelimit-reset": ceil((self.size - self.level) / self.per_second),
         }
         return tuple((name, str(value).encode()) for name, value in told.items())
 
 
-class TokenLimits:
-    """How often one token, or one identity, may call, and how many of its calls may be under way, in one process.
-    Seals, heartbeats and what ends something are neither counted nor refused: work was done for them already.
+class Rates:
+    """How often one token, one identity or one project may call, in one process. Seals, heartbeats and what ends
+    something are neither counted nor refused: work was done for them already.
 
-    Not thread-safe. `burst_seconds`: a token that was quiet may make as many calls at once as in so long."""
+    Not thread-safe. `burst_seconds`: who was quiet may make as many calls at once as in so long."""
 
     def __init__(self, burst_seconds: float) -> None:
         self._burst_seconds = burst_seconds
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
-        self._under_way: dict[str, int] = {}
 
     def bucket_of(self, counted_as: str, per_second: float, now: float) -> Bucket | None:
         """None: a rate of 0, which is no limit."""
@@ -371,6 +378,14 @@ class TokenLimits:
         if len(self._buckets) > _MOST_KEPT:
             self._buckets.popitem(last=False)
         return bucket
+
+
+class TokenLimits(Rates):
+    """And how many calls of one token, or one identity, may be under way."""
+
+    def __init__(self, burst_seconds: float) -> None:
+        super().__init__(burst_seconds)
+        self._under_way: dict[str, int] = {}
 
     def let_in(self, counted_as: str, kind: CallClass, most: int) -> TokenRefusal | None:
         """None: the call counts from now on, until `leave`. As of a project, begins are refused first."""

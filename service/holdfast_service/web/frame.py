@@ -248,7 +248,7 @@ class RequestFrame:
                 names = {name for name, _ in given}
                 message["headers"] = [
                     *given,
-                    *scope["state"].get("rate_limit", ()),  # of the caller's token: web/fair_queue.py
+                    *scope["state"].get("rate_limit", ()),  # of the caller's token or project: web/fair_queue.py
                     (REQUEST_ID_HEADER.lower().encode(), request_id.encode()),
                     *(header for header in _UNLESS_SET if header[0] not in names),
                 ]
