@@ -175,6 +175,14 @@ GUARDS = (
     ),
     Guard(
         "limits-before-work",
+        "an identity gets tokens without end",
+        "service/holdfast_service/identity/exchange.py",
+        "if count is not None:",
+        "if False:",
+        ("tests/service/test_identity_exchange.py",),
+    ),
+    Guard(
+        "limits-before-work",
         "lists take a project's whole rate",
         "service/holdfast_service/web/fair_queue.py",
         "return floor((1 - SHARE[kind]) * self.size)",

@@ -161,6 +161,26 @@ def test_a_rule_gives_its_tokens_limits_and_another_exchange_brings_no_more_call
     assert answer(exchange(service, issuer.signed()))["requests_per_second"] is None
 
 
+@pytest.mark.rule("limits-before-work")
+def test_an_identity_gets_tokens_no_more_often_than_the_settings_say(
+    settings: ServiceSettings, issuer: WorkloadIssuer
+) -> None:
+    with running_service(settings.model_copy(update={"identity_exchanges_per_second": 0.01})) as service:
+        service.make_project("demo")
+        given = issuer.signed()
+        assert code_of(exchange(service, given, role="admin")) == (403, "identity_not_granted"), "it does not count"
+        replies = [exchange(service, each) for each in (given, given, issuer.signed(iat=1))]
+        assert [each.status_code for each in replies] == [200] * 3
+        assert (replies[2].headers["RateLimit-Limit"], replies[2].headers["RateLimit-Remaining"]) == ("3", "0")
+        refused = exchange(service, issuer.signed())
+        assert code_of(refused) == (429, "rate_limited")
+        assert 1 <= int(refused.headers["Retry-After"]) <= 30
+        assert "HOLDFAST_IDENTITY_EXCHANGES_PER_SECOND" in refused.json()["detail"]
+        assert status_of(service, replies[0].json()["access_token"]) == 200
+        assert exchange(service, issuer.signed(sub="reports")).status_code == 200, "another identity"
+        assert len([each for each in answer(service.http().get("/v1/tokens"))["items"] if each["issuer"]]) == 4
+
+
 def test_a_project_must_be_named_if_there_are_several_and_must_be_there(
     service: RunningService, issuer: WorkloadIssuer
 ) -> None:

@@ -36,6 +36,6 @@ async def exchange(body: ExchangeToken, context: Context, request: Request) -> E
             permit.give_back()  # a provider that does not answer keeps no other call from its turn
             await asyncio.shield(asyncio.wrap_future(fetch))
             await permit.take()
-        made = await on_a_thread(exchange_token, context, body)
+        made = await on_a_thread(exchange_token, context, body, count=permit.count_exchange)
         failed_calls.made(made.access_token)
         return made

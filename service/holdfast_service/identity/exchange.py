@@ -7,6 +7,7 @@ person's ID token, and what a rule marks `once`, is taken once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 from sqlalchemy import select
@@ -41,9 +42,10 @@ def identities_in(context: ServiceContext) -> Identities:
     return context.identities
 
 
-def exchange_token(context: ServiceContext, request: ExchangeToken) -> ExchangedToken:
-    """After the wait for what `Identities.needs` gives: none is left for this thread, which has a turn. Raises what
-    `Identities.verify` and `make_token` raise, and `identity_not_configured`."""
+def exchange_token(context: ServiceContext, request: ExchangeToken, *, count: Callable[[str], None]) -> ExchangedToken:
+    """After the wait for what `Identities.needs` gives: none is left for this thread, which has a turn. `count` is told
+    the identity before it gets a token. Raises what `Identities.verify`, `make_token` and `count` raise, and
+    `identity_not_configured`."""
     identity = identities_in(context).verify(request.subject_token, waits=False)
     return make_token(
         context,
@@ -51,6 +53,7 @@ def exchange_token(context: ServiceContext, request: ExchangeToken) -> Exchanged
         project=request.project,
         role=request.role,
         expires_in_seconds=request.expires_in_seconds,
+        count=count,
     )
 
 
@@ -61,12 +64,15 @@ def make_token(
     project: str | None = None,
     role: Role | None = None,
     expires_in_seconds: int | None = None,
+    count: Callable[[str], None] | None = None,
 ) -> ExchangedToken:
-    """The token of a verified identity. Raises `identity_not_granted`, `identity_project_needed`,
+    """The token of a verified identity. Raises what `count` raises, `identity_not_granted`, `identity_project_needed`,
     `identity_token_used` and `project_not_found`."""
     rules = identities_in(context).rules
     decision = decide(grants_of(rules, identity.provider, identity.claims), project=project, role=role)
     seconds = min(decision.longest_seconds, expires_in_seconds or decision.longest_seconds)
+    if count is not None:
+        count(f"{identity.subject} of {identity.provider.issuer}")
     text = new_token_text()
     with context.database.transaction() as session:
         project_id = None if decision.project is None else _project_id(session, decision.project)

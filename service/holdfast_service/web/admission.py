@@ -149,6 +149,7 @@ class Admission:
         )
         self._tokens = TokenLimits(settings.token_burst_seconds)
         self._projects = Rates(settings.token_burst_seconds)
+        self._exchanges = Rates(_EXCHANGES_BURST_SECONDS)
         self._long_polls = _Waits(
             "HOLDFAST_PROJECT_LONG_POLLS",
             "wait for an outcome",
@@ -245,6 +246,25 @@ class Admission:
                 permit.connection.state.rate_limit = bucket.headers(kept)
         if seconds is not None:
             raise self._refused(permit.owner, Refusal(Limit.PROJECT_RATE, seconds))
+
+    def count_exchange(self, permit: Permit, identity: str) -> None:
+        """Within the rate of tokens that one identity gets. Raises `rate_limited`."""
+        per_second = self._settings.identity_exchanges_per_second
+        now = time.monotonic()
+        with self._lock:
+            bucket = self._exchanges.bucket_of(identity, per_second, now)
+            if bucket is None:
+                return
+            seconds = bucket.take(now)
+            permit.connection.state.rate_limit = bucket.headers()
+        if seconds is not None:
+            raise ProblemError(
+                ProblemCode.RATE_LIMITED,
+                f"This identity has got more than {per_second:g} tokens a second in this process "
+                f"({_EXCHANGES_SETTING}). Use a token until half of its life is over. Try again in {seconds} s.",
+                limit=_EXCHANGES_SETTING,
+                retry_after_seconds=seconds,
+            )
 
     async def take(self, permit: Permit) -> None:
         loop = asyncio.get_running_loop()
@@ -390,6 +410,9 @@ class Admission:
 
 
 _LONG_POLL_RETRY_SECONDS = 5
+_EXCHANGES_BURST_SECONDS = 300
+"""All ranks of a job begin at once, and each has a token of its own."""
+_EXCHANGES_SETTING = "HOLDFAST_IDENTITY_EXCHANGES_PER_SECOND"
 
 
 def _token_refused(caller: Principal, refusal: TokenRefusal) -> ProblemError:
@@ -432,6 +455,10 @@ class Permit:
         `rate_limited` if its token, which was not seen here before, or its project has used up its limits."""
         self.owner = self._admission.project_of(caller, path)
         self._admission.count_call(self, caller)
+
+    def count_exchange(self, identity: str) -> None:
+        """Raises `rate_limited` if the identity has got as many tokens as it may. On any thread."""
+        self._admission.count_exchange(self, identity)
 
     async def take(self) -> None:
         """Waits for this call's turn; at once if it has the place already."""
