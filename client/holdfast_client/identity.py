@@ -37,6 +37,18 @@ RENEWED_AFTER = (0.5, 0.7)
 _LONGEST_PAUSE_SECONDS = 60.0
 _GITHUB_URL, _GITHUB_TOKEN = "ACTIONS_ID_TOKEN_REQUEST_URL", "ACTIONS_ID_TOKEN_REQUEST_TOKEN"
 
+_AWS_SECONDS = 300
+"""Until the end of what STS gives: it is exchanged at once."""
+_AWS_MAY_PASS = frozenset(
+    {"ExpiredToken", "ExpiredTokenException", "SessionDurationEscalationException"}  # the role's keys are renewed
+    | {"RequestLimitExceeded", "Throttling", "ThrottlingException"}
+)
+_AWS_REMEDIES = {
+    "AccessDenied": "Let the role call sts:GetWebIdentityToken for this audience.",
+    "OutboundWebIdentityFederationDisabledException": "Enable it once in the account: `aws iam "
+    "enable-outbound-web-identity-federation`.",
+}
+
 _MAY_PASS = (ConfigurationError, IdentityTokenEarly, IdentityTokenExpired, IdentityTokenUsed)
 """The platform's next token, or a clock that is set, mends these."""
 
@@ -137,6 +149,8 @@ class IdentityTokens:
                     f"({type(error).__name__}). Name the file that the platform mounts."
                 ) from None
             source = f"HOLDFAST_IDENTITY_TOKEN_FILE: {settings.identity_token_file}"
+        elif settings.identity_platform == "aws":
+            text, source = self._of_aws(), "AWS STS"
         else:
             text, source = self._of_github(), "GitHub Actions"
         try:
@@ -149,8 +163,9 @@ class IdentityTokens:
         url, bearer = os.environ.get(_GITHUB_URL), os.environ.get(_GITHUB_TOKEN)
         if not url or not bearer:
             raise ConfigurationError(
-                "HOLDFAST_IDENTITY_AUDIENCE is for jobs of GitHub Actions, and this is none that may ask for a token. "
-                "Give the job `permissions: id-token: write`, or set HOLDFAST_IDENTITY_TOKEN_FILE."
+                "HOLDFAST_IDENTITY_PLATFORM is `github`, and this is no job of GitHub Actions that may ask for a "
+                "token. Give the job `permissions: id-token: write`, set HOLDFAST_IDENTITY_TOKEN_FILE, or name another "
+                "platform."
             )
         try:
             reply = httpx.get(
@@ -163,3 +178,45 @@ class IdentityTokens:
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
             raise ServiceUnavailable(f"GitHub Actions gave no token ({type(error).__name__})") from None
         return value if isinstance(value, str) else ""
+
+    def _of_aws(self) -> str:
+        """A token of STS for HOLDFAST_IDENTITY_AUDIENCE, for the role whose keys boto3 finds. They only sign the
+        call."""
+        try:
+            from boto3.session import Session
+            from botocore.config import Config
+            from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+        except ImportError:
+            raise ConfigurationError(
+                "HOLDFAST_IDENTITY_PLATFORM=aws needs boto3, and it is not installed here: `pip install boto3`. Or "
+                "have something else write the token, and set HOLDFAST_IDENTITY_TOKEN_FILE."
+            ) from None
+        seconds = self._settings.timeout_seconds
+        once = Config(connect_timeout=seconds, read_timeout=seconds, retries={"total_max_attempts": 1})
+        session = Session()
+        region = os.environ.get("AWS_REGION") or session.region_name
+        if region is None:  # boto3 would take the global endpoint, which has no such call
+            raise ConfigurationError("HOLDFAST_IDENTITY_PLATFORM=aws: set AWS_REGION to the region of this job.")
+        try:
+            sts = session.client("sts", region_name=region, config=once)
+            if not hasattr(sts, "get_web_identity_token"):
+                raise ConfigurationError(
+                    "This boto3 is older than sts:GetWebIdentityToken, which HOLDFAST_IDENTITY_PLATFORM=aws calls: "
+                    "`pip install --upgrade boto3`."
+                )
+            reply = sts.get_web_identity_token(
+                Audience=[self._settings.identity_audience], SigningAlgorithm="ES384", DurationSeconds=_AWS_SECONDS
+            )
+        except NoCredentialsError:
+            raise ConfigurationError(
+                "HOLDFAST_IDENTITY_PLATFORM=aws: boto3 finds no credentials. Give the instance or the task an IAM role."
+            ) from None
+        except ClientError as error:
+            code, status = error.response["Error"]["Code"], error.response["ResponseMetadata"]["HTTPStatusCode"]
+            if status >= 500 or code in _AWS_MAY_PASS:
+                raise ServiceUnavailable(f"AWS STS gave no token ({code})") from None
+            remedy = _AWS_REMEDIES.get(code, "See that the role and the audience are right.")
+            raise ConfigurationError(f"AWS STS gave no token ({code}). {remedy}") from None
+        except BotoCoreError as error:
+            raise ServiceUnavailable(f"AWS STS gave no token ({type(error).__name__})") from None
+        return str(reply["WebIdentityToken"])

@@ -40,8 +40,13 @@ class ClientSettings(BaseSettings):
     )
     identity_audience: str | None = Field(
         default=None,
-        description="Without a token and such a file, in a job of GitHub Actions with `id-token: write`: the client "
-        "asks the runner for a token with this audience, and exchanges it.",
+        description="Without a token and such a file: the client asks the platform for a token with this audience, and "
+        "exchanges it.",
+    )
+    identity_platform: Literal["github", "aws"] = Field(
+        default="github",
+        description="Whom HOLDFAST_IDENTITY_AUDIENCE is for. `github`: the runner of GitHub Actions, in a job with "
+        "`id-token: write`. `aws`: STS, for the machine's or the task's IAM role; it needs boto3.",
     )
     identity_project: str | None = Field(
         default=None, description="The project that the exchanged token is for, if the identity may call for several."

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from holdfast_client import Client, ClientSettings
 from holdfast_client.errors import (
@@ -19,9 +20,11 @@ from holdfast_client.errors import (
     ServiceUnavailable,
 )
 from holdfast_service.settings import ServiceSettings
+from tests.support.metadata_fakes.aws_sts import ROLE, FakeSts
 from tests.support.rank import answer
+from tests.support.scripted_http import scripted
 from tests.support.service import RunningService, running_service
-from tests.support.workload_issuer import WorkloadIssuer, workload_issuer
+from tests.support.workload_issuer import WorkloadIssuer, ec_key, workload_issuer
 
 
 @pytest.fixture
@@ -41,8 +44,10 @@ def service(settings: ServiceSettings, issuer: WorkloadIssuer, tmp_path: Path) -
     provider = {"name": "cluster", "issuer": issuer.url, "audiences": ["holdfast"]}
     rule = {"name": "jobs", "provider": "cluster", "claims": {"sub": "system:serviceaccount:team-a:*"}}
     rule |= {"role": "trainer", "projects": ["demo", "other"]}
+    of_aws = {"name": "jobs on AWS", "provider": "cluster", "claims": {"sub": ROLE}, "role": "trainer"}
+    of_aws |= {"projects": ["demo"]}
     path = tmp_path / "identity.yaml"
-    path.write_text(json.dumps({"providers": [provider], "rules": [rule]}))
+    path.write_text(json.dumps({"providers": [provider], "rules": [rule, of_aws]}))
     with running_service(settings.model_copy(update={"identity_file": path})) as running:
         running.make_project("demo")
         yield running
@@ -82,6 +87,23 @@ def test_a_pod_that_mounts_nothing_but_a_token_calls(service: RunningService, to
     assert len(exchanged(service)) == 1
     with client_of(service, token_file, identity_project=None) as client, pytest.raises(IdentityProjectNeeded):
         client.service.info()
+
+
+def test_a_machine_at_aws_that_has_nothing_but_its_role_calls(
+    service: RunningService, issuer: WorkloadIssuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issuer.keys["first"] = ec_key(ec.SECP384R1())
+    sts = FakeSts(issuer)
+    with scripted(sts.answer) as server:
+        for name, value in sts.environment(server.url).items():
+            monkeypatch.setenv(name, value)
+        settings = ClientSettings(url=service.url, identity_audience="holdfast", identity_platform="aws")
+        with Client(settings) as client:
+            info = client.service.info()
+            assert (info.token_project, info.token_name) == ("demo", f"cluster: {ROLE}")
+            answer(service.http().delete(f"/v1/tokens/{info.token_id}"))
+            assert client.service.info().token_id != info.token_id
+    assert (sts.calls, len(exchanged(service))) == (2, 2)
 
 
 def test_it_goes_on_after_its_token_was_revoked_and_its_file_rotated(

@@ -26,8 +26,11 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 
 
-def ec_key() -> ec.EllipticCurvePrivateKey:
-    return ec.generate_private_key(ec.SECP256R1())
+_ES = {"secp256r1": "ES256", "secp384r1": "ES384"}
+
+
+def ec_key(curve: ec.EllipticCurve | None = None) -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(curve or ec.SECP256R1())
 
 
 @cache
@@ -79,7 +82,7 @@ class WorkloadIssuer:
     ) -> str:
         """A token; a claim that is given as None is left out."""
         private = key or self.keys[kid or "first"]
-        algorithm = "RS256" if isinstance(private, rsa.RSAPrivateKey) else "ES256"
+        algorithm = "RS256" if isinstance(private, rsa.RSAPrivateKey) else _ES[private.curve.name]
         said = ({} if kid is None else {"kid": kid}) | (headers or {})
         return jwt.encode(self.claims(**changes), private, algorithm=algorithm, headers=said)
 

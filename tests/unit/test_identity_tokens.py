@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import jwt
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from holdfast_client.errors import ConfigurationError, HoldfastError, IdentityTokenInvalid, ServiceUnavailable
 from holdfast_client.identity import IdentityTokens
 from holdfast_client.settings import ClientSettings
 from holdfast_protocol.service import ExchangedToken, ExchangeToken
+from tests.support.metadata_fakes.aws_sts import ROLE, FakeSts
 from tests.support.scripted_http import Reply, as_json, in_turn, scripted
+from tests.support.workload_issuer import ec_key, workload_issuer
 
 HOUR = 3600
 
@@ -211,6 +216,86 @@ class TestGitHub:
             monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "of-the-runner")
             with pytest.raises((ServiceUnavailable, ConfigurationError), match="GitHub Actions gave no"):
                 IdentityTokens(settings, Service()).token()
+
+
+class TestAws:
+    @pytest.fixture
+    def settings(self) -> ClientSettings:
+        return ClientSettings(identity_audience="https://holdfast.example.org", identity_platform="aws")
+
+    @pytest.fixture
+    def sts(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeSts]:
+        with workload_issuer() as issuer:
+            issuer.keys["first"] = ec_key(ec.SECP384R1())
+            sts = FakeSts(issuer)
+            with scripted(sts.answer) as server:
+                given = sts.environment(server.url) | {"AWS_EC2_METADATA_DISABLED": "true"}
+                given |= {name: str(tmp_path / "none") for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")}
+                for name, value in given.items():
+                    monkeypatch.setenv(name, value)
+                monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+                yield sts
+
+    def test_sts_is_asked_for_a_token_of_the_audience_each_time(
+        self, settings: ClientSettings, service: Service, clock: Clock, sts: FakeSts
+    ) -> None:
+        tokens = IdentityTokens(settings, service, clock=clock)
+        assert tokens.token() == "hold_1"
+        clock.now += 0.9 * HOUR
+        assert tokens.token() == "hold_2"
+        given = [jwt.decode(each.subject_token, options={"verify_signature": False}) for each in service.asked]
+        assert [(each["aud"], each["sub"], each["jti"]) for each in given] == [
+            ("https://holdfast.example.org", ROLE, "call-1"),
+            ("https://holdfast.example.org", ROLE, "call-2"),
+        ]
+
+    @pytest.mark.parametrize(
+        ("refusal", "error", "told"),
+        [
+            ((403, "AccessDenied"), ConfigurationError, "sts:GetWebIdentityToken"),
+            ((403, "OutboundWebIdentityFederationDisabledException"), ConfigurationError, "enable-outbound-web"),
+            ((400, "ValidationError"), ConfigurationError, "ValidationError"),
+            ((403, "ExpiredToken"), ServiceUnavailable, "ExpiredToken"),
+            ((400, "Throttling"), ServiceUnavailable, "Throttling"),
+            ((503, "ServiceUnavailable"), ServiceUnavailable, "AWS STS gave no token"),
+        ],
+    )
+    def test_what_sts_refuses_is_told_and_what_may_pass_is_tried_again(
+        self, settings: ClientSettings, sts: FakeSts, refusal: tuple[int, str], error: type[HoldfastError], told: str
+    ) -> None:
+        sts.refusal = refusal
+        with pytest.raises(error, match=told):
+            IdentityTokens(settings, Service()).token()
+        assert sts.calls == 1, "the transport retries, and not boto3 besides"
+
+    def test_the_call_is_signed_with_the_keys_of_the_role(
+        self, settings: ClientSettings, sts: FakeSts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of somebody else")
+        with pytest.raises(ConfigurationError, match="SignatureDoesNotMatch"):
+            IdentityTokens(settings, Service()).token()
+
+    @pytest.mark.parametrize(("missing", "told"), [("AWS_REGION", "set AWS_REGION"), ("AWS_ACCESS_KEY_ID", "IAM role")])
+    def test_what_is_missing_is_told(
+        self, settings: ClientSettings, sts: FakeSts, missing: str, told: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv(missing)
+        with pytest.raises(ConfigurationError, match=told):
+            IdentityTokens(settings, Service()).token()
+
+    def test_without_boto3_it_says_what_to_install(
+        self, settings: ClientSettings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "boto3.session", None)
+        with pytest.raises(ConfigurationError, match="pip install boto3"):
+            IdentityTokens(settings, Service()).token()
+
+    def test_a_boto3_that_is_too_old_is_told(
+        self, settings: ClientSettings, sts: FakeSts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("boto3.session.Session.client", lambda *_, **__: object())
+        with pytest.raises(ConfigurationError, match="--upgrade boto3"):
+            IdentityTokens(settings, Service()).token()
 
 
 def test_a_refusal_that_does_not_pass_is_raised_as_it_is(tokens: IdentityTokens, service: Service) -> None:

@@ -32,6 +32,7 @@ class Keys:
     access_key: str
     secret_key: str
     region: str
+    service: str = "s3"
 
 
 def parsed_query(raw_query: str) -> dict[str, str]:
@@ -45,12 +46,20 @@ def parsed_query(raw_query: str) -> dict[str, str]:
 
 
 def verify(
-    keys: Keys, method: str, raw_path: str, query: Mapping[str, str], headers: Mapping[str, str], now: datetime
+    keys: Keys,
+    method: str,
+    raw_path: str,
+    query: Mapping[str, str],
+    headers: Mapping[str, str],
+    now: datetime,
+    *,
+    payload: str | None = None,
 ) -> str:
-    """The payload's SHA-256 that was signed, or UNSIGNED-PAYLOAD. Raises Refusal."""
+    """The payload's SHA-256 that was signed, or UNSIGNED-PAYLOAD. `payload`: for the services of Amazon whose calls
+    have no header that says it. Raises Refusal."""
     if "X-Amz-Signature" in query:
         return _verify_url(keys, method, raw_path, dict(query), headers, now)
-    return _verify_headers(keys, method, raw_path, query, headers, now)
+    return _verify_headers(keys, method, raw_path, query, headers, now, payload or headers.get("x-amz-content-sha256"))
 
 
 def _verify_url(
@@ -75,12 +84,18 @@ def _verify_url(
 
 
 def _verify_headers(
-    keys: Keys, method: str, raw_path: str, query: Mapping[str, str], headers: Mapping[str, str], now: datetime
+    keys: Keys,
+    method: str,
+    raw_path: str,
+    query: Mapping[str, str],
+    headers: Mapping[str, str],
+    now: datetime,
+    payload: str | None,
 ) -> str:
     match = _AUTHORIZATION.fullmatch(headers.get("authorization", ""))
     if match is None:
         raise Refusal(403, "AccessDenied", "Anonymous requests are not allowed.")
-    payload, date = headers.get("x-amz-content-sha256"), headers.get("x-amz-date")
+    date = headers.get("x-amz-date")
     if payload is None or date is None:
         raise Refusal(400, "InvalidRequest", "x-amz-content-sha256 and x-amz-date are needed.")
     if abs(now - _moment(date)) > _SKEW:
@@ -111,7 +126,7 @@ def _check(
         raise Refusal(403, "AccessDenied", f"There were headers present which were not signed: {sorted(unsigned)}")
     if "/".join(_quoted(unquote(part)) for part in raw_path.split("/")) != raw_path:
         raise Refusal(400, "InvalidURI", "The path is not spelt canonically.")
-    scope = f"{date[:8]}/{keys.region}/s3/aws4_request"
+    scope = f"{date[:8]}/{keys.region}/{keys.service}/aws4_request"
     if credential != f"{keys.access_key}/{scope}":
         raise Refusal(403, "InvalidAccessKeyId", "The key is unknown, or its scope is another one.")
     pairs = sorted((_quoted(name), _quoted(value)) for name, value in query.items())
