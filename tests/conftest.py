@@ -27,6 +27,7 @@ from tests.support.prepare import NotHereError
 from tests.support.progress import Progress
 from tests.support.prometheus import promtool
 from tests.support.seaweedfs import SeaweedFS, seaweedfs_server
+from tests.support.threat_model import NoneSkipped
 from tests.support.wakeup_fd import wakeup_fd
 
 _TESTS = Path(__file__).parent
@@ -45,10 +46,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Progress(config))
+    if config.getoption("--threat-model"):
+        config.pluginmanager.register(NoneSkipped())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rule", help="run only the tests marked with this rule, for example commit-before-reply")
+    parser.addoption(
+        "--threat-model",
+        action="store_true",
+        help="each test that docs/threat-model.md names is in the run and not skipped",
+    )
     parser.addoption(
         "--databases",
         choices=["each", "in-turn"],
