@@ -25,6 +25,7 @@ _HEAD = struct.Struct("!IQ")
 _MOST_JSON_BYTES = 256 * 1024**2
 _MOST_BODY_BYTES = 4 * 1024**3
 _MOST_DESCRIPTORS = 1
+_BLOCK_BYTES = 1024**2
 _LONGEST_PATH_BYTES = 107
 SEND_SECONDS = 10
 """A peer that takes nothing for so long, or no whole frame, is stopped or hangs."""
@@ -177,18 +178,18 @@ class Channel:
             raise
 
     def _exactly(self, count: int) -> bytes:
-        room = bytearray(count)
-        view, have = memoryview(room), 0
-        while have < count:
+        """No memory is taken for bytes that have not come."""
+        come = bytearray()
+        while len(come) < count:
             self._wait()
             try:
-                got = self.socket.recv_into(view[have:])
+                got = self.socket.recv(min(count - len(come), _BLOCK_BYTES))
             except OSError as error:
                 raise ChannelClosed(f"the other side is gone ({error})") from error
             if not got:
                 raise ChannelClosed("the other side has ended within a frame")
-            have += got
-        return bytes(room)
+            come += got
+        return bytes(come)
 
     def _wait(self) -> None:
         """Returns when there is something to read, or the end. A dead peer's last words are read first."""

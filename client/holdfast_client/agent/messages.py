@@ -50,8 +50,8 @@ class Caller(_Frame):
 
     def client_settings(self) -> ClientSettings:
         """The rank's, whatever the agent's own environment says. Raises ConfigurationError."""
-        token = None if self.token is None else SecretStr(self.token)
-        return ClientSettings(**self.settings, token=token)
+        told = {name: value for name, value in self.settings.items() if name in ClientSettings.model_fields}
+        return ClientSettings(**told | {"token": None if self.token is None else SecretStr(self.token)})
 
 
 class Hello(_Frame):

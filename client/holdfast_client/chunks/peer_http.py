@@ -142,14 +142,15 @@ def receive_chunk(
 
 
 def read_body(connection: socket.socket, head: Head, most_bytes: int) -> bytes:
-    """Raises OSError, and PeerError."""
+    """No memory is taken for bytes that have not come. Raises OSError, and PeerError."""
     if head.length > most_bytes:
         raise PeerError(f"it sends {head.length} bytes")
-    body, came, arriving = bytearray(head.length), 0, _Arriving(connection, head)
-    while came < len(body):
-        if not (count := arriving.read_into(memoryview(body)[came:])):
+    body, arriving = bytearray(), _Arriving(connection, head)
+    block = memoryview(bytearray(min(head.length, BLOCK_BYTES)))
+    while left := head.length - len(body):
+        if not (count := arriving.read_into(block[:left])):
             raise PeerError("it has ended the connection")
-        came += count
+        body += block[:count]
     return bytes(body)
 
 
