@@ -49,6 +49,7 @@ ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 _Limit = TypeVar("_Limit", int, float)
 
 _MOST_BYTES = 1024 * 1024
+_LONGEST_TEXT = 4096
 _LONGEST_SECONDS = 30 * 86400
 
 Pattern = Annotated[StrictStr, StringConstraints(min_length=1, max_length=1000)]
@@ -232,7 +233,7 @@ def parse_rules(content: bytes) -> IdentityRules:
     """From YAML, of which JSON is a part. Raises IdentityFileError."""
     try:
         document = yaml.load(content, Loader=_StrictLoader)  # noqa: S506  (a SafeLoader that is stricter)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f"line {mark.line + 1}: "
         raise IdentityFileError(f"{where}{getattr(error, 'problem', None) or 'this is no YAML'}.") from None
@@ -243,12 +244,20 @@ def parse_rules(content: bytes) -> IdentityRules:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """The second of two equal keys would win without a word, and an alias can make a small file large."""
+    """The second of two equal keys would win without a word, an alias can make a small file large, a tag can name a
+    type that its text has not, and a number in base 60 takes time by the square of its length."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            event = self.get_event()  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(problem="aliases are not taken; write it out", problem_mark=event.start_mark)
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        refused = ""
+        if isinstance(event, yaml.AliasEvent):
+            refused = "aliases are not taken; write it out"
+        elif event.tag is not None:
+            refused = "tags are not taken; leave it out"
+        elif isinstance(event, yaml.ScalarEvent) and len(event.value) > _LONGEST_TEXT:
+            refused = f"a text has at most {_LONGEST_TEXT} characters"
+        if refused:
+            raise yaml.MarkedYAMLError(problem=refused, problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
