@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from alembic import command
 from pydantic import SecretStr
-from sqlalchemy import func, select, text
+from sqlalchemy import func, inspect, select, text
 
 import holdfast_service.attached_stores.epoch
 import holdfast_service.backup.write
@@ -347,6 +347,29 @@ def test_a_table_of_somebody_else_makes_no_backup_useless(
         write_backup(service.context.database, tmp_path / "catalog.backup")
     url = nowhere.replace("postgresql+psycopg://", "postgres://").replace("postgresql://", "postgres://")
     assert restore_backup(at(settings, url), tmp_path / "catalog.backup") == 2
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+@pytest.mark.parametrize("column", ["id\" FROM PROGRAM 'true' --", "of_no_revision"])
+def test_a_column_that_the_revision_has_not_is_no_part_of_a_statement(
+    settings: ServiceSettings, nowhere: str, tmp_path: Path, column: str
+) -> None:
+    with running_service(settings) as service:
+        Job(service.http()).save(1)
+        write_backup(service.context.database, tmp_path / "whole.backup")
+    hostile_backup = tmp_path / "hostile.backup"
+    with zipfile.ZipFile(tmp_path / "whole.backup") as whole, zipfile.ZipFile(hostile_backup, "w") as hostile:
+        for each in whole.namelist():
+            content = whole.read(each)
+            if each == MANIFEST:
+                told = json.loads(content)
+                told["tables"]["projects"] = [column]
+                content = json.dumps(told).encode()
+            hostile.writestr(each, content)
+    with pytest.raises(BackupRefusedError, match="columns of projects"):
+        restore_backup(at(settings, nowhere), hostile_backup)
+    with opened(nowhere) as database, database.engine.connect() as connection:
+        assert inspect(connection).get_table_names() == []
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)

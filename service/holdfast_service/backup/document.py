@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import zipfile
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import IO, Literal
+
+from pydantic import TypeAdapter
 
 FORMAT = 1
 MANIFEST = "holdfast-backup.json"
@@ -41,15 +43,29 @@ class Backup:
         return json.dumps(asdict(self), indent=1)
 
 
+_BACKUP = TypeAdapter(Backup)
+_MOST_MANIFEST_BYTES = 16 * 1024**2
+
+
 def read_manifest(archive: zipfile.ZipFile) -> Backup:
     """Raises BackupRefusedError."""
+    with member(archive, MANIFEST) as file:
+        content = file.read(_MOST_MANIFEST_BYTES)
     try:
-        told = json.loads(archive.read(MANIFEST))
+        told = json.loads(content)
         if told.get("format") != FORMAT:
             raise BackupRefusedError(
                 f"The backup has format {told.get('format')!r}, and this version reads {FORMAT}. Install the Holdfast "
                 f"that wrote it ({told.get('holdfast')})."
             )
-        return Backup(**told)
-    except (KeyError, TypeError, ValueError, AttributeError):
+        return _BACKUP.validate_python(told)
+    except (ValueError, AttributeError, RecursionError):
         raise BackupRefusedError("This is no backup of Holdfast: it does not say what it holds.") from None
+
+
+def member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
+    """Raises BackupRefusedError."""
+    try:
+        return archive.open(name)
+    except (KeyError, RuntimeError):  # it is not there, or is encrypted, which no backup is
+        raise BackupRefusedError(f"This is no backup of Holdfast: it has no {name} that can be read.") from None

@@ -7,6 +7,7 @@ restore once more goes on with it.
 
 from __future__ import annotations
 
+import lzma
 import os
 import secrets
 import shutil
@@ -25,7 +26,7 @@ from sqlalchemy.exc import DBAPIError
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.attached_stores.epoch import raise_epoch
 from holdfast_service.audit.record import Actor
-from holdfast_service.backup.document import CATALOG, TABLES, Backup, BackupRefusedError, read_manifest
+from holdfast_service.backup.document import CATALOG, TABLES, Backup, BackupRefusedError, member, read_manifest
 from holdfast_service.dashboards.views import ensure_views
 from holdfast_service.db.engine import Database
 from holdfast_service.db.migrate import (
@@ -57,10 +58,10 @@ def restore_backup(settings: ServiceSettings, path: Path) -> int:
             backup = read_manifest(archive)
             _check_kind(settings, backup)
             if backup.database == "sqlite":
-                return _restore_sqlite(settings, archive)
+                return _restore_sqlite(settings, archive, backup)
             return _restore_postgres(settings, archive, backup)
-    # A spoilt header can name a compression that zipfile does not know: that is its NotImplementedError.
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
+    # A spoilt header can name another compression, also one that zipfile does not know: its NotImplementedError.
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, EOFError, UnicodeDecodeError) as error:
         raise BackupRefusedError(f"{path} is no whole backup ({error}).") from None
     except OSError as error:
         raise BackupRefusedError(f"{path} cannot be restored ({error.strerror}).") from None
@@ -76,7 +77,7 @@ def _check_kind(settings: ServiceSettings, backup: Backup) -> None:
         )
 
 
-def _restore_sqlite(settings: ServiceSettings, archive: zipfile.ZipFile) -> int:
+def _restore_sqlite(settings: ServiceSettings, archive: zipfile.ZipFile, backup: Backup) -> int:
     path = Path(str(make_url(settings.database_url_text).database))
     for there in (path, *(Path(f"{path}-{end}") for end in ("wal", "shm", "journal"))):
         if there.exists():
@@ -88,15 +89,21 @@ def _restore_sqlite(settings: ServiceSettings, archive: zipfile.ZipFile) -> int:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with archive.open(CATALOG) as member:
+        with member(archive, CATALOG) as content:
             with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                shutil.copyfileobj(member, file)
+                shutil.copyfileobj(content, file)
         database = Database(f"sqlite:///{fresh}")
         try:
+            with database.engine.connect() as connection:
+                found = connection.execute(text("SELECT catalog_id, epoch FROM catalog_identity")).one_or_none()
+            if found is None or tuple(found) != (backup.catalog_id, backup.epoch):
+                raise BackupRefusedError("The backup has another catalog than it says.")
             epoch = _made_current(database)
             with database.engine.connect() as connection:
                 raw = cast("sqlite3.Connection", connection.connection.dbapi_connection)
                 raw.execute("PRAGMA journal_mode=DELETE")  # all of it is in the one file
+        except (DBAPIError, sqlite3.DatabaseError) as error:
+            raise BackupRefusedError(f"The backup's catalog is no whole database ({error}).") from None
         finally:
             database.dispose()
         os.link(fresh, path)  # the same file: the catalog knows its place by its number
@@ -154,10 +161,13 @@ def _load(connection: Connection, archive: zipfile.ZipFile, backup: Backup) -> N
             continue
         if connection.exec_driver_sql(f'SELECT 1 FROM "{table}" LIMIT 1').first():  # noqa: S608
             connection.exec_driver_sql(f'DELETE FROM "{table}"')  # noqa: S608  a revision has put it there
+        # They become a part of a statement, and COPY can run a program of the server.
+        if not set(columns) <= {each["name"] for each in inspect(connection).get_columns(table)}:
+            raise BackupRefusedError(f"The backup has columns of {table} that its revision {backup.revision} has not.")
         names = ", ".join(f'"{each}"' for each in columns)
-        with archive.open(f"{TABLES}{table}") as member, raw.cursor() as cursor:
+        with member(archive, f"{TABLES}{table}") as content, raw.cursor() as cursor:
             with cursor.copy(f'COPY "{table}" ({names}) FROM STDIN') as rows:
-                while block := member.read(1 << 20):
+                while block := content.read(1 << 20):
                     rows.write(block)
     for row in references:
         connection.exec_driver_sql(f'ALTER TABLE {row.of} ADD CONSTRAINT "{row.name}" {row.definition}')
