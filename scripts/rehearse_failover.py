@@ -19,7 +19,9 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 from sqlalchemy import make_url
@@ -42,6 +44,7 @@ class Saver:
     http: httpx.Client
     run: str
     told: dict[int, str] = field(default_factory=dict)
+    told_at: list[float] = field(default_factory=list)
     failed_calls: int = 0
     error: BaseException | None = None
 
@@ -54,6 +57,7 @@ class Saver:
                 try:
                     saved = job.save(step)
                     if saved["state"] == "committed":
+                        self.told_at.append(time.monotonic())
                         self.told[step] = saved["id"]
                 except (httpx.HTTPError, Refused) as error:
                     if isinstance(error, Refused) and error.status < 500:
@@ -62,6 +66,15 @@ class Saver:
                     stop.wait(_RETRY_SECONDS)
         except BaseException as error:
             self.error = error
+
+
+class Moments(NamedTuple):
+    began: float
+    killed: float
+    """The primary."""
+    resumed: float
+    """The first commit after the promotion."""
+    ended: float
 
 
 def main() -> int:
@@ -78,11 +91,15 @@ def main() -> int:
         both = _url_of_both(primary.create_database(database), standby_port)
         http = _service(folder, both, stack)
         savers = [Saver(http(), f"rehearsal/job-{number}") for number in range(1, arguments.jobs + 1)]
-        told, seconds = _rehearse(primary, standby_port, savers, arguments.commits)
+        moments = _rehearse(primary, standby_port, savers, arguments.commits)
+        told = [each for saver in savers for each in saver.told.values()]
         lost = _lost(http(), told)
+    told_at = [at for saver in savers for at in saver.told_at]
+    before, during, after = (_rate(told_at, *span) for span in pairwise(moments))
     print(f"commits that jobs were told of    {len(told)}")
     print(f"calls that failed and were retried {sum(each.failed_calls for each in savers)}")
-    print(f"from the kill to the first commit {seconds:.1f} s")
+    print(f"from the kill to the first commit {moments.resumed - moments.killed:.1f} s")
+    print(f"saves a second                    {before:.1f} before, {during:.1f} until that commit, {after:.1f} after")
     print(f"lost                              {len(lost)}")
     for each in lost:
         print(f"  {each}")
@@ -136,12 +153,15 @@ def _service(folder: Path, database_url: str, stack: ExitStack) -> Callable[[], 
     return lambda: stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=60))
 
 
-def _rehearse(
-    primary: OwnPostgresServer, standby_port: int, savers: list[Saver], commits: int
-) -> tuple[list[str], float]:
-    """What the jobs were told of, and the seconds without a commit."""
+def _rate(told_at: list[float], begin: float, end: float) -> float:
+    """Commits a second."""
+    return sum(begin <= at < end for at in told_at) / (end - begin)
+
+
+def _rehearse(primary: OwnPostgresServer, standby_port: int, savers: list[Saver], commits: int) -> Moments:
     stop = threading.Event()
     threads = [threading.Thread(target=each.save_until, args=(stop,)) for each in savers]
+    began = time.monotonic()
     for thread in threads:
         thread.start()
     try:
@@ -155,13 +175,14 @@ def _rehearse(
         # A reply may have been under way when the primary died: what counts comes after the promotion.
         before = [len(each.told) for each in savers]
         _wait(lambda: any(len(each.told) > count for each, count in zip(savers, before, strict=True)), "one commits")
-        seconds = time.monotonic() - killed_at
+        resumed_at = min(at for each, count in zip(savers, before, strict=True) for at in each.told_at[count:][:1])
         _wait(lambda: _have_committed(savers, before, commits), "each job has committed again")
+        ended_at = time.monotonic()
     finally:
         stop.set()
         for thread in threads:
             thread.join()
-    return [each for saver in savers for each in saver.told.values()], seconds
+    return Moments(began, killed_at, resumed_at, ended_at)
 
 
 def _have_committed(savers: list[Saver], before: list[int], commits: int) -> bool:

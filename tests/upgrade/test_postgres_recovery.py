@@ -3,6 +3,7 @@ standby."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -110,3 +111,5 @@ def test_the_rehearsed_failover_loses_nothing_that_a_job_was_told() -> None:
     told = dict(line.rsplit(maxsplit=1) for line in ran.stdout.splitlines() if line.startswith(("commits", "lost")))
     assert int(told["commits that jobs were told of"]) >= 12
     assert told["lost"] == "0"
+    rates = r"saves a second +(\d+\.\d) before, (\d+\.\d) until that commit, (\d+\.\d) after"
+    assert re.search(rates, ran.stdout), ran.stdout
