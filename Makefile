@@ -42,6 +42,7 @@ help:
 	@echo 'make preempt [TIMES=100] [AGENTS=yes]                   SIGTERM at random moments: is the newest state saved?'
 	@echo 'make bench [SIZE=1GiB] [REPEATS=5] [DEVICE=cuda]        beside its peers: docs/performance.md'
 	@echo 'make scale [RANKS=64,256] [CHECKPOINTS=1000,1000000]    what many ranks, and many checkpoints, cost the service'
+	@echo 'make siege                                              the rate of saves under attack: is the bar met?'
 	@echo 'make run                                                the service on http://127.0.0.1:8400'
 	@echo 'make format                                             let ruff fix and format the code'
 	@echo 'make docs                                               write the pages that are made of the code anew'
@@ -110,7 +111,7 @@ bench: venv
 scale: venv
 	@$(VENV)/bin/python -m benchmarks.scale --ranks $(RANKS) --checkpoints $(CHECKPOINTS)
 
-# Writes benchmarks/results/siege.json: the rate of saves under attack. Leave the machine alone, a minute.
+# Writes benchmarks/results/siege.json: the rate of saves under attack, and whether the bar is met. Leave the machine alone, a minute.
 siege: venv
 	@$(VENV)/bin/python -m benchmarks.siege
 

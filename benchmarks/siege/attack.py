@@ -101,7 +101,10 @@ class Attack:
             connection.bind((HALVES_FROM if isinstance(who, _Half) else who.source, 0))
             connection.settimeout(30)
             connection.connect(self._at)
-            connection.sendall(_HALF if isinstance(who, _Half) else who.request)
+            if isinstance(who, _Half):
+                connection.sendall(_HALF)
+            else:
+                self._send(connection, who)
             connection.setblocking(False)
         except OSError:
             self.counted["not connected"] += 1
@@ -143,7 +146,11 @@ class Attack:
         self.counted[f"{who.kind} {head[9:12].decode()}"] += 1
         who.come.clear()
         with contextlib.suppress(OSError):  # it is heard of at the next turn
-            connection.sendall(who.request)
+            self._send(connection, who)
+
+    def _send(self, connection: socket.socket, who: _Caller) -> None:
+        connection.sendall(who.request)
+        self.counted[f"{who.kind} sent"] += 1
 
 
 def _request(path: str, token: str) -> bytes:

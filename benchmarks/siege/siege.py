@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,21 @@ GREEDY_PER_SECOND = 10.0
 for all that a process can do get a half each."""
 SAVERS = 4
 SAVED = "saves"
+
+
+BAR = 0.8
+"""So much of the rate another project ought to keep. Nothing fails on it."""
+
+
+def unsent(halves_open: int, counted: Mapping[str, int]) -> list[str]:
+    """The kinds of attack that were not there while `counted` was counted: then nothing was measured."""
+    # The flood is refused, and so is what the greedy project calls beyond its limit.
+    done = {
+        "halves": halves_open,
+        "wrong": min(counted.get("wrong sent", 0), counted.get("wrong 429", 0)),
+        "greedy": min(counted.get("greedy sent", 0), counted.get("greedy 200", 0) + counted.get("greedy 429", 0)),
+    }
+    return [kind for kind, count in done.items() if count <= 0]
 
 
 @dataclass(frozen=True)
@@ -143,9 +159,10 @@ class Attackers:
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
-    def until(self, holds: Callable[[dict[str, Any]], bool]) -> None:
-        """Raises RuntimeError if they end before."""
-        while not holds(self.counted):
+    def until(self, holds: Callable[[dict[str, Any]], bool], seconds: float = math.inf) -> None:
+        """Or for so long. Raises RuntimeError if they end before."""
+        ends = time.monotonic() + seconds
+        while not holds(self.counted) and time.monotonic() < ends:
             if self._process.poll() is not None:
                 raise RuntimeError(f"the attack ended with {self._process.returncode}, after {self.counted}")
             time.sleep(0.1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from benchmarks.siege.attack import possible_connections
-from benchmarks.siege.siege import SAVERS, Besieged, besieged
+from benchmarks.siege.siege import SAVERS, Besieged, besieged, unsent
 
 from holdfast_service.settings import ServiceSettings
 
@@ -55,14 +55,32 @@ def test_another_projects_saves_go_on_under_siege(tmp_path: Path) -> None:
             )
             counted = attackers.counted
         _judge(place, [*before.ids, *during.ids])
+    assert unsent(counted["halves open"], {name: counted[name] - began.get(name, 0) for name in counted}) == []
     print(f"{before.per_second:.1f} saves/s before, {during.per_second:.1f} under siege; {open_at_once} connections")
     print(counted)
     assert min(connections, places) * 0.9 <= open_at_once <= places + 1
     assert counted["halves cut off"] >= connections - places, "those too many took places from each other"
     assert set(counted) <= {
         *("halves opened", "halves open", "halves cut off", "not connected", "wrong cut off", "greedy cut off"),
+        *("wrong sent", "greedy sent"),
         *("wrong 401", "wrong 429", "wrong 503", "greedy 200", "greedy 429", "greedy 503"),
     }, "every call got an answer that says what it is"
+
+
+@pytest.mark.parametrize(
+    ("kind", "counted"),
+    [
+        ("greedy", {"greedy sent": 0, "greedy 429": 0, "greedy 200": 0}),
+        ("greedy", {"greedy 429": 0, "greedy 200": 0}),
+        ("wrong", {"wrong sent": 0}),
+        ("wrong", {"wrong 429": 0}),
+    ],
+)
+def test_what_was_measured_without_one_of_the_attacks_is_no_measurement(kind: str, counted: dict[str, int]) -> None:
+    whole = {"wrong sent": 100, "wrong 401": 1, "wrong 429": 99, "greedy sent": 20, "greedy 200": 10, "greedy 429": 10}
+    assert unsent(5000, whole) == []
+    assert unsent(5000, whole | counted) == [kind]
+    assert unsent(0, whole) == ["halves"]
 
 
 def _judge(place: Besieged, ids: list[str]) -> None:
