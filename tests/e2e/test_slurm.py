@@ -1,4 +1,5 @@
-"""A job on a real Slurm cluster with examples/slurm/train.sbatch: preempted, requeued, and the same to the bit."""
+"""A job on a real Slurm cluster with examples/slurm/train.sbatch: preempted, out of time, requeued, and the same to the
+bit."""
 
 from __future__ import annotations
 
@@ -76,6 +77,10 @@ class Jobs:
         until(lambda: again.items() <= self._cluster.job(number).items(), lambda: self.told(number))
         self._cluster.run("scontrol", "update", f"JobId={number}", "StartTime=now+3")
 
+    def told_the_script(self, number: str) -> int:
+        """How often SIGUSR1 has come to it."""
+        return self._log(number).count("SIGUSR1: the ranks save and leave")
+
     def wait_for_end(self, number: str) -> dict[str, str]:
         until(lambda: self._cluster.job(number)["JobState"] in _ENDED, lambda: self.told(number))
         return self._cluster.job(number)
@@ -89,8 +94,10 @@ class Jobs:
         return [(self._folder / f"demo-{run}-ended-{rank}").read_text() for rank in range(2)]
 
     def told(self, number: str) -> str:
-        log = "".join(each.read_text(errors="replace") for each in self._folder.glob(f"*-{number}.log"))
-        return f"{self._cluster.job(number)}\n{log[-6000:]}"
+        return f"{self._cluster.job(number)}\n{self._log(number)[-6000:]}"
+
+    def _log(self, number: str) -> str:
+        return "".join(each.read_text(errors="replace") for each in self._folder.glob(f"*-{number}.log"))
 
 
 @pytest.mark.timeout(900)
@@ -100,21 +107,32 @@ def test_a_job_that_slurm_preempts_is_requeued_and_ends_bit_for_bit(cluster: Slu
     folder.mkdir()
     with holdfast_serve(tmp_path) as service:
         jobs = Jobs(cluster, service, folder)
-        preempted = jobs.submit("--array=7", slow_launches=2)
+        preempted = jobs.submit("--array=7", slow_launches=3)
         jobs.wait_for_step("gpt-7", 0, preempted)
 
-        # It needs both nodes, and takes them from the other one.
+        # It needs both nodes, and takes them from the other one, whose ranks get SIGTERM.
         undisturbed = jobs.submit("--partition=urgent", "--job-name=urgent")
         jobs.wait_for_requeue(preempted, 1)
         assert jobs.wait_for_end(undisturbed)["ExitCode"] == "0:0", jobs.told(undisturbed)
         assert jobs.starts("gpt") == [0]
+        assert jobs.told_the_script(preempted) == 0
 
-        # What --signal=B:USR1@120 does before the time limit: SIGUSR1 to the script alone.
+        # The time limit comes nearer than --signal=B:USR1@120 says, and Slurm sends SIGUSR1 to the script.
         jobs.wait_for_step("gpt-7", 1, preempted)
-        cluster.run("scancel", "--batch", "--signal=USR1", preempted)
+        limit = cluster.job(preempted)["TimeLimit"]
+        cluster.run("scontrol", "update", f"JobId={preempted}", "TimeLimit=2")
         jobs.wait_for_requeue(preempted, 2)
+        cluster.run("scontrol", "update", f"JobId={preempted}", f"TimeLimit={limit}")
+        assert jobs.told_the_script(preempted) == 1
+
+        # A preemption on a cluster that sends the job's own signal then.
+        cluster.configure("SlurmctldParameters=preempt_send_user_signal")
+        jobs.wait_for_step("gpt-7", 2, preempted)
+        cluster.run("sbatch", "--partition=urgent", "--nodes=2", f"--cpus-per-task={CPUS}", "--wrap=true")
+        jobs.wait_for_requeue(preempted, 3)
         end = jobs.wait_for_end(preempted)
-        assert (end["JobState"], end["ExitCode"], end["Restarts"]) == ("COMPLETED", "0:0", "2"), jobs.told(preempted)
+        assert (end["JobState"], end["ExitCode"], end["Restarts"]) == ("COMPLETED", "0:0", "3"), jobs.told(preempted)
+        assert jobs.told_the_script(preempted) == 2
 
         # A person's scancel is no preemption, though the ranks save as they do then.
         cancelled = jobs.submit("--array=8", slow_launches=1)
@@ -123,11 +141,11 @@ def test_a_job_that_slurm_preempts_is_requeued_and_ends_bit_for_bit(cluster: Slu
         end = jobs.wait_for_end(cancelled)
         assert (end["JobState"], end["Restarts"]) == ("CANCELLED", "0"), jobs.told(cancelled)
 
-        first, second, third = jobs.starts("gpt-7")
-        assert first == 0 < second < third < STEPS
+        first, second, third, fourth = jobs.starts("gpt-7")
+        assert first == 0 < second < third < fourth < STEPS
         assert jobs.ended("gpt-7") == jobs.ended("gpt")
         url, data = service.environment["HOLDFAST_URL"], Path(service.environment["HOLDFAST_DATA_DIR"])
         with Client(ClientSettings(url=url, data_dir=data)) as client:
             outcomes = [each.outcome for each in client.attempts.list("demo", "gpt-7").items]
             assert [each.outcome for each in client.attempts.list("demo", "gpt-8").items] == [AttemptOutcome.PREEMPTED]
-    assert outcomes == [AttemptOutcome.FINISHED, AttemptOutcome.PREEMPTED, AttemptOutcome.PREEMPTED]
+    assert outcomes == [AttemptOutcome.FINISHED, *[AttemptOutcome.PREEMPTED] * 3]

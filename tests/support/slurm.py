@@ -74,6 +74,12 @@ class SlurmCluster:
         words = self.run("scontrol", "show", "job", "--oneliner", number).split()
         return {name: value for name, _, value in (word.partition("=") for word in words)}
 
+    def configure(self, line: str) -> None:
+        """One more line of its configuration, from here on."""
+        with (self._folder / "slurm.conf").open("a") as file:
+            file.write(f"{line}\n")
+        self.run("scontrol", "reconfigure")
+
     def end_jobs(self) -> None:
         """Returns when none is left; after KillWait Slurm kills them."""
         me = getpass.getuser()
