@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import holdfast_service.training.attempts as opening
+from tests.service.conftest import Clock
 from tests.support.interleave import hold_before, overlap, refused
 from tests.support.rank import Job, answer
 from tests.support.retention import apply, plan, put_policy
@@ -81,15 +82,21 @@ def test_a_store_that_is_unavailable_quarantines_nothing(service: RunningService
     assert view(service, 200)["health"] == "ok"
 
 
-def test_a_released_checkpoint_is_not_quarantined_again_at_once(service: RunningService) -> None:
+@pytest.mark.rule("database-clock")
+@pytest.mark.parametrize("jump", [0, -3600, 3600])
+def test_a_released_checkpoint_is_not_quarantined_again_at_once(
+    service: RunningService, clock: Clock, jump: float
+) -> None:
     first = Job(service.http())
     for step in (100, 200):
         first.save(step)
     last = crash(service, 3, after=1)
     Job(service.http(), after=last).end("failed")
     found = view(service, 200)
+    clock.advance(jump)
     edit = {"health": "ok"}
     answer(service.http().patch(f"/v1/checkpoints/{found['id']}", json=edit, headers={"If-Match": found["etag"]}))
+    clock.advance(-jump)
     last = crash(service, 2, after=last + 1)
     assert offered(Job(service.http(), after=last, launch_id="x")) == 200
     Job(service.http(), after=last, launch_id="x").end("failed")

@@ -257,6 +257,9 @@ def edit_checkpoint(
         checkpoint.labels, checkpoint.health, checkpoint.health_reason, checkpoint.metrics = after.values()
         checkpoint.version += 1
         changed = [name for name in after if after[name] != before[name]]
+        # Attempts up to this one tell nothing against what a person calls healthy now (`training/crash_loop.py`).
+        is_released = "health" in changed and after["health"] == Health.OK
+        released = {"latest_attempt": run.latest_attempt} if is_released else {}
         record_event(
             session,
             Actor.person(caller),
@@ -266,7 +269,7 @@ def edit_checkpoint(
             checkpoint_id=checkpoint.id,
             reason=request.health_reason,
             before=_told(before, changed, request),
-            after=_told(after, changed, request),
+            after=_told(after, changed, request) | released,
         )
         session.flush()
         return current_checkpoint_view(session, project.name, run.name, checkpoint)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from enum import Enum
 
 from sqlalchemy import func, select
@@ -76,7 +75,6 @@ class Tried:
     `point_step` is its step. `called_later`: it was alive when another one took over."""
 
     number: int
-    opened_at: datetime
     point: str | None
     point_step: int | None
     outcome: AttemptOutcome | None
@@ -104,19 +102,18 @@ class _End(Enum):
 
 
 def crash_loop(
-    newest_first: Sequence[Tried], point: str, *, attempts: int, released_at: datetime | None = None
+    newest_first: Sequence[Tried], point: str, *, attempts: int, released_after: int = 0
 ) -> CrashLoop | None:
-    """None unless `attempts` of them crashed from `point` without progress. Those that were opened before a person
-    released it do not count. A node that was lost tells nothing once: silence counts if it repeats."""
+    """None unless `attempts` of them crashed from `point` without progress. Those up to `released_after`, the newest
+    attempt when a person released it, do not count. A node that was lost tells nothing once: silence counts if it
+    repeats."""
     since_progress: list[tuple[Tried, _End]] = []
     for tried in newest_first:
         if (end := _end_of(tried)) is _End.PROGRESS:
             break
         since_progress.append((tried, end))
     from_point = [
-        (tried, end)
-        for tried, end in since_progress
-        if tried.point == point and (released_at is None or tried.opened_at > released_at)
+        (tried, end) for tried, end in since_progress if tried.point == point and tried.number > released_after
     ]
     crashed = [tried.number for tried, end in from_point if end is _End.CRASH]
     silent = [tried.number for tried, end in from_point if end is _End.SILENCE]
@@ -173,7 +170,7 @@ def break_crash_loop(
     if point is None or attempts == 0 or point.attempt == run.latest_attempt - 1:
         return decision
     loop = crash_loop(
-        _tried(session, run), point.checkpoint_id, attempts=attempts, released_at=_released_at(session, point)
+        _tried(session, run), point.checkpoint_id, attempts=attempts, released_after=_released_after(session, point)
     )
     if loop is None:
         return decision
@@ -229,7 +226,6 @@ def _tried(session: Session, run: Run) -> list[Tried]:
     return [
         Tried(
             number=attempt.number,
-            opened_at=attempt.opened_at,
             point=point_id,
             point_step=point_step,
             outcome=None if attempt.outcome is None else AttemptOutcome(attempt.outcome),
@@ -243,14 +239,16 @@ def _tried(session: Session, run: Run) -> list[Tried]:
     ]
 
 
-def _released_at(session: Session, point: RestorePoint) -> datetime | None:
-    """When a person last said that it is healthy."""
+def _released_after(session: Session, point: RestorePoint) -> int:
+    """The newest attempt when a person last said that it is healthy; 0 if nobody did. The event has its number: the
+    clock may have gone back since those attempts were opened."""
     edits = session.scalars(
         select(AuditEvent)
         .where(AuditEvent.checkpoint_id == point.checkpoint_id, AuditEvent.action == "checkpoint.edit")
         .order_by(AuditEvent.id.desc())
     )
-    return next((edit.at for edit in edits if (edit.after or {}).get("health") == Health.OK), None)
+    told = (edit.after or {} for edit in edits)
+    return next((int(after.get("latest_attempt", 0)) for after in told if after.get("health") == Health.OK), 0)
 
 
 def _quarantined(session: Session, loop: CrashLoop) -> list[str]:
