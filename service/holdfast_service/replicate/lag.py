@@ -2,9 +2,9 @@
 
 The time counts from the oldest commit that is newer than the newest checkpoint which is whole there and from which a
 launch would resume. That is what would be lost with the first store (RPO). A copy of what has diverged, is corrupt or
-in quarantine, or is detached, hides nothing: the newest go there first, whatever their health. Nor does one that is
-dated later than now: the clock was ahead when it was committed. A checkpoint that is not judged yet counts as wanted: a
-controller that stands still must show.
+in quarantine, or is detached, hides nothing: the newest go there first, whatever their health. Which is newer, attempt
+and step say, and not the moment of the commit: the clock may have gone back in between. A checkpoint that is not judged
+yet counts as wanted: a controller that stands still must show.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
+from typing import Any
 
-from sqlalchemy import Subquery, and_, exists, func, or_, select, true
+from sqlalchemy import ColumnElement, Row, Subquery, and_, exists, func, or_, select, true, tuple_
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.base import Page
@@ -70,12 +71,12 @@ def lag_of(session: Session, store_id: int, run_ids: Collection[str] | None = No
     )
     for run_id, copied, waiting, lacks, error in counted:
         whole, lacking = newest.get((run_id, True)), newest.get((run_id, False))
-        latest = max((each for each in (whole, lacking) if each is not None), default=None)
+        latest = max((each for each in (whole, lacking) if each is not None), key=_order, default=None)
         lags[run_id] = RunLag(
-            newest_step=None if latest is None else latest[1],
-            newest_committed_at=None if latest is None else latest[0],
-            copied_step=None if whole is None else whole[1],
-            copied_committed_at=None if whole is None else whole[0],
+            newest_step=None if latest is None else latest.step,
+            newest_committed_at=None if latest is None else latest.committed_at,
+            copied_step=None if whole is None else whole.step,
+            copied_committed_at=None if whole is None else whole.committed_at,
             behind_since=since.get(run_id),
             missing_bytes=int(lacks or 0),
             waiting=int(waiting),
@@ -96,7 +97,9 @@ def _rows(store_id: int | None, run_ids: Collection[str] | None, *, unwanted: bo
         select(
             Checkpoint.run_id.label("run_id"),
             Checkpoint.committed_at.label("committed_at"),
+            Checkpoint.attempt_number.label("attempt"),
             Checkpoint.step.label("step"),
+            Checkpoint.detached.label("detached"),
             row.complete_at.is_not(None).label("whole"),
             and_(Checkpoint.health == Health.OK, ~Checkpoint.detached).label("resumable"),
             func.coalesce(row.missing_bytes, Checkpoint.chunk_bytes).label("lacks"),
@@ -121,29 +124,32 @@ def _rows(store_id: int | None, run_ids: Collection[str] | None, *, unwanted: bo
     return statement.subquery()
 
 
-def _newest(session: Session, rows: Subquery) -> dict[tuple[str, bool], tuple[datetime, int]]:
-    """By run and whether it is whole there: moment and step of the newest."""
-    place = (
-        func.row_number()
-        .over(partition_by=(rows.c.run_id, rows.c.whole), order_by=(rows.c.committed_at.desc(), rows.c.step.desc()))
-        .label("place")
-    )
-    ranked = select(rows.c.run_id, rows.c.whole, rows.c.committed_at, rows.c.step, place).subquery()
+def _newest(session: Session, rows: Subquery) -> dict[tuple[str, bool], Row[Any]]:
+    """By run and whether it is whole there."""
+    ranked = _ranked(rows, rows.c.run_id, rows.c.whole)
     found = session.execute(select(ranked).where(ranked.c.place == 1))
-    return {(row.run_id, bool(row.whole)): (row.committed_at, row.step) for row in found}
+    return {(row.run_id, bool(row.whole)): row for row in found}
+
+
+def _order(row: Row[Any]) -> tuple[bool, int, int]:
+    """What is detached is no newer state."""
+    return not row.detached, row.attempt, row.step
+
+
+def _ranked(rows: Subquery, *within: ColumnElement[Any], where: ColumnElement[bool] | None = None) -> Subquery:
+    """The rows with the place of each in the opposite of `_order`."""
+    newest_first = (rows.c.detached, rows.c.attempt.desc(), rows.c.step.desc())
+    place = func.row_number().over(partition_by=within, order_by=newest_first).label("place")
+    return select(rows, place).where(true() if where is None else where).subquery()
 
 
 def _behind_since(session: Session, rows: Subquery) -> dict[str, datetime]:
-    whole = (
-        select(rows.c.run_id, func.max(rows.c.committed_at).label("newest"))
-        .where(rows.c.whole, rows.c.resumable, rows.c.committed_at <= database_now(session))
-        .group_by(rows.c.run_id)
-        .subquery()
-    )
+    whole = _ranked(rows, rows.c.run_id, where=and_(rows.c.whole, rows.c.resumable))
+    is_newer = tuple_(rows.c.attempt, rows.c.step) > tuple_(whole.c.attempt, whole.c.step)
     found = session.execute(
         select(rows.c.run_id, func.min(rows.c.committed_at))
-        .outerjoin(whole, whole.c.run_id == rows.c.run_id)
-        .where(~rows.c.whole, or_(whole.c.newest.is_(None), rows.c.committed_at > whole.c.newest))
+        .outerjoin(whole, and_(whole.c.run_id == rows.c.run_id, whole.c.place == 1))
+        .where(~rows.c.whole, or_(whole.c.place.is_(None), and_(~rows.c.detached, is_newer)))
         .group_by(rows.c.run_id)
     )
     return {row[0]: row[1] for row in found}

@@ -333,20 +333,28 @@ def test_a_copy_of_what_has_diverged_hides_no_lag(
 
 
 @pytest.mark.rule("database-clock")
-def test_a_commit_that_the_clock_dated_too_late_hides_no_lag(service: RunningService, clock: Clock) -> None:
+@pytest.mark.parametrize("back_at_once", [True, False])
+def test_a_clock_that_goes_back_between_two_commits_hides_no_lag(
+    service: RunningService, clock: Clock, back_at_once: bool
+) -> None:
+    """It was ahead at the first one, or stands back at the second one and is right again afterwards."""
     http = service.http()
-    job = Job(http)
+    job, jump = Job(http), 10 * 86400
     put_policy(service)
-    clock.advance(10 * 86400)
+    answer(http.put("/v1/projects/demo/policies/objectives", json={"document": {"rpo_seconds": 60}}))
+    clock.advance(jump if back_at_once else 0)
     job.save(100, content=b"a")
     replicate(service)
-    clock.advance(-10 * 86400)
+    clock.advance(-jump)
     job.save(200, content=b"b")
-    clock.advance(120)
+    clock.advance(120 if back_at_once else jump + 120)
     behind = answer(http.get("/v1/projects/demo/runs/gpt/copies"))
     assert behind["lag_seconds"] >= 120
+    assert behind["rpo_seconds"] >= 120
+    assert (behind["newest_step"], behind["copied_step"], behind["lag_steps"]) == (200, 100, 100)
     replicate(service)
-    assert answer(http.get("/v1/projects/demo/runs/gpt/copies"))["lag_seconds"] == 0
+    even = answer(http.get("/v1/projects/demo/runs/gpt/copies"))
+    assert (even["lag_seconds"], even["copied_step"]) == (0, 200)
 
 
 def test_the_lag_is_told_before_any_controller_has_looked(
