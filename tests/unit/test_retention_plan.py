@@ -272,6 +272,11 @@ def test_what_was_committed_while_the_clock_stood_back_is_the_newest_all_the_sam
     facts[8] = replace(facts[8], at=START)
     facts[9] = replace(facts[9], at=START - timedelta(hours=1))
     assert set(kept_by(RetentionPolicy(keep_last=3), facts, "keep_last")) == {9, 8, 7}
+    facts = [replace(fact, metrics={"loss": {"value": 1.0}}) for fact in facts]
+    assert kept_by(RetentionPolicy(keep_best={"metric": "loss"}), facts, "keep_best") == [9], "of equal ones the newest"
+    beside = [replace(fact, on_line=False) for fact in facts]
+    run = RunFacts([*beside, Fact(id="ck_n", step=0, attempt=2, at=START + timedelta(hours=10))], None)
+    assert set(protected(run)) == {"ck_n", "ck_9"}, "the two newest healthy points"
 
 
 def test_without_a_policy_nothing_expires() -> None:

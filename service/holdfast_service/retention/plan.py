@@ -72,6 +72,11 @@ def newest_first(facts: Sequence[Fact]) -> list[Fact]:
     return sorted(facts, key=lambda fact: (fact.at, fact.step, fact.attempt, fact.id), reverse=True)
 
 
+def _by_step(facts: Sequence[Fact]) -> list[Fact]:
+    """The newest first by attempt and step: what is to be counted, for the clock may have gone back."""
+    return sorted(facts, key=lambda fact: (fact.attempt, fact.step, fact.id), reverse=True)
+
+
 Kept = Iterator[tuple[Fact, Reason]]
 
 
@@ -132,7 +137,7 @@ def _selected(policy: RetentionPolicy, judged: Sequence[Fact], read_at: datetime
     if not judged:
         return
     newest = _counted_from(judged, read_at)
-    yield from _last(policy, judged)
+    yield from _last(policy, _by_step(judged))
     if policy.keep_within is not None:
         start = parse_span(policy.keep_within).before(newest)
         for fact in judged:
@@ -147,7 +152,7 @@ def _selected(policy: RetentionPolicy, judged: Sequence[Fact], read_at: datetime
             if fact.step % policy.keep_every_steps == 0:
                 yield fact, Reason(ReasonKind.KEEP_EVERY_STEPS, f"a multiple of {policy.keep_every_steps}")
     for best in policy.keep_best:
-        yield from _best(best, judged)
+        yield from _best(best, _by_step(judged))
     wanted = set(policy.keep_labels)
     for fact in judged if wanted else ():
         if found := sorted(wanted.intersection(fact.labels)):
@@ -157,8 +162,7 @@ def _selected(policy: RetentionPolicy, judged: Sequence[Fact], read_at: datetime
 def _last(policy: RetentionPolicy, judged: Sequence[Fact]) -> Kept:
     if policy.keep_last is None:
         return
-    by_step = sorted(judged, key=lambda fact: (fact.attempt, fact.step, fact.id), reverse=True)  # the clock may go back
-    for place, fact in _placed(by_step, _number(policy.keep_last)):
+    for place, fact in _placed(judged, _number(policy.keep_last)):
         yield fact, Reason(ReasonKind.KEEP_LAST, f"number {place} of the newest {policy.keep_last}")
 
 
@@ -271,7 +275,7 @@ def healthy_first(facts: Sequence[Fact]) -> list[Fact]:
     on_line = sorted(
         (fact for fact in healthy if fact.on_line), key=lambda fact: (fact.step, fact.attempt, fact.at), reverse=True
     )
-    beside = newest_first([fact for fact in healthy if not fact.on_line])
+    beside = _by_step([fact for fact in healthy if not fact.on_line])
     return [*on_line, *beside]
 
 
