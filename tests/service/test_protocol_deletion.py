@@ -472,17 +472,17 @@ def test_time_in_which_nobody_could_take_it_back_does_not_count(service: Running
 
 
 @ON_SQLITE
-@pytest.mark.parametrize("when", ["purged", "checkpoints_are_older", "run_is_older"])
-def test_a_rebuild_raises_nothing_that_was_deleted(
-    service: RunningService, clock: Clock, empty_url: str, when: str
-) -> None:
+@pytest.mark.parametrize("when", ["purged", "checkpoints_are_older", "run_is_older", "clock_stood_back"])
+def test_a_rebuild_raises_nothing_deleted(service: RunningService, clock: Clock, empty_url: str, when: str) -> None:
     saved(service, steps=(1, 2))
     saved(service, "demo/other", steps=(5,))
     record_all(service.context)
+    clock.advance(-HOUR if when == "clock_stood_back" else 0)
     delete(service, reason="done with it")
     if when == "purged":
         purge_all(service, clock)
         saved(service, steps=(9,))
+    if when in ("purged", "clock_stood_back"):
         record_all(service.context)
     else:
         only(service, checkpoints=when == "run_is_older")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import delete, exists, func, join, or_, select, update
+from sqlalchemy import and_, delete, exists, func, join, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.states import CheckpointKind, CheckpointState, CopyState, Health, Tier
@@ -93,7 +93,7 @@ def stand_in_for_purged(database: Database, parents: Iterable[Parent]) -> None:
 
 def settle_deletions(database: Database, report: RebuildReport) -> None:
     """A run's record may tell of its deletion while the record of a checkpoint is older: it goes with its run. A run
-    that was launched or saved since, or has a checkpoint that is held, has been taken back, whatever its record says.
+    that has a checkpoint which was saved since, or is held, has been taken back, whatever its record says.
 
     And everything in the trash stays for a while: any record may be older than a person's word to take it back."""
     with database.transaction() as session:
@@ -115,10 +115,10 @@ def settle_deletions(database: Database, report: RebuildReport) -> None:
 
 
 def _lived_on(session: Session, run: Run) -> bool:
-    opened = exists().where(Attempt.run_id == run.id, Attempt.opened_at > run.deleted_at)
-    committed = exists().where(Checkpoint.run_id == run.id, Checkpoint.committed_at > run.deleted_at)
-    held = exists().where(Checkpoint.run_id == run.id, Checkpoint.state == CheckpointState.COMMITTED, is_held(session))
-    return bool(session.scalar(select(or_(opened, committed, held))))
+    """What went into the trash with it tells nothing, whatever the clock dated it: it may have gone back in between."""
+    is_there = and_(Checkpoint.run_id == run.id, Checkpoint.state == CheckpointState.COMMITTED)
+    since = or_(Checkpoint.committed_at > run.deleted_at, is_held(session))
+    return bool(session.scalar(select(exists().where(is_there, since))))
 
 
 def _trash_all(session: Session, run: Run) -> None:
