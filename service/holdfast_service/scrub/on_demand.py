@@ -50,7 +50,7 @@ class ChunkScrub:
         self._context = context
         self._actor = actor
         self._mode = mode
-        self._since = since
+        self._since = self._now = since
         self._waiting: list[int] = []
         self._looked_at: set[int] = set()
         self.by_store: dict[int, Tally] = {attached.store_id: Tally() for attached in context.stores}
@@ -73,6 +73,7 @@ class ChunkScrub:
                 )
                 .order_by(Copy.chunk_id, Copy.id)
             ).all()
+            self._now = database_now(session)
         for copy in copies:
             progress()
             self._scrub(copy)
@@ -85,6 +86,7 @@ class ChunkScrub:
             waiting, self._waiting = self._waiting, []
             with self._context.database.read() as session:
                 copies = session.scalars(select(Copy).where(Copy.id.in_(waiting)).order_by(Copy.id)).all()
+                self._now = database_now(session)
             self.copies -= len(waiting)
             for copy in copies:
                 self._scrub(copy)
@@ -114,11 +116,11 @@ class ChunkScrub:
         if self._role(copy.store_id) in self.problems or copy.id in self._looked_at:
             return False
         self._looked_at.add(copy.id)
-        return copy.bad_at is not None and copy.bad_at < self._since and copy.repaired_at is None
+        return copy.bad_at is not None and not self._is_since(copy.bad_at) and copy.repaired_at is None
 
     def _count_damage(self, copy: Copy) -> None:
         """Found bad before, or by another: it counts unless it was repaired before this operation."""
-        if copy.bad_at is None or (copy.repaired_at is not None and copy.repaired_at < self._since):
+        if copy.bad_at is None or (copy.repaired_at is not None and not self._is_since(copy.repaired_at)):
             return
         self.copies += 1
         if copy.finding == Finding.MISSING:
@@ -129,7 +131,12 @@ class ChunkScrub:
     def _read_since(self, copy: Copy) -> bool:
         if self._mode is not ScrubMode.READ or copy.proof != Proof.READ or copy.state == CopyState.SUSPECT:
             return False
-        return copy.verified_at is not None and copy.verified_at >= self._since
+        return copy.verified_at is not None and self._is_since(copy.verified_at)
+
+    def _is_since(self, moment: datetime) -> bool:
+        """Whether it lies within this operation. What is dated later than now a clock has dated that was ahead, and it
+        may have been before."""
+        return self._since <= moment <= self._now
 
     def _read(self, copy_id: int) -> None:
         claimed = self._context.database.run(lambda session: _claim(session, self._context, copy_id))
@@ -310,7 +317,12 @@ def _count_repaired(context: ServiceContext, chunk_ids: Sequence[int], since: da
     with context.database.read() as session:
         for portion in _portions(chunk_ids):
             repaired += (
-                session.scalar(select(func.count()).where(Copy.chunk_id.in_(portion), Copy.repaired_at >= since)) or 0
+                session.scalar(
+                    select(func.count()).where(
+                        Copy.chunk_id.in_(portion), Copy.repaired_at.between(since, database_now(session))
+                    )
+                )
+                or 0
             )
     return repaired
 

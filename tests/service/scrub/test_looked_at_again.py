@@ -117,12 +117,17 @@ def by_scrub(service: RunningService, saved: str, _clock: Clock) -> None:
     assert (found["good"], found["missing"], found["bad"], found["marked"]) == (2, 0, 0, [])
 
 
+def by_scrub_after_a_clock_was_ahead(service: RunningService, saved: str, clock: Clock) -> None:
+    clock.advance(-DAY)
+    by_scrub(service, saved, clock)
+
+
 def by_reader(service: RunningService, saved: str, _clock: Clock) -> None:
     verdict = report(service, saved)
     assert (verdict["readable"], verdict["corrupt_checkpoints"]) == (True, [])
 
 
-@pytest.mark.parametrize("look", [by_repairing, by_check, by_scrub, by_reader])
+@pytest.mark.parametrize("look", [by_repairing, by_check, by_scrub, by_scrub_after_a_clock_was_ahead, by_reader])
 def test_an_object_that_was_away_for_a_moment_is_seen_back_and_the_mark_goes(
     service: RunningService, clock: Clock, look: Callable[[RunningService, str, Clock], None]
 ) -> None:
@@ -131,10 +136,22 @@ def test_an_object_that_was_away_for_a_moment_is_seen_back_and_the_mark_goes(
         assert scrub(service, clock).corrupt_checkpoints == (saved,)
         assert repair.reconcile(service.context).lost_copies == 1
     look(service, saved, clock)
-    assert repair.reconcile(service.context).repaired_checkpoints == (() if look is by_scrub else (saved,))
+    assert repair.reconcile(service.context).repaired_checkpoints == (
+        (saved,) if look in (by_repairing, by_check, by_reader) else ()
+    )
     assert health_of(service, saved) == ("ok", None)
     assert states_of(service, CONTENT) == [CopyState.VERIFIED]
     assert actions(service) == ["copy.bad", "checkpoint.mark_corrupt", "copy.return", "checkpoint.repair"]
+
+
+@sqlite_only
+def test_what_a_clock_that_was_ahead_has_read_is_read_again_on_demand(service: RunningService, clock: Clock) -> None:
+    saved = Job(service.http()).save(7, content=CONTENT)["id"]
+    scrub(service, clock)
+    clock.advance(-DAY)
+    remove(service.context.store, key_of(service, CONTENT))
+    found = scrub_on_demand(service, saved)
+    assert (found["good"], found["missing"]) == (1, 1)
 
 
 @sqlite_only
