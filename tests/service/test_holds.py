@@ -82,14 +82,15 @@ def made_with(service: RunningService, token: str, name: str) -> str:
     return str(answer(reply)["token"])
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_nobody_releases_his_own_hold_with_another_token(service: RunningService, clock: Clock) -> None:
+@pytest.mark.rule("database-clock")
+@pytest.mark.parametrize("passes", [1, -3600])
+def test_nobody_releases_his_own_hold_with_another_token(service: RunningService, clock: Clock, passes: float) -> None:
     saved = Job(service.http()).save(100)
     root = service.token(Scope.ADMIN, Scope.OPERATE)
     placer, colleague = made_with(service, root, "placer"), made_with(service, root, "colleague")
-    clock.advance(1)
+    clock.advance(passes)
     hold = place(service, saved["id"], token=placer)
-    clock.advance(1)
+    clock.advance(passes)
     second_me = made_with(service, placer, "second me")
     made_since = made_with(service, root, "made since")
     for token, why in (

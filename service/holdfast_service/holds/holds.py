@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import Select, select, tuple_
-from sqlalchemy.orm import Session
+from sqlalchemy import Select, exists, select, tuple_
+from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.base import Page
 from holdfast_protocol.problems import ProblemCode
@@ -19,7 +20,7 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.pages import cut_page, decode_cursor, moment_from_text, moment_to_text
 from holdfast_service.db.repeats import Repeatable, digest_of
 from holdfast_service.db.tables.core import Checkpoint, Project, Run, Token
-from holdfast_service.db.tables.operations import Hold
+from holdfast_service.db.tables.operations import AuditEvent, Hold
 from holdfast_service.errors import ProblemError
 from holdfast_service.holds.held import in_force
 from holdfast_service.runs.views import checkpoint_by_id, locked_checkpoint, project_named, run_named
@@ -86,10 +87,11 @@ def locked_hold(session: Session, caller: Principal, hold_id: str) -> tuple[Hold
 # what he holds himself, with a second one.
 
 
-def why_same_line(session: Session, token_id: str, placed_by: str, placed_at: datetime) -> str | None:
+def why_same_line(session: Session, token_id: str, hold: Hold) -> str | None:
     """What the token has to do with the one that placed a hold, or None: it is that one, descends from it or has made
     it, at whatever depth; or it descends from what a maker of that one has made after the hold; or both are of one
     identity."""
+    placed_by = hold.placed_by_token
     if token_id == placed_by:
         return "has placed this hold"
     releasing, placing = _with_makers(session, token_id), _with_makers(session, placed_by)
@@ -99,10 +101,25 @@ def why_same_line(session: Session, token_id: str, placed_by: str, placed_at: da
         return "has made the one that has placed this hold"
     if _identities(releasing) & _identities(placing):
         return "is of the identity that has placed this hold"
-    for token in releasing.values():
-        if token.created_by_token in placing and token.created_at >= placed_at:
-            return "was made after this hold, by who has made the one that has placed it"
+    if _any_made_after(session, [token.id for token in releasing.values() if token.created_by_token in placing], hold):
+        return "was made after this hold, by who has made the one that has placed it"
     return None
+
+
+def _any_made_after(session: Session, token_ids: Sequence[str], hold: Hold) -> bool:
+    """By the order of the audit trail: the clock may have gone back in between."""
+    if not token_ids:
+        return False
+    placed, made = aliased(AuditEvent), aliased(AuditEvent)
+    later = exists().where(
+        placed.checkpoint_id == hold.checkpoint_id,
+        placed.action == "hold.place",
+        placed.after["hold"].as_string() == hold.id,
+        made.id > placed.id,
+        made.action == "token.create",
+        made.after["token"].as_string().in_(token_ids),
+    )
+    return bool(session.scalar(select(later)))
 
 
 def _identities(tokens: dict[str, Token]) -> set[tuple[str | None, str | None]]:
@@ -317,7 +334,7 @@ def release_hold(context: ServiceContext, caller: Principal, hold_id: str, reque
 
 
 def _refuse_same_person(session: Session, caller: Principal, hold: Hold) -> None:
-    why = why_same_line(session, caller.token_id, hold.placed_by_token, hold.placed_at)
+    why = why_same_line(session, caller.token_id, hold)
     if why is None:
         return
     raise ProblemError(
