@@ -176,7 +176,8 @@ class ServiceSettings(BaseSettings):
         description="Calls a second of one project, in each process; 0: any number. A project that was quiet may make "
         "as many at once as HOLDFAST_TOKEN_BURST_SECONDS says; begins and lists leave half of these to other calls, "
         "and negotiations a quarter. Seals and heartbeats are not counted and not refused; of the others one more gets "
-        "429.",
+        "429. Nor is a call counted that names a checkpoint's id, by a token of every project, in a process that did "
+        "not see it begin.",
     )
     most_requests: int = Field(
         default=4000,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 import holdfast_service.training.attempts as opening
+from holdfast_service.db.tables.operations import AuditEvent
 from tests.service.conftest import Clock
 from tests.support.interleave import hold_before, overlap, refused
 from tests.support.rank import Job, answer
@@ -101,6 +103,26 @@ def test_a_released_checkpoint_is_not_quarantined_again_at_once(
     assert offered(Job(service.http(), after=last, launch_id="x")) == 200
     Job(service.http(), after=last, launch_id="x").end("failed")
     assert offered(Job(service.http(), after=last + 1)) == 100, "three more crashes count"
+
+
+def test_a_release_that_an_older_service_has_noted_counts_too(service: RunningService) -> None:
+    first = Job(service.http())
+    for step in (100, 200):
+        first.save(step)
+    last = crash(service, 3, after=1)
+    Job(service.http(), after=last).end("failed")
+    found = view(service, 200)
+    edit = {"health": "ok"}
+    answer(service.http().patch(f"/v1/checkpoints/{found['id']}", json=edit, headers={"If-Match": found["etag"]}))
+    with service.context.database.transaction() as session:
+        noted = session.scalars(select(AuditEvent).order_by(AuditEvent.id.desc())).first()
+        assert noted is not None
+        assert noted.after is not None
+        columns = {name: getattr(noted, name) for name in AuditEvent.__table__.c.keys() if name != "id"}
+        older = {name: value for name, value in noted.after.items() if name != "latest_attempt"}
+        session.add(AuditEvent(**columns | {"after": older}))
+    last = crash(service, 2, after=last + 1)
+    assert offered(Job(service.http(), after=last, launch_id="x")) == 200
 
 
 def test_a_job_that_crashes_at_every_start_does_not_eat_its_checkpoints(service: RunningService) -> None:

@@ -88,6 +88,30 @@ def test_slabs_are_reused_and_steady_state_allocates_nothing():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4 * 1024  # KiB; the state is 32 MiB
 
 
+@pytest.mark.rule("staging-slabs")
+def test_a_save_that_comes_before_the_thread_that_makes_its_memory_keeps_its_own(monkeypatch):
+    late = []
+
+    class Late:
+        def __init__(self, *, target, **_options):
+            late.append(target)
+
+        def start(self):
+            pass
+
+    monkeypatch.setattr(threading, "Thread", Late)
+    area, values = StagingArea(), {"a": torch.randn(1000)}
+    area.prepare(staged(values).plan)
+    first = staged(values, area=area)
+    layout = first._layout
+    late[0]()
+    assert bytes(first.chunk(0)) == bits(values["a"])
+    first.release()
+    late[0]()
+    assert staged(values, area=area)._layout is layout
+    assert area.free == 0
+
+
 def test_another_plan_in_the_same_slab_leaves_no_old_bytes_in_the_gaps_and_clears_no_more():
     """Training waits, and the slab may be as large as the state."""
     area = StagingArea()

@@ -21,7 +21,7 @@ import structlog
 from alembic import command
 from alembic.util import CommandError
 from sqlalchemy import Connection, inspect, make_url, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.attached_stores.epoch import raise_epoch
@@ -102,7 +102,7 @@ def _restore_sqlite(settings: ServiceSettings, archive: zipfile.ZipFile, backup:
             with database.engine.connect() as connection:
                 raw = cast("sqlite3.Connection", connection.connection.dbapi_connection)
                 raw.execute("PRAGMA journal_mode=DELETE")  # all of it is in the one file
-        except (DBAPIError, sqlite3.DatabaseError) as error:
+        except (SQLAlchemyError, sqlite3.DatabaseError) as error:
             raise BackupRefusedError(f"The backup's catalog is no whole database ({error}).") from None
         finally:
             database.dispose()

@@ -170,7 +170,10 @@ def break_crash_loop(
     if point is None or attempts == 0 or point.attempt == run.latest_attempt - 1:
         return decision
     loop = crash_loop(
-        _tried(session, run), point.checkpoint_id, attempts=attempts, released_after=_released_after(session, point)
+        _tried(session, run),
+        point.checkpoint_id,
+        attempts=attempts,
+        released_after=_released_after(session, run, point),
     )
     if loop is None:
         return decision
@@ -239,16 +242,21 @@ def _tried(session: Session, run: Run) -> list[Tried]:
     ]
 
 
-def _released_after(session: Session, point: RestorePoint) -> int:
+def _released_after(session: Session, run: Run, point: RestorePoint) -> int:
     """The newest attempt when a person last said that it is healthy; 0 if nobody did. The event has its number: the
-    clock may have gone back since those attempts were opened."""
+    clock may have gone back since those attempts were opened. An event of an older service has none."""
     edits = session.scalars(
         select(AuditEvent)
         .where(AuditEvent.checkpoint_id == point.checkpoint_id, AuditEvent.action == "checkpoint.edit")
         .order_by(AuditEvent.id.desc())
     )
-    told = (edit.after or {} for edit in edits)
-    return next((int(after.get("latest_attempt", 0)) for after in told if after.get("health") == Health.OK), 0)
+    release = next((edit for edit in edits if (edit.after or {}).get("health") == Health.OK), None)
+    if release is None:
+        return 0
+    if (number := (release.after or {}).get("latest_attempt")) is not None:
+        return int(number)
+    before = select(func.max(Attempt.number)).where(Attempt.run_id == run.id, Attempt.opened_at <= release.at)
+    return session.scalar(before) or 0
 
 
 def _quarantined(session: Session, loop: CrashLoop) -> list[str]:

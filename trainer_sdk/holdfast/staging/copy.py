@@ -56,8 +56,12 @@ class Slab:
 
     def populate(self) -> None:
         """Has the system find memory for all of it now, in place of at the first copy. Changes no byte: copies into it
-        may go on meanwhile. Does nothing where the system cannot (Linux before 5.14)."""
+        may go on meanwhile. Does nothing where the system cannot (Linux before 5.14), or where the container's limit
+        would be met: the save itself says so."""
         memory = self.tensor
+        room = container_room_bytes()
+        if room is not None and room < memory.numel():
+            return
         libc = ctypes.CDLL(None, use_errno=True)  # releases the interpreter's lock, which mmap.madvise keeps
         for start in range(0, memory.numel(), _POPULATED_BYTES):
             size = min(_POPULATED_BYTES, memory.numel() - start)

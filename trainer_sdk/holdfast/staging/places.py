@@ -182,8 +182,8 @@ class Places:
 
     def _make_first(self, size_bytes: int) -> Slab | None:
         with self._making:
-            with self._lock:
-                if self._closed or not self._free:
+            with self._lock:  # a save may have been quicker
+                if self._closed or not self._free or any(place.slab is not None for place in self._all):
                     return None
                 place = self._free.pop()
             try:
