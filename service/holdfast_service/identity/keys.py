@@ -274,7 +274,7 @@ def call_provider(
                     raise ProviderError(f"{_shown(url)} answered with more than {MOST_BYTES} bytes")
                 if time.monotonic() > ends:
                     raise ProviderError(f"{_shown(url)} took more than {WHOLE_SECONDS:.0f} s to answer")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # UnicodeError: no host can be called so
         raise ProviderError(f"{_shown(url)} cannot be reached ({type(error).__name__})") from None
     return reply.status_code, bytes(body)
 

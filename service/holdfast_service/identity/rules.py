@@ -60,6 +60,8 @@ Wanted = StrictBool | StrictInt | Pattern | Annotated[list[Pattern], Field(min_l
 
 def url_of_provider(url: str) -> str:
     """The same. Raises ValueError for one that is neither https nor http on this machine."""
+    if not url.isprintable():  # half a character of two can be sent to nobody
+        raise ValueError("it must be a URL of printable characters")
     parts = urlsplit(url)
     if parts.username or parts.password or parts.query or parts.fragment or not parts.hostname:
         raise ValueError("it must be a URL with a host and without user, query and fragment")
