@@ -1,5 +1,5 @@
 """Files that this machine's user or operator gives to Holdfast, spoilt or hostile: the spool's records, the identity
-file, and what `holdfast admin restore` restores."""
+file, what `holdfast admin restore` restores, and the safetensors files that are imported."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
+from safetensors.torch import save
 
+from holdfast.imports.safetensors_weights import open_safetensors
+from holdfast_client.errors import ConfigurationError
 from holdfast_client.local.spool import SpooledChunk, SpoolRecord, decode_record, saves_of
 from holdfast_protocol.checkpoints import IndexOrdinals
 from holdfast_protocol.digests import DocumentError, canonical_bytes, chunk_digest
@@ -198,3 +202,71 @@ def test_a_head_that_says_what_is_not_so_is_refused(
             content[start + at] = value
             start = content.find(signature, start + 4)
     restore(bytes(content))
+
+
+FILES = [
+    save({"a": torch.ones(2, 3), "b": torch.zeros(4, dtype=torch.bfloat16)}, {"format": "pt", "tied": "a"}),
+    save({"a": torch.ones(0)}),
+]
+HEADER = {
+    "__metadata__": {"format": "pt", "tied": "a"},
+    "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+    "b": {"dtype": "BF16", "shape": [4], "data_offsets": [24, 32]},
+}
+DTYPES = ("BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "C64", "U16", "U64", "F64")
+INDEX = {"metadata": {"total_size": 32}, "weight_map": {"a": "model.safetensors", "tied": "model.safetensors"}}
+
+
+def imported(files: dict[str, bytes], first: str) -> None:
+    """Its tensors lie within the file; or it is refused, or one that is missing is told by its name."""
+    with TemporaryDirectory() as folder:
+        for name, content in files.items():
+            (Path(folder) / name).write_bytes(content)
+        with suppress(ConfigurationError, OSError):
+            for tensor in open_safetensors(Path(folder) / first).components["model"].values():
+                assert tensor.nbytes <= len(files["model.safetensors"])
+
+
+@often
+@given(damaged(FILES) | st.binary(max_size=200))
+@example(b"\xff" * 8)
+@example((2**62).to_bytes(8, "little") + b"{}")
+@example((100_000).to_bytes(8, "little") + b"[" * 100_000)
+def test_damaged_bytes_of_a_safetensors_file_are_read_or_refused(content: bytes) -> None:
+    imported({"model.safetensors": content}, "model.safetensors")
+
+
+@often
+@given(altered(HEADER) | JSON, st.sampled_from(DTYPES), st.booleans(), st.integers(0, 64))
+def test_the_header_of_a_safetensors_file_is_read_or_refused(header: Any, dtype: str, other: bool, size: int) -> None:
+    """`other`: with a tensor of a rarer dtype behind the rest."""
+    if other and isinstance(header, dict):
+        header["c"] = {"dtype": dtype, "shape": [size - 32], "data_offsets": [32, size]}
+    head = json.dumps(header).encode()
+    content = len(head).to_bytes(8, "little") + head + bytes(size)
+    imported({"model.safetensors": content}, "model.safetensors")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_safetensors_file_of_any_dtype_is_read_or_refused(dtype: str) -> None:
+    head = json.dumps({"a": {"dtype": dtype, "shape": [size := 16], "data_offsets": [0, bits(dtype) * size // 8]}})
+    content = len(head).to_bytes(8, "little") + head.encode() + bytes(bits(dtype) * size // 8)
+    imported({"model.safetensors": content}, "model.safetensors")
+
+
+def bits(dtype: str) -> int:
+    return 8 if dtype == "BOOL" else int(dtype.lstrip("UIFC").partition("_")[0])
+
+
+@often
+@given(
+    altered(INDEX).map(lambda index: json.dumps(index).encode())
+    | damaged([json.dumps(INDEX).encode()])
+    | st.sampled_from(["", ".", "..", "\0", "\ud800", "x" * 300, "model.safetensors.index.json"]).map(
+        lambda name: json.dumps({"weight_map": {"a": name}}).encode()
+    )
+)
+@example(b'{"weight_map": ' + b"[" * 100_000)
+def test_the_index_of_safetensors_files_is_read_or_refused(content: bytes) -> None:
+    index = "model.safetensors.index.json"
+    imported({"model.safetensors": FILES[0], index: content}, index)

@@ -9,6 +9,7 @@ gives the tensors that the index says, whatever else it has.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import torch
@@ -45,6 +46,7 @@ def files_of(index: Path) -> dict[str, list[str]]:
         for name, file in weights.items():
             if Path(file).name != file or "\0" in file:
                 raise ValueError(f"{file!r:.200} is no name of a file beside it")
+            os.fsencode(file)  # raises ValueError for what no file can be called
             files.setdefault(file, []).append(name)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError(f"{index} is no index of safetensors files: {error}.") from None
