@@ -7,14 +7,19 @@ import datetime
 import hashlib
 import json
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import h11
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pydantic import SecretStr
+from sqlalchemy import select, update
 
 from holdfast.errors import TreeFormatError
 from holdfast.state.tree import decode_tree, encode_tree
@@ -24,10 +29,21 @@ from holdfast_protocol.digests import DocumentError, canonical_bytes, compress
 from holdfast_protocol.index_documents import Layout, Piece, SavedAs, Segment, ShardIndex, ShardLayout, TensorEntry
 from holdfast_protocol.runs import SelectorError, parse_selector
 from holdfast_protocol.states import AttemptOutcome, CheckpointKind, CheckpointState, CredentialKind, Health, Tier
+from holdfast_service.attached_stores.ownership import (
+    MARKER_NAME,
+    ForeignStoreError,
+    find_row,
+    read_marker,
+)
 from holdfast_service.auth import credentials
+from holdfast_service.context import ServiceContext
 from holdfast_service.db.pages import decode_cursor, encode_cursor
-from holdfast_service.errors import ProblemError
+from holdfast_service.db.tables.core import CatalogIdentity
+from holdfast_service.errors import ProblemError, WentBackError
 from holdfast_service.records import documents as records
+from holdfast_service.records.history import FOLDER, KeptMemory
+from holdfast_service.service import close_service, open_service
+from holdfast_service.settings import ServiceSettings
 from holdfast_service.web.connections import read_strictly
 from tests.fuzz.mutations import JSON, altered, damaged
 
@@ -247,6 +263,90 @@ def test_a_name_of_a_record_is_read_or_none(name: str) -> None:
     found = records.parse_name(name)
     if found is not None:
         assert found.version is None or found.list_digest is None
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceContext]:
+    folder = tmp_path_factory.mktemp("service")
+    url = SecretStr(f"sqlite:///{folder / 'catalog.db'}")
+    context = open_service(ServiceSettings(database_url=url, data_dir=folder, store=f"posix://{folder / 'store'}"))
+    yield context
+    close_service(context)
+
+
+def of_store(context: ServiceContext) -> tuple[Path, CatalogIdentity]:
+    with context.database.read() as session:
+        return context.settings.data_dir / "store", session.scalars(select(CatalogIdentity)).one()
+
+
+MARKER = {"catalog_id": "c", "epoch": 3, "store_id": 1, "claim": "ab" * 16}
+DEEP = b"[" * 100_000
+
+
+@often
+@given(
+    altered(MARKER).map(lambda marker: json.dumps(marker).encode())
+    | damaged([json.dumps(MARKER).encode()])
+    | st.binary(max_size=200)
+)
+@example(b'{"catalog_id": "c", "epoch": Infinity, "store_id": 1}')
+@example(b'{"catalog_id": "c", "epoch": 1, "store_id": 9223372036854775808}')
+@example(b'{"catalog_id": "\\ud800", "epoch": 1, "store_id": 1}')
+@example(DEEP)
+def test_the_marker_of_a_store_is_read_or_refused(service: ServiceContext, content: bytes) -> None:
+    """What is read finds a row, whatever its number."""
+    folder, _ = of_store(service)
+    before = (folder / MARKER_NAME).read_bytes()
+    try:
+        (folder / MARKER_NAME).write_bytes(content)
+        with suppress(ForeignStoreError):
+            found = read_marker(service.store)
+            assert find_row(service.database, f"posix://{folder}", "posix", found, found.catalog_id).id == 1
+            (folder / MARKER_NAME).write_text(json.dumps(asdict(found)))
+            assert read_marker(service.store) == found, "what is read can be written again"
+    finally:
+        (folder / MARKER_NAME).write_bytes(before)
+
+
+HISTORY = {
+    "catalog_id": "c",
+    "epoch": 1,
+    "claim": "",
+    "kept_at": "2026-01-01T00:00:00+00:00",
+    "marks": [[1, 7], [2, 3]],
+    "changes": [[1, 7, "a run was made"], [2, 3, "a run was deleted"]],
+}
+MOMENTS = ["2026-01-01T00:00:00", "0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59+00:00", "0001-01-01T00:00:00+23:59"]
+
+
+@settings(max_examples=500)
+@given(
+    altered(HISTORY) | st.sampled_from(MOMENTS).map(lambda moment: HISTORY | {"kept_at": moment}),
+    st.binary(max_size=20),
+    st.booleans(),
+)
+@example(HISTORY | {"marks": [[float("inf"), 1]]}, b"", True)
+@example(HISTORY | {"changes": [[1, 7, "\ud800"]]}, b"", True)
+@example(HISTORY, DEEP, False)
+def test_what_a_process_kept_of_its_changes_is_compared_or_passed_over(
+    service: ServiceContext, document: dict[str, Any], data: bytes, whole: bool
+) -> None:
+    """`whole`: JSON of this catalog, else with bytes put before it."""
+    folder, identity = of_store(service)
+    ours = {"catalog_id": identity.catalog_id, "epoch": identity.epoch, "claim": identity.claim}
+    content = json.dumps(document | {name: ours[name] for name in ours if document.get(name) == HISTORY[name]})
+    kept = folder / FOLDER / "0123456789abcdef.json"
+    try:
+        kept.write_bytes(content.encode() if whole else data + content.encode())
+        memory = KeptMemory(service.database, service.store, identity)
+        memory.keep()
+        with suppress(WentBackError):
+            memory.compare("server")
+        memory.forget_the_gone()
+    finally:
+        kept.unlink(missing_ok=True)
+        with service.database.transaction() as session:
+            session.execute(update(CatalogIdentity).values(went_back=None, went_back_epoch=None))
 
 
 CHUNK = np.arange(3000, dtype=np.float32).tobytes()

@@ -17,8 +17,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field, TypeAdapter
 from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
@@ -39,14 +40,18 @@ class ForeignStoreError(RuntimeError):
     """The store belongs to another catalog. Nothing of it is ever deleted."""
 
 
+_Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
+"""As the catalog's columns hold it."""
+
+
 @dataclass(frozen=True)
 class Marker:
     """`claim` tells two databases apart that hold the same epoch of one catalog, as a clone and a catalog that was
     restored later do. It is "" until the first raise of the epoch, and in every marker of before 0029."""
 
     catalog_id: str
-    epoch: int
-    store_id: int
+    epoch: _Number
+    store_id: _Number
     claim: str = ""
 
     def is_claimed_by(self, catalog_id: str, epoch: int, claim: str) -> bool:
@@ -60,6 +65,9 @@ class Marker:
     def outdoes(self, epoch: int, claim: str) -> bool:
         """Whether another database of this catalog has claimed the store in the same epoch, or any in a later one."""
         return self.epoch > epoch or (self.epoch == epoch and self.claim != claim)
+
+
+_MARKER = TypeAdapter(Marker)
 
 
 def new_claim() -> str:
@@ -184,10 +192,8 @@ def deletes_are_allowed(store: Store, store_id: int, catalog_id: str, epoch: int
 def read_marker(store: Store) -> Marker:
     """Raises ObjectMissing, other StoreErrors, and ForeignStoreError for an unreadable marker."""
     try:
-        fields = json.loads(store.read_named(MARKER_NAME))
-        ours = str(fields["catalog_id"]), int(fields["epoch"]), int(fields["store_id"])
-        return Marker(*ours, claim=str(fields.get("claim", "")))
-    except (ValueError, KeyError, TypeError) as error:
+        return _MARKER.validate_json(store.read_named(MARKER_NAME))
+    except ValueError as error:
         raise ForeignStoreError(
             f"The store's {MARKER_NAME} cannot be read. Give HOLDFAST_STORE a prefix of its own."
         ) from error

@@ -518,12 +518,13 @@ def forget_long_gone(session: Session) -> None:
 def _has_forgotten(session: Session, newest_at: datetime) -> bool:
     """Whether it may be so with the marks of a process whose newest was moved then. A database that went back to a
     moment before they were taken away has no note of it. Versions before 0038 left none; but the process that takes
-    marks away moves one of its own in the same transaction, about a month later at the earliest."""
+    marks away moves one of its own in the same transaction, about a month later at the earliest. Nothing is added to
+    `newest_at`: what lies beside the data may name the last moment that there is."""
     noted = session.scalar(select(CatalogIdentity.marks_forgotten_until))
-    if noted is not None and noted >= newest_at - _KEPT_WITHIN:
+    if noted is not None and noted + _KEPT_WITHIN >= newest_at:
         return True
     newest = _newest_mark(session)
-    return newest is not None and newest >= newest_at + _FORGOTTEN_AFTER - _KEPT_WITHIN
+    return newest is not None and newest - _FORGOTTEN_AFTER + _KEPT_WITHIN >= newest_at
 
 
 def _newest_mark(session: Session) -> datetime | None:

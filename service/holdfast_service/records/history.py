@@ -11,15 +11,15 @@ another database in the same epoch, which owned the store before, says nothing o
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import structlog
+from pydantic import AwareDatetime, BaseModel, ConfigDict
 from sqlalchemy.exc import DBAPIError
 
 from holdfast_service.db.dialect import database_now
@@ -36,6 +36,19 @@ FOLDER = "history"
 _GONE_AFTER = timedelta(days=1)
 
 _log = structlog.get_logger("holdfast.history")
+
+
+class _Kept(BaseModel):
+    """The document of one process."""
+
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
+
+    catalog_id: str
+    epoch: int
+    claim: str = ""
+    kept_at: AwareDatetime
+    marks: tuple[tuple[int, int], ...]
+    changes: tuple[tuple[int, int, str], ...]
 
 
 class KeptMemory:
@@ -59,15 +72,15 @@ class KeptMemory:
                 return
             with self._database.read() as session:
                 now = database_now(session)
-            document = {
-                "catalog_id": self._catalog_id,
-                "epoch": self._epoch,
-                "claim": self._claim,
-                "kept_at": now.isoformat(),
-                "marks": sorted(known.marks.items()),
-                "changes": known.changes,
-            }
-            self._store.write_named(_name(known.memory_id), json.dumps(document).encode())
+            document = _Kept(
+                catalog_id=self._catalog_id,
+                epoch=self._epoch,
+                claim=self._claim,
+                kept_at=now,
+                marks=tuple(sorted(known.marks.items())),
+                changes=known.changes,
+            )
+            self._store.write_named(_name(known.memory_id), document.model_dump_json().encode())
             self._kept = known
 
     def compare(self, server: str) -> None:
@@ -93,24 +106,21 @@ class KeptMemory:
         with self._database.read() as session:
             oldest = database_now(session) - _GONE_AFTER
         for name, document in list(self._documents()):
-            if name != _name(self._database.memory.id) and datetime.fromisoformat(document["kept_at"]) < oldest:
+            if name != _name(self._database.memory.id) and document.kept_at < oldest:
                 self._store.delete_named(name)
 
-    def _documents(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _documents(self) -> Iterator[tuple[str, _Kept]]:
         """Those of this catalog, in this epoch of this database or a later one, by name."""
         for name in list(self._store.list_named(FOLDER)):
             try:
-                document = json.loads(self._store.read_named(name))
-                epoch, claim = document["epoch"], document.get("claim", "")
-                counts = epoch > self._epoch or (epoch == self._epoch and claim == self._claim)
-                ours = document["catalog_id"] == self._catalog_id and counts
-                _snapshot(name, document)
+                document = _Kept.model_validate_json(self._store.read_named(name))
             except ObjectMissing:
                 continue  # its process has just been forgotten
-            except (ValueError, KeyError, TypeError) as error:
+            except ValueError as error:
                 _log.warning("history_cannot_be_read", name=name, error=str(error))
                 continue
-            if ours:
+            same = document.epoch == self._epoch and document.claim == self._claim
+            if document.catalog_id == self._catalog_id and (document.epoch > self._epoch or same):
                 yield name, document
 
 
@@ -118,12 +128,9 @@ def _name(memory_id: str) -> str:
     return f"{FOLDER}/{memory_id}.json"
 
 
-def _snapshot(name: str, document: dict[str, Any]) -> Snapshot:
-    """Raises ValueError, KeyError and TypeError for what is none."""
-    marks = {int(slot): int(number) for slot, number in document["marks"]}
-    changes = tuple((int(slot), int(number), str(what)) for slot, number, what in document["changes"])
+def _snapshot(name: str, document: _Kept) -> Snapshot:
     memory_id = name.removeprefix(f"{FOLDER}/").removesuffix(".json")
-    return Snapshot(memory_id, marks, changes, datetime.fromisoformat(document["kept_at"]))
+    return Snapshot(memory_id, dict(document.marks), document.changes, document.kept_at)
 
 
 _LOOK_SECONDS = 1.0
