@@ -217,8 +217,8 @@ _ROWS = (
     ORDER BY number
     """,
     f"""
-    INSERT INTO chunk_lists (id, project_id, digest, entries_digest)
-    SELECT %(chunk_lists)s + k, project_id, {digest_value("shard_digest")}, {
+    INSERT INTO chunk_lists (id, project_id, entries, digest, entries_digest)
+    SELECT %(chunk_lists)s + k, project_id, 3, {digest_value("shard_digest")}, {
         digest_value(
             hex_digest(f'''
         (%(chunks)s + {_STATE_CHUNK}) || ',' || (%(chunks)s + {_INDEX_CHUNK}) || ',' || (%(chunks)s + run)''')
