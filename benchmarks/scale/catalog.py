@@ -22,7 +22,7 @@ import time
 import psycopg
 from sqlalchemy import make_url
 
-from holdfast_service.db.tables.tallies import Counted
+from holdfast_service.db.tables.tallies import CheckpointDelta, Counted, ListDelta
 
 _DAYS = 20
 """The checkpoints are so old at most: no controller finds one of their copies due to be read again."""
@@ -71,6 +71,17 @@ def _chunk(number: str) -> str:
 
 _LINES = f"""{_chunk(_STATE_CHUNK)} || E'\\n' || {_chunk(_INDEX_CHUNK)} || E'\\n' || {_chunk("run")}"""
 _AT = f"now() - (1 - n / (%(checkpoints)s + 1.0)) * interval '{_DAYS} days'"
+
+
+def _added_up(table: type[CheckpointDelta | ListDelta], *of: str) -> str:
+    """Puts one delta in place of all those of the same `of`."""
+    summed = [column.name for column in table.__table__.columns if column.name not in ("id", *of)]
+    return f"""
+    WITH taken AS (DELETE FROM {table.__tablename__} RETURNING *)
+    INSERT INTO {table.__tablename__} ({", ".join((*of, *summed))})
+    SELECT {", ".join((*of, *(f"sum({name})" for name in summed)))} FROM taken GROUP BY {", ".join(of)}
+    """
+
 
 _PLAN = (
     """
@@ -262,6 +273,9 @@ _ROWS = (
     """,
     # The copies are counted as what they are, so nothing is left to recount.
     "DELETE FROM recount_marks",
+    # The triggers have made one for each row: a service would take minutes to add them up.
+    _added_up(CheckpointDelta, "project_id", "run_id"),
+    _added_up(ListDelta, "project_id"),
     # A sweep would find no object of any copy, and every checkpoint corrupt.
     """
     INSERT INTO store_maintenance (store_id, scan_began_at, swept_at) VALUES (%(store)s, now(), now())

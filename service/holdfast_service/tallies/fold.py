@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.orm import Session
 
 from holdfast_service.context import ServiceContext
@@ -94,8 +94,11 @@ def _add(
 ) -> None:
     """In the order of the keys, so that two processes never wait for each other in a circle."""
     changed = [(of, values) for of, values in sorted(sums.items()) if any(values)]
+    if not changed:
+        return
     insert_absent(session, table, [dict(zip(key, of, strict=True)) for of, _ in changed])
-    for of, values in changed:
-        mine = [getattr(table, name) == value for name, value in zip(key, of, strict=True)]
-        more = {name: getattr(table, name) + value for name, value in zip(summed, values, strict=True) if value}
-        session.execute(update(table).where(*mine).values(more), execution_options=_UNSYNCHRONIZED)
+    mine = [getattr(table, name) == bindparam(f"of_{name}") for name in key]
+    more = {name: getattr(table, name) + bindparam(f"more_{name}") for name in summed}
+    names = [*(f"of_{name}" for name in key), *(f"more_{name}" for name in summed)]
+    rows = [dict(zip(names, (*of, *values), strict=True)) for of, values in changed]
+    session.connection().execute(update(table).where(*mine).values(more), rows)
