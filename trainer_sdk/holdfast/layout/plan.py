@@ -155,6 +155,14 @@ class LocalPlan:
         """By chunk ordinal, the size of its floating-point numbers (_FLOAT_BYTES)."""
         return item_bytes_of_chunks(self.shard, {name: entry.dtype for name, entry in self.tensors.items()})
 
+    @cached_property
+    def component_bytes(self) -> Mapping[str, int]:
+        """By component, the bytes that this rank stores of it; 0 for one that is not there."""
+        stored: Counter[str] = Counter()
+        for piece in self.shard.pieces:
+            stored[self.tensors[piece.tensor].component] += sum(segment.bytes for segment in piece.segments)
+        return stored
+
 
 def build_local_plan(
     specs: Iterable[PieceSpec],

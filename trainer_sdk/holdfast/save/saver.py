@@ -12,7 +12,6 @@ import dataclasses
 import logging
 import operator
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -445,10 +444,7 @@ def _warn_of_difference(found: tuple[str, int, int] | None) -> None:
 
 def _components(plan: LocalPlan, state: Mapping[str, Any]) -> dict[str, Component]:
     """What the service lists of each component: its kind, and its bytes on this rank."""
-    stored: Counter[str] = Counter()
-    for piece in plan.shard.pieces:
-        stored[plan.tensors[piece.tensor].component] += sum(segment.bytes for segment in piece.segments)
-    return {key: _component(key, value, stored[key]) for key, value in state.items()}
+    return {key: _component(key, value, plan.component_bytes[key]) for key, value in state.items()}
 
 
 def _component(key: str, value: Any, logical_bytes: int) -> Component:

@@ -270,7 +270,7 @@ class Copier:
 
     def _start(self, device: torch.device, copies: list[Copy]) -> list[torch.cuda.Event]:
         if device.type == "cpu":
-            self.wait_for_pinned(copies)
+            self.wait_for_pinned(copy.source for copy in copies)
             self.copy_on_host(copies)
             return []
         targets, sources = [copy.target for copy in copies], [copy.source for copy in copies]
@@ -287,11 +287,11 @@ class Copier:
             arrived.record(stream)
         return [arrived]
 
-    def wait_for_pinned(self, copies: Sequence[Copy]) -> None:
+    def wait_for_pinned(self, sources: Iterable[torch.Tensor]) -> None:
         """On the training thread, whose streams they are: training may have queued a GPU's copy into pinned sources,
         without waiting for that."""
         uses_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        if uses_cuda and any(copy.source.is_pinned() for copy in copies):
+        if uses_cuda and any(source.is_pinned() for source in sources):
             torch.cuda.current_stream().synchronize()
 
     @torch.no_grad()

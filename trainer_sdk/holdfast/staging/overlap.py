@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from holdfast.staging.copy import Copier, Copy, Copying
 from holdfast.state.before_step import BeforeStep, is_being_captured
@@ -30,7 +31,6 @@ from holdfast_client.chunks.workers import WorkerThreads
 
 log = logging.getLogger("holdfast")
 
-_DEVICES = frozenset({"cpu", "cuda"})
 _CLOSE_SECONDS = 10.0
 
 
@@ -42,10 +42,17 @@ class LateCopy:
     """The copies of one save that are still running when save() returns."""
 
     def __init__(
-        self, pieces: Sequence[TensorPiece], on_gpus: Copying, on_host: Sequence[Copy], distrusted: set[str]
+        self,
+        pieces: Sequence[TensorPiece],
+        copy_of: Callable[[TensorPiece], Copy],
+        on_gpus: Copying,
+        on_host: Sequence[TensorPiece],
+        distrusted: set[str],
     ) -> None:
-        """`distrusted` gets the names of the tensors that were written to."""
+        """`copy_of` says where a piece goes, and is asked on the copying thread. `distrusted` gets the names of the
+        tensors that were written to."""
         self._watched = _noted(pieces)
+        self._copy_of = copy_of
         self._on_gpus = on_gpus
         self._events = on_gpus.events
         self._on_host = on_host
@@ -68,7 +75,7 @@ class LateCopy:
         if not self._take():
             return
         try:
-            copier.copy_on_host(self._on_host)
+            copier.copy_on_host([self._copy_of(piece) for piece in self._on_host])
             self._end_on_host()
             self._on_gpus.wait()
             self.check()
@@ -204,20 +211,22 @@ class Overlap:
             and not self._steps_are_captured
             and piece.spec.pack != "declared"
             and piece.spec.name not in self._distrusted
-            and piece.local.device.type in _DEVICES
+            and (piece.local.is_cpu or piece.local.is_cuda)
             and not (piece.guarded.is_inference() or piece.local.is_inference())
         )
 
-    def begin(self, copies: Sequence[tuple[TensorPiece, Copy]], now: Iterable[TensorPiece]) -> LateCopy | None:
-        """On the training thread. `now`: what is copied before the save returns. None if there is nothing to copy
-        beside training."""
+    def begin(
+        self, later: Sequence[TensorPiece], copy_of: Callable[[TensorPiece], Copy], now: Iterable[TensorPiece]
+    ) -> LateCopy | None:
+        """On the training thread. `later`: what `takes` has taken; `now`: what is copied before the save returns. None
+        if there is nothing to copy beside training."""
         self._on_trial = _noted(piece for piece in now if self._has_guard(piece))
-        if not copies:
+        if not later:
             return None
-        on_host = [copy for _, copy in copies if copy.source.device.type == "cpu"]
-        self._copier.wait_for_pinned(on_host)
-        on_gpus = self._copier.start(copy for _, copy in copies if copy.source.device.type != "cpu")
-        late = self._late = LateCopy([piece for piece, _ in copies], on_gpus, on_host, self._distrusted)
+        on_host = [piece for piece in later if piece.local.is_cpu]
+        self._copier.wait_for_pinned(piece.local for piece in on_host)
+        on_gpus = self._copier.start(copy_of(piece) for piece in later if not piece.local.is_cpu)
+        late = self._late = LateCopy(later, copy_of, on_gpus, on_host, self._distrusted)
         try:
             self._thread.submit(functools.partial(late.run, self._copier))
         except BaseException as error:  # an interrupt: the job may be in the queue or not
@@ -238,7 +247,7 @@ class Overlap:
         on_trial, self._on_trial = self._on_trial, []
         moved = _moved(on_trial)
         self._distrusted.update(moved)
-        self._trusted.update({piece.spec.name for piece, _ in on_trial}.difference(self._distrusted))
+        self._trusted.update({name for name, *_ in on_trial}.difference(self._distrusted))
         if moved:
             log.info(
                 "%s was written to between a save and the next step: in spite of overlap=True, each save copies that "
@@ -282,19 +291,19 @@ def _torn(names: Sequence[str]) -> TornSaveError:
     )
 
 
-_Noted = tuple[TensorPiece, tuple[int, int]]
+_Noted = tuple[str, torch.Tensor, int]
+"""The name of a tensor, the tensor or the one inside a DTensor, and its version."""
 
 
 def _noted(pieces: Iterable[TensorPiece]) -> list[_Noted]:
-    return [(piece, _versions(piece)) for piece in pieces]
+    noted = []
+    for piece in pieces:
+        noted.append((piece.spec.name, piece.local, piece.local._version))
+        if isinstance(piece.guarded, DTensor):  # else what was detached shares its version with the tensor
+            noted.append((piece.spec.name, piece.guarded, piece.guarded._version))
+    return noted
 
 
 def _moved(noted: Iterable[_Noted]) -> list[str]:
     """The names of the tensors that were written to since."""
-    return [piece.spec.name for piece, versions in noted if _versions(piece) != versions]
-
-
-def _versions(piece: TensorPiece) -> tuple[int, int]:
-    """Of a DTensor and of its local tensor, which have a version each; for a plain tensor twice the same."""
-    assert piece.guarded is not None
-    return piece.guarded._version, piece.local._version
+    return list(dict.fromkeys(name for name, tensor, version in noted if tensor._version != version))

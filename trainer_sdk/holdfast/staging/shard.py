@@ -144,7 +144,7 @@ class WholeLayout:
         late: LateCopy | None = None
         try:
             if overlap is not None:
-                late = overlap.begin([(piece, self._copy(piece)) for piece in later], now)
+                late = overlap.begin(later, self._copy, now)
             meanwhile()
         except BaseException:
             if overlap is not None:

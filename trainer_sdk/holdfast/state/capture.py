@@ -37,7 +37,7 @@ from holdfast.state.components import (
     steps_are_seen,
 )
 from holdfast.state.tensors import Held, TensorPiece, TieBook, describe, is_plain, mesh_copies
-from holdfast.state.tree import TensorRef, decode_tree, encode_tree
+from holdfast.state.tree import TensorRef, decode_tree, encode_ref, encode_tree
 from holdfast.state.wrappers import WrappedTensor, take_apart
 
 NameTensor = Callable[[str, torch.Tensor, Held], TensorRef]
@@ -117,17 +117,22 @@ def _are_pairs(value: Any) -> bool:
 def _encode_slots(
     path: str, parameter: torch.Tensor, state: Mapping[Any, Any], name_tensor: NameTensor, *, guarded: bool
 ) -> list[list[Any]]:
-    def encode(slot_path: str, value: Any) -> Any:
+    def named(tensor_path: str, tensor: torch.Tensor, *, guarded: bool) -> TensorRef:
+        return name_tensor(tensor_path, tensor, _held_beside(tensor_path, parameter, tensor, guarded=guarded))
+
+    encoded = []
+    beside_plain = is_plain(parameter)
+    held = _GUARDED if guarded else _UNGUARDED
+    for slot, value in state.items():
+        slot_path = f"{path}/{slot}"
+        if beside_plain and is_plain(value):  # most are, and training waits for this
+            encoded.append([slot, encode_ref(name_tensor(slot_path, value, held))])
+            continue
         # What a tensor subclass writes to the tensors inside it, no version may tell.
-        inside = isinstance(value, torch.Tensor) and not is_plain(value) and take_apart(slot_path, value) is not None
-        seen = guarded and not inside
-
-        def name_slot(tensor_path: str, tensor: torch.Tensor) -> TensorRef:
-            return name_tensor(tensor_path, tensor, _held_beside(tensor_path, parameter, tensor, guarded=seen))
-
-        return encode_tree(value, path=slot_path, name_tensor=name_slot)
-
-    return [[slot, encode(f"{path}/{slot}", value)] for slot, value in state.items()]
+        is_apart = isinstance(value, torch.Tensor) and not is_plain(value) and take_apart(slot_path, value) is not None
+        name_slot = partial(named, guarded=guarded and not is_apart)
+        encoded.append([slot, encode_tree(value, path=slot_path, name_tensor=name_slot)])
+    return encoded
 
 
 def _held_beside(path: str, parameter: torch.Tensor, tensor: torch.Tensor, *, guarded: bool) -> Held:
@@ -140,7 +145,10 @@ def _held_beside(path: str, parameter: torch.Tensor, tensor: torch.Tensor, *, gu
             )
         copies = mesh_copies(parameter)
         return Held(replicated=True, replicas=copies or (), guarded=guarded)
-    return Held(replicated=True, guarded=guarded)
+    return _GUARDED if guarded else _UNGUARDED
+
+
+_GUARDED, _UNGUARDED = Held(replicated=True, guarded=True), Held(replicated=True)
 
 
 @dataclass(frozen=True)

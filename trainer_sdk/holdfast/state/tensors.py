@@ -300,7 +300,7 @@ class TieBook:
     component."""
 
     def __init__(self) -> None:
-        self._names: dict[tuple[object, ...], str] = {}
+        self._by_address: dict[int, list[tuple[str, PieceSpec, torch.Tensor]]] = {}
 
     def tied_to(self, name: str, spec: PieceSpec, local: torch.Tensor, tensor: torch.Tensor) -> str | None:
         """The earlier name of exactly this view of this storage, or None (and the view is remembered). `tensor`: all of
@@ -308,16 +308,20 @@ class TieBook:
         between a parameter and what was detached from it: fully_shard pads the storage behind an empty part."""
         if 0 in spec.global_shape:
             return None
-        view = (
-            local.device,
-            local.data_ptr() if local.numel() else local.untyped_storage().data_ptr() or id(tensor),
-            local.stride(),
-            local.is_conj(),
-            local.is_neg(),
-            (spec.dtype, spec.global_shape, spec.offsets, spec.shape, spec.replicated, spec.replicas),
-        )
-        first = self._names.setdefault(view, name)
-        return None if first == name else first
+        address = local.data_ptr() if local.numel() else local.untyped_storage().data_ptr() or id(tensor)
+        described = self._by_address.setdefault(address, [])
+        for first, its_spec, its_local in described:
+            if _tie_of(spec, local) == _tie_of(its_spec, its_local):
+                return None if first == name else first
+        described.append((name, spec, local))
+        return None
+
+
+def _tie_of(spec: PieceSpec, local: torch.Tensor) -> tuple[object, ...]:
+    return (
+        (local.device, local.stride(), local.is_conj(), local.is_neg()),
+        (spec.dtype, spec.global_shape, spec.offsets, spec.shape, spec.replicated, spec.replicas),
+    )
 
 
 def describe(name: str, component: str, tensor: torch.Tensor, held: Held, ties: TieBook) -> TensorPiece | None:
@@ -349,6 +353,12 @@ def describe(name: str, component: str, tensor: torch.Tensor, held: Held, ties: 
     return TensorPiece(spec, local, tensor if held.guarded else None)
 
 
+def _is_strided_memory(tensor: torch.Tensor) -> bool:
+    """For a plain tensor: whether its elements are bytes that Holdfast can store."""
+    is_memory = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
+    return is_memory and dtype_name(tensor.dtype) in ITEM_BYTES
+
+
 @cache
 def dtype_name(dtype: torch.dtype) -> str:
     """torch's name without `torch.`, as the layout has it."""
@@ -366,6 +376,8 @@ def torch_dtype(name: str) -> torch.dtype:
 def refuse_unsupported(name: str, tensor: torch.Tensor) -> None:
     """Raises UnsupportedStateError for a tensor whose bytes cannot be saved and loaded exactly."""
     plain = is_plain(tensor)
+    if plain and _is_strided_memory(tensor):  # nearly all are, and training waits for this
+        return
     if not plain and type(tensor).__name__ == "ShardedTensor":  # first: its methods fail or answer unlike a tensor's
         raise UnsupportedStateError(
             name,

@@ -18,7 +18,6 @@ import pathlib
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -290,8 +289,7 @@ MAX_PLAIN_INT = 2**53
 """Integers from here on are tagged, because other JSON readers would round them."""
 
 
-@dataclass(frozen=True)
-class TensorRef:
+class TensorRef(NamedTuple):
     """A planned tensor's place in a tree. `device` is a type ("cpu", "cuda"), because ordinals differ between ranks."""
 
     name: str
@@ -393,6 +391,8 @@ class _Encoder:
                 path, f"it is nested more than {MAX_DEPTH} levels deep or contains itself", "flatten it"
             )
         kind = type(value)
+        if is_plain(value):  # most values are, and training waits for this
+            return self._encode_tensor(value, path, depth)
         if value is None or kind is bool:
             return value
         if kind is int and abs(value) < MAX_PLAIN_INT:
@@ -404,7 +404,7 @@ class _Encoder:
         if kind is list:
             return [self.encode(item, f"{path}[{at}]", depth + 1) for at, item in enumerate(value)]
         if kind is TensorRef:
-            return _encode_ref(value)
+            return encode_ref(value)
         if isinstance(value, torch.Tensor):
             return self._encode_tensor(value, path, depth)
         tag = TAGS_BY_TYPE.get(kind)
@@ -420,7 +420,7 @@ class _Encoder:
             raise UnsupportedStateError(path, "a tensor has no place here", "keep it as a value, not as a key")
         taken = None if is_plain(value) else take_apart(path, value)
         if taken is None:
-            return _encode_ref(self._name_tensor(path, value))
+            return encode_ref(self._name_tensor(path, value))
         metadata = _Encoder(None, in_metadata=True).encode(taken.metadata, path, depth + 1)
         inner = [[name, self.encode(each, inner_path(path, name), depth + 1)] for name, each in taken.inner.items()]
         return {"wrapped": [*taken._replace(metadata=metadata)[:-1], inner]}
@@ -496,7 +496,8 @@ def _join(path: str, step: str) -> str:
     return path + (step.removeprefix(".") if path.endswith("/") else step)
 
 
-def _encode_ref(ref: TensorRef) -> Any:
+def encode_ref(ref: TensorRef) -> Any:
+    """As encode_tree() does."""
     return {"tensor": [ref.name, ref.device, ref.requires_grad, ref.parameter]}
 
 
