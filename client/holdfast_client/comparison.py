@@ -8,12 +8,10 @@ What the digests prove of each tensor: `holdfast_protocol.comparison.tensors` (d
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
-from holdfast_client.chunks.documents import CheckpointDocuments
+from holdfast_client.chunks.documents import CheckpointDocuments, without_collections
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_client.client import Client
 from holdfast_client.errors import IntegrityError
@@ -43,7 +41,7 @@ def compare(client: Client, before_id: str, after_id: str) -> Comparison:
     layouts: dict[str, Layout] = {}
     with TransferWorkers() as workers:
         before, after = (read_tensors(client, view, workers, layouts) for view in (found.before, found.after))
-    with _without_collections():
+    with without_collections():
         tensors = compare_tensors(before, after)
     return Comparison(
         **dict(found),
@@ -62,7 +60,7 @@ def read_tensors(
         manifest = source.manifest()
         document, index = source.first_documents(manifest)
         layouts = {} if layouts is None else layouts
-        with _without_collections():
+        with without_collections():
             layout = layouts[manifest.layout_digest] = source.layout(manifest, document, layouts)
         indexes = {0: index, **source.indexes(manifest, range(1, view.world_size))}
         chunks = {rank: source.chunk_list(manifest, layout, rank) for rank in indexes}
@@ -70,19 +68,6 @@ def read_tensors(
         if each.layout_digest != layout.digest:
             raise IntegrityError(f"The index of rank {rank} in {view.id} names another layout")
     return StoredTensors(layout, chunks, tree_digests(dict(_trees(indexes))))
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """While very many objects are made that stay: Python's collector would look at all of them again and again, which
-    takes as long as to make them."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def tree_digests(trees: Mapping[str, Any]) -> dict[str, str]:

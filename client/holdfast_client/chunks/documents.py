@@ -10,6 +10,7 @@ contents before its numbers are used: the cost of reading it is bounded by the b
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType, TracebackType
@@ -34,6 +35,19 @@ if TYPE_CHECKING:
 
 ChunkLists = Mapping[int, Sequence[str]]
 """Stored rank -> the digests of its chunks, by ordinal."""
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """While very many objects are made that stay: Python's collector would look at them again and again, and at all
+    that a script holds, which takes 0.2 s with torch alone."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager

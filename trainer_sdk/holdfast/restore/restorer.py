@@ -39,6 +39,7 @@ from holdfast.state.components import Declarations, derive_cuda_rng, derive_rng,
 from holdfast.state.destinations import Arrivals
 from holdfast.state.load import LoadPlan, plan_load
 from holdfast.state.on_device import OnDevice
+from holdfast_client.chunks.documents import without_collections
 from holdfast_client.chunks.workers import TransferWorkers
 from holdfast_protocol.restores import RestoreDecision, RestorePoint, Skipped
 from holdfast_protocol.runs import SelectorError, parse_point
@@ -405,6 +406,7 @@ class Restorer:
                 readable_seconds(progress.seconds_left),
             )
 
+    @without_collections()
     def _plan_on_all(self, state: dict[str, Any], documents: SharedDocuments, asked: _Asked) -> _Planned:
         """This rank's reads, and where their bytes arrive. If one rank refuses, no rank's state has changed."""
         planned: list[_Planned] = []
