@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from holdfast_service.stores.base import ObjectKey, ObjectMissing, StoreNotOurs, StoreUnavailable
+from holdfast_service.stores.base import ObjectKey, ObjectMissing, ObjectTooLarge, StoreNotOurs, StoreUnavailable
 from tests.contract.backends import Backend
 from tests.support.stores import absolute, chunk_key, fetch, put_ticket, send, sha256
 
@@ -149,6 +149,18 @@ class StoreContract:
         backend.store.delete_named(name)
         with pytest.raises(ObjectMissing):
             backend.store.read_named(name)
+
+    @pytest.mark.rule("limits-before-work")
+    def test_a_named_object_that_is_larger_than_it_may_be_is_not_read(self, backend):
+        name, content = f"p1/manifests/{secrets.token_hex(8)}.json", secrets.token_bytes(2 * _MIB)
+        backend.store.write_named(name, content)
+        assert backend.store.read_named(name, most_bytes=len(content)) == content
+        for most_bytes in (len(content) - 1, 10):
+            with pytest.raises(ObjectTooLarge, match=f"more than {most_bytes} bytes.*move it out of the store"):
+                backend.store.read_named(name, most_bytes=most_bytes)
+        backend.store.write_named(name, b"")
+        assert backend.store.read_named(name, most_bytes=0) == b""
+        backend.store.delete_named(name)
 
     def test_a_listing_of_named_objects_has_each_one_below_the_folder_and_no_other(self, backend):
         folder = f"records/p{secrets.token_hex(6)}"

@@ -280,7 +280,7 @@ def of_store(context: ServiceContext) -> tuple[Path, CatalogIdentity]:
 
 
 MARKER = {"catalog_id": "c", "epoch": 3, "store_id": 1, "claim": "ab" * 16}
-DEEP = b"[" * 100_000
+DEEP = b"[" * 60_000
 
 
 @often
@@ -293,6 +293,7 @@ DEEP = b"[" * 100_000
 @example(b'{"catalog_id": "c", "epoch": 1, "store_id": 9223372036854775808}')
 @example(b'{"catalog_id": "\\ud800", "epoch": 1, "store_id": 1}')
 @example(DEEP)
+@example(json.dumps(MARKER).encode() + b" " * 2**20)
 def test_the_marker_of_a_store_is_read_or_refused(service: ServiceContext, content: bytes) -> None:
     """What is read finds a row, whatever its number."""
     folder, _ = of_store(service)
@@ -328,6 +329,7 @@ MOMENTS = ["2026-01-01T00:00:00", "0001-01-01T00:00:00+00:00", "9999-12-31T23:59
 @example(HISTORY | {"marks": [[float("inf"), 1]]}, b"", True)
 @example(HISTORY | {"changes": [[1, 7, "\ud800"]]}, b"", True)
 @example(HISTORY, DEEP, False)
+@example(HISTORY, b" " * 2**21, False)
 def test_what_a_process_kept_of_its_changes_is_compared_or_passed_over(
     service: ServiceContext, document: dict[str, Any], data: bytes, whole: bool
 ) -> None:

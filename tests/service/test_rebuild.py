@@ -3,6 +3,7 @@ record-outbox)."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -27,6 +28,7 @@ from holdfast_service.scrub.repair import reconcile as repair
 from holdfast_service.scrub.verify import reconcile as prove
 from holdfast_service.service import open_database, open_service
 from holdfast_service.settings import ServiceSettings, SettingsError
+from holdfast_service.stores.base import MOST_NAMED_BYTES
 from holdfast_service.stores.posix.posix_store import PosixStore
 from tests.service.conftest import Clock
 from tests.support.death import Killed
@@ -202,7 +204,7 @@ def test_what_is_damaged_is_told_by_name_and_is_never_a_restore_point(
     store = service.context.store
     records = {each.subject.subject_id: each for each in scan_records(store)}
     record = {step: records[view["id"]] for step, view in saved.items()}
-    # 6: its record; 5: its manifest; 4: its list; 3: a chunk; 2: nothing of it can be read.
+    # 6: its record; 5: its manifest; 4: its list; 3: a chunk; 2: one is no record, and the other has no end.
     store.write_named(str(record[6].newest_name), store.read_named(str(record[6].newest_name)).replace(b"ok", b"OK"))
     store.write_named(record[5].subject.manifest_name, b"not JSON")
     (shard,) = decode(store.read_named(record[4].subject.manifest_name), ManifestRecord).shards
@@ -211,8 +213,8 @@ def test_what_is_damaged_is_told_by_name_and_is_never_a_restore_point(
     lost = digest_of(b"demo/gpt 1 3 0")
     for path in store.root.glob(f"*/chunks/*/{lost}/*"):
         path.unlink()
-    for name in (str(record[2].newest_name), record[2].subject.manifest_name):
-        store.write_named(name, b"{}")
+    store.write_named(str(record[2].newest_name), b"{}")
+    os.truncate(store.root / record[2].subject.manifest_name, MOST_NAMED_BYTES + 1)
 
     with rebuilt_service(settings, empty_url) as (again, report):
         assert not report.whole

@@ -30,10 +30,19 @@ from holdfast_service.db.place import MOVED, place_of
 from holdfast_service.db.tables.core import CatalogIdentity
 from holdfast_service.db.tables.core import Store as StoreRow
 from holdfast_service.errors import WentBackError
-from holdfast_service.stores.base import Capabilities, ObjectMissing, Store, StoreError, StoreNotOurs, StoreUnavailable
+from holdfast_service.stores.base import (
+    Capabilities,
+    ObjectMissing,
+    ObjectTooLarge,
+    Store,
+    StoreError,
+    StoreNotOurs,
+    StoreUnavailable,
+)
 
 _MOMENTS = ("probed_at", "changed_at")
 MARKER_NAME = "holdfast-store.json"
+_MOST_MARKER_BYTES = 64 * 1024
 
 
 class ForeignStoreError(RuntimeError):
@@ -192,8 +201,8 @@ def deletes_are_allowed(store: Store, store_id: int, catalog_id: str, epoch: int
 def read_marker(store: Store) -> Marker:
     """Raises ObjectMissing, other StoreErrors, and ForeignStoreError for an unreadable marker."""
     try:
-        return _MARKER.validate_json(store.read_named(MARKER_NAME))
-    except ValueError as error:
+        return _MARKER.validate_json(store.read_named(MARKER_NAME, most_bytes=_MOST_MARKER_BYTES))
+    except (ValueError, ObjectTooLarge) as error:
         raise ForeignStoreError(
             f"The store's {MARKER_NAME} cannot be read. Give HOLDFAST_STORE a prefix of its own."
         ) from error

@@ -50,7 +50,7 @@ from holdfast_service.records.documents import (
 )
 from holdfast_service.records.scanning import FoundRecord, FoundRecords, is_removed, read_record
 from holdfast_service.records.writing import RECORDED_STATES
-from holdfast_service.stores.base import ObjectMissing, Store
+from holdfast_service.stores.base import MOST_NAMED_BYTES, ObjectMissing, Store
 
 _PIN = ("pinned_at", "pinned_by", "pin_reason", "pinned_until")
 _TRASH = ("trashed_at", "trashed_by", "trash_reason", "purge_at")
@@ -123,9 +123,9 @@ class _Remembering:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def read_named(self, name: str) -> bytes:
+    def read_named(self, name: str, *, most_bytes: int = MOST_NAMED_BYTES) -> bytes:
         made = self._documents.get(name)
-        return self._store.read_named(name) if made is None else encode(made())
+        return self._store.read_named(name, most_bytes=most_bytes) if made is None else encode(made())
 
 
 def _store_id(store: Store) -> int | None:

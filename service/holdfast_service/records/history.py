@@ -26,7 +26,7 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.engine import Database, Snapshot, forget_long_gone, if_writable, note_change, prove_history
 from holdfast_service.db.tables.core import CatalogIdentity
 from holdfast_service.errors import ProblemError, WentBackError
-from holdfast_service.stores.base import ObjectMissing, Store, StoreError
+from holdfast_service.stores.base import ObjectMissing, ObjectTooLarge, Store, StoreError
 
 if TYPE_CHECKING:
     from holdfast_service.context import ServiceContext
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 FOLDER = "history"
 _GONE_AFTER = timedelta(days=1)
+_MOST_BYTES = 1024 * 1024
+"""Of one document: a mark for each transaction that was under way at once, and the newest changes in a line each."""
 
 _log = structlog.get_logger("holdfast.history")
 
@@ -113,10 +115,10 @@ class KeptMemory:
         """Those of this catalog, in this epoch of this database or a later one, by name."""
         for name in list(self._store.list_named(FOLDER)):
             try:
-                document = _Kept.model_validate_json(self._store.read_named(name))
+                document = _Kept.model_validate_json(self._store.read_named(name, most_bytes=_MOST_BYTES))
             except ObjectMissing:
                 continue  # its process has just been forgotten
-            except ValueError as error:
+            except (ValueError, ObjectTooLarge) as error:
                 _log.warning("history_cannot_be_read", name=name, error=str(error))
                 continue
             same = document.epoch == self._epoch and document.claim == self._claim

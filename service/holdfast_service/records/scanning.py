@@ -28,7 +28,7 @@ from holdfast_service.records.documents import (
     decode,
     parse_name,
 )
-from holdfast_service.stores.base import ObjectMissing, Store, StoreNotOurs
+from holdfast_service.stores.base import ObjectMissing, ObjectTooLarge, Store, StoreNotOurs
 
 
 @dataclass
@@ -109,6 +109,8 @@ def read_record(store: Store, name: str, model: type[Record]) -> Record:
         return decode(store.read_named(name), model)
     except ObjectMissing:
         raise DamagedRecordError("it is not in the store") from None
+    except ObjectTooLarge as error:
+        raise DamagedRecordError(str(error)) from None
 
 
 def is_removed(store: Store, found: FoundRecord) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
 from holdfast_protocol.checkpoints import StoreAnswer
+from holdfast_protocol.digests import MAX_DOCUMENT_BYTES
 from holdfast_protocol.tiers import ClassTerms, StorageClass, ThawSpeed
 
 # The Store contract: what the service needs of the place where chunks live, whatever that place is.
@@ -21,6 +22,7 @@ from holdfast_protocol.tiers import ClassTerms, StorageClass, ThawSpeed
 #     StoreError
 #       ObjectMissing       there is no such object, and the store itself is there
 #       ObjectMismatch      the object's bytes are not those that were announced
+#       ObjectTooLarge      it has more bytes than an object of its name ever has
 #       ObjectArchived      it is there and has to be thawed before it can be read
 #       StoreUnavailable    no answer, or "later": retry
 #       StoreFull           no room, or over its quota: an operator must act
@@ -33,6 +35,8 @@ _GENERATION = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"(?:[0-9a-zA-Z_][0-9a-zA-Z_.-]{0,127}/){0,7}[0-9a-zA-Z_][0-9a-zA-Z_.-]{0,127}")
 
 CHUNKS = "chunks"
+MOST_NAMED_BYTES = MAX_DOCUMENT_BYTES
+"""Of a small object beside the chunks. The largest is the record of a shard's chunk list, some 40 MB."""
 
 
 class StoreUrlError(ValueError):
@@ -55,6 +59,16 @@ class ObjectMissing(StoreError):  # noqa: N818
 
 class ObjectMismatch(StoreError):  # noqa: N818
     """The object's bytes are not those that were announced."""
+
+
+class ObjectTooLarge(StoreError):  # noqa: N818
+    """The object has more bytes than what the service writes under such a name: something else has written it."""
+
+    def __init__(self, most_bytes: int) -> None:
+        super().__init__(
+            f"it has more than {most_bytes} bytes, and the service writes none so large there. Something else has "
+            "written it: find out what, and move it out of the store"
+        )
 
 
 class ObjectArchived(StoreError):  # noqa: N818
@@ -274,8 +288,9 @@ class Store(Protocol):
     def write_named(self, name: str, data: bytes) -> None:
         """Writes or replaces a small object beside the chunks, whole or not at all."""
 
-    def read_named(self, name: str) -> bytes:
-        """A small object beside the chunks, whole; ObjectMissing if there is none."""
+    def read_named(self, name: str, *, most_bytes: int = MOST_NAMED_BYTES) -> bytes:
+        """A small object beside the chunks, whole; ObjectMissing if there is none, and ObjectTooLarge if it has more
+        bytes, which are not all read then."""
 
     def delete_named(self, name: str) -> None:
         """Removes a small object beside the chunks. Its absence is fine."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from azure.storage.blob import BlobClient, BlobProperties, ContainerProperties, RehydratePriority, StandardBlobTier
 
+from holdfast_protocol.checkpoints import MAX_CHUNK_BYTES
 from holdfast_protocol.tiers import ClassTerms, StorageClass, ThawSpeed
 from holdfast_service.stores.azure.azure_location import AzureLocation
 from holdfast_service.stores.azure.calls import AzureCalls
@@ -24,6 +25,7 @@ from holdfast_service.stores.base import (
     ObjectKey,
     ObjectMismatch,
     ObjectMissing,
+    ObjectTooLarge,
     StoreRefused,
     StoreUnavailable,
 )
@@ -97,10 +99,17 @@ class AzureClasses(ArchivingStore):
         """The library's client of a chunk's blob."""
         return self.blob(self.location.key_of(key.path))
 
-    def read_whole(self, key: str, version_id: str | None = None) -> bytes:
+    def read_whole(self, key: str, *, most_bytes: int, version_id: str | None = None) -> bytes:
         # As they lie there: the library would decode what an uploader has called encoded.
         blob = self.blob(key)
-        return self.calls.read(lambda: blob.download_blob(version_id=version_id, decompress=False).readall())
+
+        def once() -> bytes:
+            found = blob.download_blob(version_id=version_id, decompress=False)  # reads at most 32 MiB yet
+            if found.size > most_bytes:
+                raise ObjectTooLarge(most_bytes)
+            return found.readall()
+
+        return self.calls.read(once)
 
     def write(self, key: str, data: bytes, *, overwrite: bool, storage_class: str | None = None) -> str | None:
         tier = None if storage_class is None else tier_of(storage_class)
@@ -112,7 +121,9 @@ class AzureClasses(ArchivingStore):
         return _version(written.get("version_id"))
 
     def copy_object(self, source: ObjectKey, target: ObjectKey, storage_class: StorageClass) -> ClassFacts:
-        data = self.read_whole(self.location.key_of(source.path), source.version_id)
+        data = self.read_whole(
+            self.location.key_of(source.path), most_bytes=MAX_CHUNK_BYTES, version_id=source.version_id
+        )
         path = self.location.key_of(target.path)
         try:
             self.write(path, data, overwrite=False, storage_class=storage_class.value)

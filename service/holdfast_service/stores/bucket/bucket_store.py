@@ -14,6 +14,7 @@ from holdfast_protocol.checkpoints import StoreAnswer
 from holdfast_protocol.tiers import ARCHIVED, StorageClass
 from holdfast_service.stores.base import (
     CHUNKS,
+    MOST_NAMED_BYTES,
     Capabilities,
     ClassFacts,
     GetTicket,
@@ -71,8 +72,8 @@ class BucketStore(ABC):
         """The version that it became, if there are versions. Raises AlreadyDone where nothing is to be overwritten."""
 
     @abstractmethod
-    def read_whole(self, key: str) -> bytes:
-        """A small object."""
+    def read_whole(self, key: str, *, most_bytes: int) -> bytes:
+        """A small object. Raises ObjectTooLarge."""
 
     @abstractmethod
     def remove(self, key: str, version_id: str | None = None) -> None:
@@ -109,8 +110,8 @@ class BucketStore(ABC):
     def write_named(self, name: str, data: bytes) -> None:
         self.write(self.location.key_of(validated_name(name)), data, overwrite=True)
 
-    def read_named(self, name: str) -> bytes:
-        return self.read_whole(self.location.key_of(validated_name(name)))
+    def read_named(self, name: str, *, most_bytes: int = MOST_NAMED_BYTES) -> bytes:
+        return self.read_whole(self.location.key_of(validated_name(name)), most_bytes=most_bytes)
 
     def delete_named(self, name: str) -> None:
         self.remove(self.location.key_of(validated_name(name)))
@@ -144,7 +145,7 @@ class ArchivingStore(BucketStore):
                 raise StoreRefused(f"the store takes an object for {storage_class.value} and keeps it in {told}")
             if storage_class in ARCHIVED:
                 with suppress(ObjectArchived):
-                    self.read_whole(path)
+                    self.read_whole(path, most_bytes=len(body))
                     raise StoreRefused(
                         f"the store lets anybody read what it says is in {storage_class.value}: it has no archive"
                     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -14,7 +15,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud.storage import Blob, Client
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 
-from holdfast_service.stores.base import ObjectMismatch, ObjectMissing, StoreRefused, StoreUnavailable
+from holdfast_service.stores.base import ObjectMismatch, ObjectMissing, ObjectTooLarge, StoreRefused, StoreUnavailable
 from holdfast_service.stores.bucket.bucket_calls import Answer, BucketCalls, Codes, time_of
 from holdfast_service.stores.bucket.presigned_probe import base64_md5
 from holdfast_service.stores.gcs.gcs_location import GcsLocation
@@ -27,6 +28,19 @@ _PIECE_BYTES = 1024 * 1024
 _NO_LOOK_AT_THE_BUCKET = "DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA"
 
 _Result = TypeVar("_Result")
+
+
+class _Bounded(io.BytesIO):
+    """Takes a download piece by piece, up to `most_bytes`. A range would spare it, but an empty object has none."""
+
+    def __init__(self, most_bytes: int) -> None:
+        super().__init__()
+        self._most_bytes = most_bytes
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._most_bytes:
+            raise ObjectTooLarge(self._most_bytes)
+        return super().write(data)
 
 
 class GoogleCalls(BucketCalls):
@@ -137,10 +151,16 @@ class GcsCalls(GoogleCalls):
         blob = self.blob(key, generation)
         self.change(lambda: blob.delete(retry=None))
 
-    def read_whole(self, key: str) -> bytes:
-        """A small object."""
+    def read_whole(self, key: str, most_bytes: int) -> bytes:
+        """A small object. Raises ObjectTooLarge."""
         blob = self.blob(key)
-        return self.read(lambda: cast(bytes, blob.download_as_bytes(raw_download=True, retry=None)))
+
+        def once() -> bytes:
+            data = _Bounded(most_bytes)
+            blob.download_to_file(data, raw_download=True, retry=None)
+            return data.getvalue()
+
+        return self.read(once)
 
     def read_pieces(self, key: str, generation: str | None) -> Iterator[bytes]:
         """An object's bytes in pieces of at most 1 MiB. The first request is made now; a short read raises."""

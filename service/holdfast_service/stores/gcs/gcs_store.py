@@ -93,8 +93,8 @@ class GcsStore(BucketStore):
     def write(self, key: str, data: bytes, *, overwrite: bool, storage_class: str | None = None) -> str | None:
         return self.calls.put(key, data, only_new=not overwrite, storage_class=storage_class)
 
-    def read_whole(self, key: str) -> bytes:
-        return self.calls.read_whole(key)
+    def read_whole(self, key: str, *, most_bytes: int) -> bytes:
+        return self.calls.read_whole(key, most_bytes)
 
     def remove(self, key: str, version_id: str | None = None) -> None:
         for each in self._generations(key) if version_id is None else [version_id]:

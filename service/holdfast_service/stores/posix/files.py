@@ -40,6 +40,8 @@ from holdfast_service.stores.base import (
 
 _log = structlog.get_logger("holdfast.start")
 _OTHERS = 0o007
+_PROOF_BYTES = 4096
+"""More than any proof has: a longer file is none."""
 _NOT_THE_OWNER = 0o077
 
 
@@ -201,10 +203,10 @@ def open_file(root: Path, name: str) -> int:
     raise StoreRefused(f"{root / name} is no plain file; remove it")
 
 
-def read_whole(root: Path, name: str) -> bytes:
-    """The bytes of a small file; raises as `open_file` does."""
+def read_whole(root: Path, name: str, most_bytes: int = _PROOF_BYTES) -> bytes:
+    """The bytes of a small file, at most the first so many; raises as `open_file` does."""
     with os.fdopen(open_file(root, name), "rb") as file:
-        return file.read()
+        return file.read(most_bytes)
 
 
 def new_file(folder: int, name: str, access: Access) -> int:

@@ -34,12 +34,14 @@ from urllib.parse import unquote, urlsplit
 
 from holdfast_service.stores.base import (
     CHUNKS,
+    MOST_NAMED_BYTES,
     Capabilities,
     GetTicket,
     ObjectFacts,
     ObjectKey,
     ObjectMismatch,
     ObjectMissing,
+    ObjectTooLarge,
     Opening,
     PutTicket,
     Store,
@@ -314,9 +316,12 @@ class PosixStore:
                 os.replace(Path(staged.name).name, last, src_dir_fd=incoming, dst_dir_fd=folder)
                 os.fsync(folder)
 
-    def read_named(self, name: str) -> bytes:
+    def read_named(self, name: str, *, most_bytes: int = MOST_NAMED_BYTES) -> bytes:
         with store_errors(self.root):
-            return read_whole(self.root, validated_name(name))
+            data = read_whole(self.root, validated_name(name), most_bytes + 1)
+        if len(data) > most_bytes:
+            raise ObjectTooLarge(most_bytes)
+        return data
 
     def delete_named(self, name: str) -> None:
         self._guard()

@@ -14,7 +14,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
-from holdfast_service.stores.base import StoreRefused
+from holdfast_service.stores.base import ObjectTooLarge, StoreRefused
 from holdfast_service.stores.bucket.bucket_calls import Answer, BucketCalls, Codes, time_of
 from holdfast_service.stores.bucket.network import CONNECT_SECONDS, CONNECTIONS, READ_SECONDS, authorities, proxy_for
 from holdfast_service.stores.retry import TRIES
@@ -117,11 +117,14 @@ class S3Calls(BucketCalls):
 
         return self.change(once)
 
-    def read_whole(self, key: str) -> bytes:
-        """A small object."""
+    def read_whole(self, key: str, most_bytes: int) -> bytes:
+        """A small object. Raises ObjectTooLarge."""
 
         def once() -> bytes:
-            with closing(self.client.get_object(Bucket=self._bucket, Key=key)["Body"]) as body:
+            found = self.client.get_object(Bucket=self._bucket, Key=key)
+            with closing(found["Body"]) as body:
+                if found["ContentLength"] > most_bytes:
+                    raise ObjectTooLarge(most_bytes)
                 return cast(bytes, body.read())
 
         return self.read(once)

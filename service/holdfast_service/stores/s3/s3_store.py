@@ -121,8 +121,8 @@ class S3Store(S3StorageClasses, S3ObjectLock):
         version_id: str | None = self.calls.put(key, data, **more).get("VersionId")
         return version_id
 
-    def read_whole(self, key: str) -> bytes:
-        return self.calls.read_whole(key)
+    def read_whole(self, key: str, *, most_bytes: int) -> bytes:
+        return self.calls.read_whole(key, most_bytes)
 
     def remove(self, key: str, version_id: str | None = None) -> None:
         if version_id is not None:
