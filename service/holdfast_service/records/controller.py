@@ -134,6 +134,21 @@ def reconcile(context: ServiceContext) -> RecordsReport:
     return RecordsReport(done=done + removed, failed=failed, error=error, removed=removed)
 
 
+def write_at_once(context: ServiceContext, subjects: Sequence[Subject]) -> None:
+    """Outside of any transaction, for a change that must not wait for the next pass: until then a rebuild would undo
+    it. The first ones alone, if there are more than a pass takes. What a store does not take now stays due, and nothing
+    is raised."""
+    stores = writable(context.stores)
+    for subject in subjects[:_SUBJECTS_PER_ROUND] if stores else ():
+        try:
+            _, refusal = _write(context, subject, stores)
+        except ProblemError as error:
+            refusal = error.detail
+        if refusal is not None:
+            _log.info("records are left to the next pass", record=subject.folder, error=refusal)
+            return
+
+
 def _write(context: ServiceContext, subject: Subject, stores: Collection[AttachedStore]) -> tuple[int, str | None]:
     """How many versions were written, and why one was not."""
     with context.database.transaction() as session:

@@ -19,7 +19,8 @@ from holdfast_service.db.dialect import database_now
 from holdfast_service.db.engine import refuse_if_went_back
 from holdfast_service.db.tables.core import Checkpoint, Project, Run
 from holdfast_service.errors import ProblemError, refuse_unless_seen
-from holdfast_service.records.documents import RecordKind
+from holdfast_service.records.controller import write_at_once
+from holdfast_service.records.documents import RecordKind, Subject, checkpoint_subject
 from holdfast_service.records.history import settle_history
 from holdfast_service.records.outbox import subject_changed
 from holdfast_service.retention.plan import Fact
@@ -207,7 +208,9 @@ _GOING = (CheckpointState.DELETING, CheckpointState.DELETED)
 def undelete_run(context: ServiceContext, caller: Principal, project: str, run: str) -> TakenBack:
     """Takes a deleted run back, with what went to the trash with it and is not being purged yet; what was in the trash
     before stays there. A run that is not deleted stays as it is. Raises `project_not_found` also if the project is
-    deleted, `run_not_found` once the run is purged, and `catalog_went_back`."""
+    deleted, `run_not_found` once the run is purged, and `catalog_went_back`.
+
+    The records say so at once, the run's and those of the newest checkpoints: a rebuild would put it into the trash."""
     settle_history(context)
     with context.database.transaction() as session:
         refuse_if_went_back(session)
@@ -226,6 +229,9 @@ def undelete_run(context: ServiceContext, caller: Principal, project: str, run: 
             .with_for_update(),
             execution_options={"populate_existing": True},
         ).all()
+        newest_first = sorted(trashed, key=lambda each: (each.attempt_number, each.step), reverse=True)
+        subjects = [Subject(RecordKind.RUN, owner.id, found.id)]
+        subjects += [checkpoint_subject(owner.id, each.id) for each in newest_first]
         purged = session.scalar(select(func.count()).where(*theirs, Checkpoint.state.in_(_GOING))) or 0
         for checkpoint in trashed:
             out_of_trash(checkpoint)
@@ -237,6 +243,7 @@ def undelete_run(context: ServiceContext, caller: Principal, project: str, run: 
             _tell(session, caller, found, "run.undelete", _deletion(found), back)
             _unmark(found)
             subject_changed(session, RecordKind.RUN, found.id, found.project_id)
+    write_at_once(context, subjects)
     return TakenBack(project=project, run=run, checkpoints=len(trashed), purged=purged)
 
 
