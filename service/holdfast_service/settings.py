@@ -253,9 +253,9 @@ class ServiceSettings(BaseSettings):
     identity_exchanges_per_second: float = Field(
         default=10.0,
         ge=0,
-        description="Tokens that one identity of a job gets by exchanges, in each process, a second; 0: any number. An "
-        "identity that was quiet gets as many at once as in 5 minutes, for the ranks of a large job. One more gets 429 "
-        "and a time to retry at.",
+        description="Tokens that one identity of a job gets by exchanges, in each process, a second; 0: any number. "
+        "All whom one rule lets in get ten times as many together. Who was quiet gets as many at once as in 5 minutes, "
+        "for the ranks of a large job. One more gets 429 and a time to retry at.",
     )
     session_hours: float = Field(
         default=12.0, gt=0, le=24 * 30, description="Who has signed in to the web page signs in again after so long."

@@ -177,8 +177,24 @@ def test_an_identity_gets_tokens_no_more_often_than_the_settings_say(
         assert 1 <= int(refused.headers["Retry-After"]) <= 30
         assert "HOLDFAST_IDENTITY_EXCHANGES_PER_SECOND" in refused.json()["detail"]
         assert status_of(service, replies[0].json()["access_token"]) == 200
-        assert exchange(service, issuer.signed(sub="reports")).status_code == 200, "another identity"
-        assert len([each for each in answer(service.http().get("/v1/tokens"))["items"] if each["issuer"]]) == 4
+        for other in ("reports", "system:serviceaccount:team-a:neighbour"):
+            assert exchange(service, issuer.signed(sub=other)).status_code == 200, "another identity"
+        assert len([each for each in answer(service.http().get("/v1/tokens"))["items"] if each["issuer"]]) == 5
+
+
+@pytest.mark.rule("limits-before-work")
+def test_who_takes_a_new_name_for_each_token_gets_no_more_than_ten_identities_of_its_rule(
+    settings: ServiceSettings, issuer: WorkloadIssuer
+) -> None:
+    with running_service(settings.model_copy(update={"identity_exchanges_per_second": 0.01})) as service:
+        service.make_project("demo")
+        named = [issuer.signed(sub=f"system:serviceaccount:team-a:{number}") for number in range(31)]
+        *replies, refused = [exchange(service, each) for each in named]
+        assert [each.status_code for each in replies] == [200] * 30
+        assert code_of(refused) == (429, "rate_limited")
+        assert "the rule jobs of team a" in refused.json()["detail"]
+        assert refused.headers["RateLimit-Limit"] == "30"
+        assert exchange(service, issuer.signed(sub="reports")).status_code == 200, "another rule"
 
 
 def test_a_project_must_be_named_if_there_are_several_and_must_be_there(

@@ -42,10 +42,12 @@ def identities_in(context: ServiceContext) -> Identities:
     return context.identities
 
 
-def exchange_token(context: ServiceContext, request: ExchangeToken, *, count: Callable[[str], None]) -> ExchangedToken:
+def exchange_token(
+    context: ServiceContext, request: ExchangeToken, *, count: Callable[[str, str], None]
+) -> ExchangedToken:
     """After the wait for what `Identities.needs` gives: none is left for this thread, which has a turn. `count` is told
-    the identity before it gets a token. Raises what `Identities.verify`, `make_token` and `count` raise, and
-    `identity_not_configured`."""
+    the identity, and the rules that let it in, before it gets a token. Raises what `Identities.verify`, `make_token`
+    and `count` raise, and `identity_not_configured`."""
     identity = identities_in(context).verify(request.subject_token, waits=False)
     return make_token(
         context,
@@ -64,7 +66,7 @@ def make_token(
     project: str | None = None,
     role: Role | None = None,
     expires_in_seconds: int | None = None,
-    count: Callable[[str], None] | None = None,
+    count: Callable[[str, str], None] | None = None,
 ) -> ExchangedToken:
     """The token of a verified identity. Raises what `count` raises, `identity_not_granted`, `identity_project_needed`,
     `identity_token_used` and `project_not_found`."""
@@ -72,7 +74,7 @@ def make_token(
     decision = decide(grants_of(rules, identity.provider, identity.claims), project=project, role=role)
     seconds = min(decision.longest_seconds, expires_in_seconds or decision.longest_seconds)
     if count is not None:
-        count(f"{identity.subject} of {identity.provider.issuer}")
+        count(f"{identity.subject} of {identity.provider.issuer}", f"the rule {' and '.join(decision.rules)}")
     text = new_token_text()
     with context.database.transaction() as session:
         project_id = None if decision.project is None else _project_id(session, decision.project)

@@ -247,24 +247,34 @@ class Admission:
         if seconds is not None:
             raise self._refused(permit.owner, Refusal(Limit.PROJECT_RATE, seconds))
 
-    def count_exchange(self, permit: Permit, identity: str) -> None:
-        """Within the rate of tokens that one identity gets. Raises `rate_limited`."""
-        per_second = self._settings.identity_exchanges_per_second
+    def count_exchange(self, permit: Permit, identity: str, rules: str) -> None:
+        """Within the rate of tokens that one identity gets, and within ten times that rate for all whom the same rules
+        let in. Raises `rate_limited`.
+
+        Some callers choose a part of their identity: a branch of GitHub or GitLab, a service account of a namespace.
+        Each new name has a rate of its own. No caller chooses the rules; the operator has written them. The rules
+        alone would not do: one job that asks in a loop would keep its neighbours waiting."""
         now = time.monotonic()
-        with self._lock:
-            bucket = self._exchanges.bucket_of(identity, per_second, now)
-            if bucket is None:
-                return
-            seconds = bucket.take(now)
-            permit.connection.state.rate_limit = bucket.headers()
-        if seconds is not None:
-            raise ProblemError(
-                ProblemCode.RATE_LIMITED,
-                f"This identity has got more than {per_second:g} tokens a second in this process "
-                f"({_EXCHANGES_SETTING}). Use a token until half of its life is over. Try again in {seconds} s.",
-                limit=_EXCHANGES_SETTING,
-                retry_after_seconds=seconds,
-            )
+        for counted_as, who, share in (
+            (identity, "This identity has", 1),
+            (rules, f"All whom {rules} lets in have together", _IDENTITIES_OF_A_RULE),
+        ):
+            per_second = self._settings.identity_exchanges_per_second * share
+            with self._lock:
+                bucket = self._exchanges.bucket_of(counted_as, per_second, now)
+                if bucket is None:
+                    return
+                seconds = bucket.take(now)
+                if counted_as == identity or seconds is not None:
+                    permit.connection.state.rate_limit = bucket.headers()
+            if seconds is not None:
+                raise ProblemError(
+                    ProblemCode.RATE_LIMITED,
+                    f"{who} got more than {per_second:g} tokens a second in this process ({_EXCHANGES_SETTING}). Use a "
+                    f"token until half of its life is over. Try again in {seconds} s.",
+                    limit=_EXCHANGES_SETTING,
+                    retry_after_seconds=seconds,
+                )
 
     async def take(self, permit: Permit) -> None:
         loop = asyncio.get_running_loop()
@@ -412,6 +422,7 @@ class Admission:
 _LONG_POLL_RETRY_SECONDS = 5
 _EXCHANGES_BURST_SECONDS = 300
 """All ranks of a job begin at once, and each has a token of its own."""
+_IDENTITIES_OF_A_RULE = 10
 _EXCHANGES_SETTING = "HOLDFAST_IDENTITY_EXCHANGES_PER_SECOND"
 
 
@@ -456,9 +467,9 @@ class Permit:
         self.owner = self._admission.project_of(caller, path)
         self._admission.count_call(self, caller)
 
-    def count_exchange(self, identity: str) -> None:
+    def count_exchange(self, identity: str, rules: str) -> None:
         """Raises `rate_limited` if the identity has got as many tokens as it may. On any thread."""
-        self._admission.count_exchange(self, identity)
+        self._admission.count_exchange(self, identity, rules)
 
     async def take(self) -> None:
         """Waits for this call's turn; at once if it has the place already."""
