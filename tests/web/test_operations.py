@@ -10,7 +10,7 @@ from playwright.sync_api import Locator, Page, expect
 from sqlalchemy import update
 
 import holdfast_service.webhooks.controller as webhooks
-from holdfast_protocol.states import OperationState
+from holdfast_protocol.states import OperationState, QuotaKind
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.webhooks import WebhookDelivery
 from holdfast_service.operations import queue
@@ -190,15 +190,32 @@ def test_a_project_is_made_its_quota_edited_and_it_is_deleted_and_taken_back(
     page = screen("operations/projects")
     button(page, "New project").click()
     dialog(page).get_by_role("textbox", name="Name").fill("fresh")
-    dialog(page).get_by_role("textbox", name="Quota").fill("1.5 TiB")
+    dialog(page).get_by_role("textbox", name="Quota of bytes", exact=True).fill("1.5 TiB")
     button(dialog(page), "Make the project").click()
     expect(row(page, "Projects", "fresh")).to_contain_text("1.5 TiB")
-    button(page, "Edit the quota of fresh").click()
+    button(page, "Edit the quotas of fresh").click()
+    wanted = {
+        f"{soft}quota_{kind}": number
+        for number, kind in enumerate(QuotaKind, 20)
+        for soft, number in (("", 1000 * number), ("soft_", number))
+    }
+    for column, number in wanted.items():
+        label = column.replace("quota_", "quota of ").replace("soft_", "soft ").capitalize()
+        dialog(page).get_by_role("textbox", name=label, exact=True).fill(str(number))
+    assert not grave_violations(page)
+    button(dialog(page), "Set the quotas").click()
+    expect(dialog(page)).to_have_count(0)
+    quotas = answer(service.http().get("/v1/projects/fresh"))["quotas"]
+    assert {f"quota_{each['kind']}": each["hard"] for each in quotas} | {
+        f"soft_quota_{each['kind']}": each["soft"] for each in quotas
+    } == wanted
+    button(page, "Edit the quotas of fresh").click()
+    expect(dialog(page).get_by_role("textbox", name="Quota of rows", exact=True)).to_have_value("24k")
     seen = answer(service.http().get("/v1/projects/fresh"))
-    put = service.http().put("/v1/projects/fresh", json={"quota_bytes": 1}, headers={"If-Match": seen["etag"]})
+    put = service.http().put("/v1/projects/fresh", json={"quota_bytes": 30_000}, headers={"If-Match": seen["etag"]})
     answer(put)
-    dialog(page).get_by_role("textbox", name="Quota").fill("2 TiB")
-    button(dialog(page), "Set the quota").click()
+    dialog(page).get_by_role("textbox", name="Quota of bytes", exact=True).fill("2 TiB")
+    button(dialog(page), "Set the quotas").click()
     expect(dialog(page).get_by_role("alert")).to_be_visible()
     assert [each.split()[:2] for each in refused] == [["412", "PUT"]]
     refused.clear()

@@ -1,4 +1,4 @@
-import { exactBytes, formatValue, parseBytes, sameOf, summaryOf } from "./changes";
+import { exactBytes, exactCount, formatValue, parseBytes, parseCount, sameOf, summaryOf } from "./changes";
 
 it("names what both sides have in common", () => {
   const same = sameOf({ kind: "drill", state: "running" }, { kind: "drill", state: "cancelled", error: null });
@@ -37,4 +37,15 @@ it("writes bytes so that an input gives the same back", () => {
     "0",
   ]);
   for (const bytes of [1, 953, 4_815_162_342, 3 * 1024 ** 5]) expect(parseBytes(exactBytes(bytes))).toBe(bytes);
+});
+
+it("reads counts with and without a letter, and writes them so that an input gives the same back", () => {
+  expect([parseCount("20k"), parseCount("1.5 M"), parseCount(""), parseCount("none")]).toEqual([
+    20e3,
+    1.5e6,
+    null,
+    null,
+  ]);
+  for (const wrong of ["many", "-1", "5 GB", "1e400"]) expect(parseCount(wrong)).toBeUndefined();
+  expect([0, 500, 20_000, 5_000_000, 1_234_567].map(exactCount)).toEqual(["0", "500", "20k", "5M", "1234567"]);
 });

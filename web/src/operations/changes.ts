@@ -37,15 +37,26 @@ for (const [power, letter] of ["k", "m", "g", "t", "p"].entries()) {
   UNITS[`${letter}ib`] = 1024 ** (power + 1);
 }
 
+const COUNTS: Record<string, number> = { "": 1, k: 1e3, m: 1e6, g: 1e9 };
+
 /** "1.5 TiB" -> bytes; null for "" and "none": no limit; undefined: it is no number of bytes. */
 export function parseBytes(text: string): number | null | undefined {
+  return parse(text, UNITS);
+}
+
+/** "20k" -> 20000; null and undefined as of `parseBytes`. */
+export function parseCount(text: string): number | null | undefined {
+  return parse(text, COUNTS);
+}
+
+function parse(text: string, units: Record<string, number>): number | null | undefined {
   const given = text.trim().toLowerCase();
   if (given === "" || given === "none") return null;
   const [, number, unit] = /^(\d+(?:\.\d+)?)\s*([a-z]*)$/.exec(given) ?? [];
-  const factor = UNITS[unit ?? "?"];
+  const factor = units[unit ?? "?"];
   if (number === undefined || factor === undefined) return undefined;
-  const bytes = Math.round(Number(number) * factor);
-  return Number.isSafeInteger(bytes) ? bytes : undefined;
+  const count = Math.round(Number(number) * factor);
+  return Number.isSafeInteger(count) ? count : undefined;
 }
 
 const SHOWN = ["PiB", "PB", "TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "kB"];
@@ -58,4 +69,10 @@ export function exactBytes(bytes: number): string {
     if (value >= 1 && value < 10_000 && value * factor === bytes) return `${value} ${unit}`;
   }
   return String(bytes);
+}
+
+/** For an input: `parseCount` gives the same count back. */
+export function exactCount(count: number): string {
+  if (count > 0 && count % 1e6 === 0) return `${count / 1e6}M`;
+  return count > 0 && count % 1e3 === 0 ? `${count / 1e3}k` : String(count);
 }

@@ -15,6 +15,11 @@ const PROJECT = {
     stored_bytes: 3e9,
     logical_bytes: 2e9,
     runs: 0,
+    quotas: [
+      { kind: "bytes", hard: 1e9, soft: null, used: 950e6 },
+      { kind: "objects", hard: null, soft: null, used: 12 },
+      { kind: "runs", hard: 500, soft: 400, used: 7 },
+    ],
   },
   ...{ etag: '"v7"', in_trash: null },
 };
@@ -339,27 +344,31 @@ it("revokes a token whose name has spaces that nobody sees", async () => {
 });
 
 describe("projects", () => {
-  it("edits a quota from the version that was seen", async () => {
+  it("edits the quotas that a person has changed, from the version that was seen", async () => {
     const { sent } = open("/ui/operations/projects", { "PUT /v1/projects/demo": () => PROJECT });
     expect(await screen.findByText("near")).toBeVisible(); // 95 % of the quota
-    await userEvent.click(screen.getByRole("button", { name: "Edit the quota of demo" }));
-    const field = screen.getByLabelText(/^Quota/);
+    await userEvent.click(screen.getByRole("button", { name: "Edit the quotas of demo" }));
+    const field = screen.getByLabelText("Quota of bytes");
+    expect(screen.getByLabelText("Soft quota of runs")).toHaveValue("400");
     expect(field).toHaveValue("1 GB");
     await userEvent.clear(field);
     await userEvent.type(field, "much");
-    await userEvent.click(screen.getByRole("button", { name: "Set the quota" }));
+    await userEvent.click(screen.getByRole("button", { name: "Set the quotas" }));
     expect(await sent("PUT /v1/projects/demo")).toBeUndefined();
     await userEvent.clear(field);
     await userEvent.type(field, "2 TiB");
-    await userEvent.click(screen.getByRole("button", { name: "Set the quota" }));
+    await userEvent.clear(screen.getByLabelText("Quota of runs"));
+    await userEvent.type(screen.getByLabelText("Soft quota of rows"), "5M");
+    await userEvent.click(screen.getByRole("button", { name: "Set the quotas" }));
     await waitFor(() => expect(screen.queryByRole("dialog")).not.toBeInTheDocument());
     const put = await sent("PUT /v1/projects/demo");
-    expect(put?.body).toEqual({ quota_bytes: 2 * 1024 ** 4 });
+    expect(put?.body).toEqual({ quota_bytes: 2 * 1024 ** 4, quota_runs: null, soft_quota_rows: 5e6 });
     expect(put?.request.headers.get("If-Match")).toBe('"v7"');
   });
 
   it("sets a quota that another person has changed meanwhile, once that was seen", async () => {
-    const theirs = { ...PROJECT, quota_bytes: 3e9, etag: '"v8"' };
+    const quotas = [{ kind: "bytes", hard: 3e9, soft: null, used: 0 }, ...PROJECT.quotas.slice(1)];
+    const theirs = { ...PROJECT, quota_bytes: 3e9, quotas, etag: '"v8"' };
     const versions: (string | null)[] = [];
     open("/ui/operations/projects", {
       "GET /v1/projects/demo": () => theirs,
@@ -368,15 +377,15 @@ describe("projects", () => {
         return versions.at(-1) === theirs.etag ? theirs : problem(412, "edit_conflict", "It was changed.");
       },
     });
-    await userEvent.click(await screen.findByRole("button", { name: "Edit the quota of demo" }));
+    await userEvent.click(await screen.findByRole("button", { name: "Edit the quotas of demo" }));
     const dialog = within(screen.getByRole("dialog"));
-    await userEvent.clear(dialog.getByLabelText(/^Quota/));
-    await userEvent.type(dialog.getByLabelText(/^Quota/), "2 TiB");
-    await userEvent.click(dialog.getByRole("button", { name: "Set the quota" }));
-    expect(await dialog.findByText(/^quota:/)).toHaveTextContent("quota: 1 GB → became 3 GB");
+    await userEvent.clear(dialog.getByLabelText("Quota of bytes"));
+    await userEvent.type(dialog.getByLabelText("Quota of bytes"), "2 TiB");
+    await userEvent.click(dialog.getByRole("button", { name: "Set the quotas" }));
+    expect(await dialog.findByText(/^Quota of bytes:/)).toHaveTextContent("Quota of bytes: 1 GB → became 3 GB");
     await userEvent.click(dialog.getByRole("button", { name: "Reload, and go on from there" }));
-    expect(dialog.getByLabelText(/^Quota/)).toHaveValue("2 TiB");
-    await userEvent.click(dialog.getByRole("button", { name: "Set the quota" }));
+    expect(dialog.getByLabelText("Quota of bytes")).toHaveValue("2 TiB");
+    await userEvent.click(dialog.getByRole("button", { name: "Set the quotas" }));
     await waitFor(() => expect(screen.queryByRole("dialog")).not.toBeInTheDocument());
     expect(versions).toEqual(['"v7"', '"v8"']);
   });
@@ -387,7 +396,7 @@ describe("projects", () => {
     await userEvent.type(screen.getByLabelText("Name"), "vision");
     await userEvent.click(screen.getByRole("button", { name: "Make the project" }));
     await waitFor(() => expect(screen.queryByRole("dialog")).not.toBeInTheDocument());
-    expect((await sent("PUT /v1/projects/vision"))?.body).toEqual({ quota_bytes: null });
+    expect((await sent("PUT /v1/projects/vision"))?.body).toEqual({});
   });
 
   it("shows why a project cannot be deleted, by a dry run", async () => {

@@ -4,19 +4,16 @@ import { api, type Schemas, usePages } from "@/api/client";
 import { useSession } from "@/api/session";
 import { Allowed } from "@/app/Allowed";
 import { Can } from "@/components/Can";
-import { ConfirmDialog, type Conflict } from "@/components/ConfirmDialog";
 import { type Columns, createColumnHelper, DataTable } from "@/components/DataTable";
 import { StateBadge } from "@/components/StateBadge";
 import { EmptyState } from "@/components/states";
 import { Bytes, Nothing, Time } from "@/components/values";
-import { changesOf } from "@/format/changes";
-import { formatBytes, formatCount, formatShare } from "@/format/numbers";
-import { refresh } from "@/live/refresh";
+import { formatCount, formatShare } from "@/format/numbers";
 import { QUOTA_NEAR, quotaShare } from "@/storage/share_of_quota";
-import { exactBytes, parseBytes } from "../changes";
 import styles from "../Operations.module.css";
 import { type Action, ActionReport, useAction } from "../parts";
 import { DeleteProject } from "./DeleteProject";
+import { QuotaDialog } from "./QuotaDialog";
 
 type ProjectView = Schemas["ProjectView"];
 
@@ -196,8 +193,8 @@ function Actions({ of, onEdit, onDelete }: ActionsProps) {
   return (
     <div className={styles.actions}>
       <Can scope="admin" reason={bound}>
-        <button type="button" aria-label={`Edit the quota of ${of.name}`} onClick={() => onEdit(of)}>
-          Edit quota
+        <button type="button" aria-label={`Edit the quotas of ${of.name}`} onClick={() => onEdit(of)}>
+          Edit quotas
         </button>
       </Can>
       <Can scope="admin" reason={bound}>
@@ -229,79 +226,4 @@ function Undelete({ of, run, busy }: { of: ProjectView; run: Action["run"]; busy
       </Can>
     </div>
   );
-}
-
-/** `of`: null for a new project. */
-function QuotaDialog({ of, onClose }: { of: ProjectView | null; onClose: () => void }) {
-  const [seen, setSeen] = useState(of);
-  const [name, setName] = useState("");
-  const [text, setText] = useState(of?.quota_bytes == null ? "" : exactBytes(of.quota_bytes));
-  const bytes = parseBytes(text);
-  const invalid = bytes === undefined ? "A number of bytes, for example 1.5 TiB or 500 GB; empty: no limit." : "";
-
-  async function put() {
-    if (bytes === undefined) return; // the browser has said so
-    await api.PUT("/v1/projects/{project}", {
-      params: { path: { project: seen?.name ?? name }, header: seen === null ? {} : { "if-match": seen.etag } },
-      body: { quota_bytes: bytes },
-    });
-    void refresh(LIST);
-  }
-
-  async function conflict(before: ProjectView): Promise<Conflict> {
-    const { data: now } = await api.GET("/v1/projects/{project}", { params: { path: { project: before.name } } });
-    if (now === undefined) throw new Error("The service gave no project.");
-    return { changes: changesOf(quotaOf(before), quotaOf(now)), reload: () => setSeen(now) };
-  }
-
-  return (
-    <ConfirmDialog
-      title={of === null ? "A new project" : `The quota of ${of.name}`}
-      action={of === null ? "Make the project" : "Set the quota"}
-      onConfirm={put}
-      onConflict={seen === null ? undefined : () => conflict(seen)}
-      onClose={onClose}
-    >
-      {of !== null && (
-        <p>
-          {formatBytes(of.quota_used_bytes)} in the primary store count against it now. A save that would pass the quota
-          is refused; nothing is deleted.
-        </p>
-      )}
-      <div className={styles.fields}>
-        {of === null && (
-          <label className={styles.field}>
-            Name
-            <input
-              required
-              pattern="[A-Za-z0-9][A-Za-z0-9._\-]{0,99}"
-              title="Letters, digits, dots, underscores and hyphens; at most 100"
-              autoComplete="off"
-              value={name}
-              onChange={(event) => setName(event.target.value)}
-            />
-          </label>
-        )}
-        <label className={styles.field}>
-          Quota
-          <input
-            ref={(field) => field?.setCustomValidity(invalid)}
-            autoComplete="off"
-            placeholder="no limit"
-            value={text}
-            onChange={(event) => setText(event.target.value)}
-          />
-          <small>
-            Bytes in the primary store, for example 1.5 TiB or 500 GB; empty: no limit.
-            {bytes != null && ` That is ${formatCount(bytes)} bytes.`}
-          </small>
-        </label>
-      </div>
-    </ConfirmDialog>
-  );
-}
-
-/** What the dialog edits, as its field shows it. */
-function quotaOf({ quota_bytes }: ProjectView): Record<string, unknown> {
-  return { quota: quota_bytes === null ? "no limit" : exactBytes(quota_bytes) };
 }
