@@ -133,6 +133,22 @@ def test_rows_are_refused_where_chunks_are_referred_to_and_not_at_the_seal(servi
     assert told(service)[-2:] == [("reached", "rows"), ("reached", "soft rows")]
 
 
+@pytest.mark.rule("quota-reserved")
+def test_a_list_that_is_negotiated_bit_by_bit_is_refused_as_it_is_at_once(service: RunningService) -> None:
+    job = Job(service.http())
+    job.begin(1).write(0, [b"a", b"b", b"c"])
+    limit(service, quota_rows=8)
+    save = job.begin(2)
+    save.negotiate(0, [b"c"])
+    save.negotiate(0, [b"b"])
+    with refused("quota_exceeded") as caught:
+        save.negotiate(0, [b"a"])
+    assert caught.value.context == {"quota_rows": 8, "left_rows": 0, "wanted_rows": 1}, "six, and two to come"
+    save.negotiate(0, [b"b"])
+    assert save.seal(0, [b"c", b"b"])["state"] == "committed"
+    assert used(service)["rows"] == 8
+
+
 def test_a_project_without_such_a_quota_pays_no_statement(service: RunningService) -> None:
     job = Job(service.http(), world_size=2)
     job.begin(1)

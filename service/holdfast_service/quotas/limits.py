@@ -112,15 +112,18 @@ def refuse_over_quota(
     *,
     stored_bytes: Sequence[int],
     references: int,
+    before: int,
 ) -> None:
     """Called under `lock_quotas`' lock, when the wanted copies have their rows. `stored_bytes`: of each of these.
-    `references`: how many chunks are referred to anew. A seal makes entries of its list of them, and is not refused:
-    what others have negotiated and not sealed is not in the sum. Raises `quota_exceeded` with what is left."""
+    `references`: how many chunks are referred to anew; `before`: by earlier calls of the same shards. A seal makes
+    entries of its list of them, and is not refused: what others have negotiated and not sealed is not in the sum.
+    Raises `quota_exceeded` with what is left."""
     used = stored_against_quota(session, context, [project.id], with_rows=QuotaKind.ROWS in quotas)[project.id]
     made = {QuotaKind.BYTES: sum(stored_bytes), QuotaKind.OBJECTS: len(stored_bytes), QuotaKind.ROWS: len(stored_bytes)}
     wanted = made | {QuotaKind.ROWS: len(stored_bytes) + references}
+    to_come = {QuotaKind.ROWS: before}
     for kind, quota in quotas.items():
-        _refuse(project, kind, quota, used[kind] - made[kind], wanted[kind])
+        _refuse(project, kind, quota, used[kind] - made[kind] + to_come.get(kind, 0), wanted[kind])
 
 
 def refuse_one_more(session: Session, project: Project, kind: QuotaKind) -> None:

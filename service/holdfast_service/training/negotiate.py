@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple, NoReturn
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from holdfast_protocol.checkpoints import (
@@ -295,7 +295,10 @@ def reserve(
     referred = sum(own[key] is None for key in copies)
     if quotas and (added or (QuotaKind.ROWS in quotas and referred)):
         sizes_added = [copy.stored_bytes for copy in added]
-        refuse_over_quota(session, context, writing.project, quotas, stored_bytes=sizes_added, references=referred)
+        before = _count_references(session, set(shards.values()) - set(new.values())) if QuotaKind.ROWS in quotas else 0
+        refuse_over_quota(
+            session, context, writing.project, quotas, stored_bytes=sizes_added, references=referred, before=before
+        )
     send_into = {key: copy for key, copy in copies.items() if decisions[key].answer is not Answer.PRESENT}
     _refer(session, shards, copies, send_into.keys(), own)
     absent = frozenset(key for key, each in decisions.items() if each.answer is Answer.ABSENT)
@@ -394,6 +397,13 @@ def _references(
         if sizes[digest] != size:
             _refuse_two_sizes(digest)
     return {(row.ShardChunk.shard_id, row.ShardChunk.chunk_id): row.ShardChunk for row in rows}
+
+
+def _count_references(session: Session, shards: Collection[int]) -> int:
+    """What these shards refer to before this call adds to it."""
+    if not shards:
+        return 0
+    return session.scalar(select(func.count()).select_from(ShardChunk).where(ShardChunk.shard_id.in_(shards))) or 0
 
 
 def _refuse_two_sizes(digest: str) -> NoReturn:
