@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 from unittest.mock import patch
 
@@ -13,7 +15,7 @@ from holdfast.settings import TrainerSettings
 from holdfast_client.chunks import uploader
 from holdfast_client.settings import ClientSettings
 from tests.chaos.network import BOUND_SECONDS, HELD_BYTES, SMALL_CHUNKS, big_tensor
-from tests.support.fault_proxy import SLOW_DOWN, CutReply, CutRequest, Delay, DropReply, Fault, FaultProxy, fault_proxy
+from tests.support.fault_proxy import SLOW_DOWN, CutReply, CutRequest, DropReply, Fault, FaultProxy, Held, fault_proxy
 
 PASSING: tuple[Fault, ...] = (DropReply(), CutRequest(), CutReply(), SLOW_DOWN)
 SAVE = ("begin", "negotiate", "put", "finished", "seal")
@@ -54,11 +56,15 @@ def faults_that_pass(ckpt: holdfast.Checkpointer, proxy: FaultProxy, rank: int) 
             seen.append(f"committed {step}")
             heal(proxy)
             step += 1
-    # Rank 0 asks what became of the checkpoint while rank 1 is late.
+    # Rank 0 asks what became of the checkpoint, and until then rank 1 is late.
     for fault in PASSING:
-        proxy.script(fault if rank == 0 else Delay(3.0), on="wait" if rank == 0 else "seal")
-        ckpt.save(step, state_of(rank, step)).committed.result(timeout=BOUND_SECONDS)
-        assert proxy.struck()
+        asked = threading.Event()
+        proxy.script(fault if rank == 0 else Held(asked), on="wait" if rank == 0 else "seal")
+        handle = ckpt.save(step, state_of(rank, step))
+        until_struck(proxy)
+        dist.barrier()
+        asked.set()
+        handle.committed.result(timeout=BOUND_SECONDS)
         seen.append(f"committed {step}")
         heal(proxy)
         step += 1
@@ -114,6 +120,13 @@ def faults_of_the_leader(ckpt: holdfast.Checkpointer, proxy: FaultProxy, rank: i
             step += 1
         assert rank == 1 or struck, f"no {call} came by"
     return seen
+
+
+def until_struck(proxy: FaultProxy) -> None:
+    until = time.monotonic() + BOUND_SECONDS
+    while not proxy.struck():
+        assert time.monotonic() < until, f"nothing was struck: {proxy.seen}"
+        time.sleep(0.01)
 
 
 def restored(ckpt: holdfast.Checkpointer, rank: int, step: int) -> int:

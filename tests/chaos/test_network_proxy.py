@@ -17,6 +17,7 @@ from tests.support.fault_proxy import (
     Delay,
     DropReply,
     FaultProxy,
+    Held,
     Throttle,
     fault_proxy,
 )
@@ -96,6 +97,20 @@ def test_delay_and_throttle_take_their_time(proxy: FaultProxy, http):
     assert http.request("PUT", f"{proxy.url}/key", body=BODY).status == 200
     assert http.request("GET", f"{proxy.url}/key").data == BODY
     assert time.monotonic() - began >= 0.5
+
+
+def test_what_is_held_goes_on_when_it_is_let_go(proxy: FaultProxy, server, http):
+    let_go, statuses = threading.Event(), []
+    proxy.script(Held(let_go), on="put")
+    held = threading.Thread(target=lambda: statuses.append(http.request("PUT", f"{proxy.url}/key", body=BODY).status))
+    held.start()
+    while not proxy.struck():
+        held.join(0.01)
+    assert http.request("GET", f"{proxy.url}/key").data == BODY
+    assert [seen.method for seen in server.seen] == ["GET"], "the server has not heard of the other one"
+    let_go.set()
+    held.join()
+    assert statuses == [200]
 
 
 def test_an_outage_cuts_what_runs_and_refuses_what_comes(proxy: FaultProxy, http):

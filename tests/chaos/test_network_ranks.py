@@ -14,7 +14,7 @@ def test_both_ranks_see_the_same_whatever_one_ranks_network_does() -> None:
     with network(None) as net:
         run = net.new_run()
         port = urlsplit(net.running.url).port
-        first, second = run_ranks(rank_main, 2, port, net.token, run, timeout_seconds=240)
+        first, second = run_ranks(rank_main, 2, port, net.token, run, timeout_seconds=480)
         steps = {view.step: view.state for view in net.checkpoints(run)}
     assert first == second
     saves = (len(SAVE) + 1) * len(PASSING)

@@ -20,6 +20,7 @@ from tests.support.fault_proxy.faults import (
     DropReply,
     Fault,
     Garble,
+    Held,
     Throttle,
 )
 from tests.support.fault_proxy.proxy import FaultProxy, Seen, fault_proxy
@@ -39,6 +40,7 @@ __all__ = [
     "Fault",
     "FaultProxy",
     "Garble",
+    "Held",
     "Seen",
     "Throttle",
     "fault_proxy",

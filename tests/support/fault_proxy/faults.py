@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -12,6 +13,13 @@ class Delay:
     """Held back before it is passed on, and then served as ever."""
 
     seconds: float
+
+
+@dataclass(frozen=True)
+class Held:
+    """Held back until this is set, and then served as ever."""
+
+    until: threading.Event
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ class BlackHole:
     seconds: float = 3600.0
 
 
-Fault: TypeAlias = Delay | CutBefore | CutRequest | DropReply | CutReply | Garble | Throttle | Answer | BlackHole
+Fault: TypeAlias = Delay | Held | CutBefore | CutRequest | DropReply | CutReply | Garble | Throttle | Answer | BlackHole
 
 BAD_GATEWAY = Answer(502, b"<html>Bad Gateway</html>", {"Content-Type": "text/html"})
 INTERNAL_ERROR = Answer(500, b"<html>Internal Server Error</html>", {"Content-Type": "text/html"})

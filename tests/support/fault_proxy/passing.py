@@ -26,6 +26,7 @@ from tests.support.fault_proxy.faults import (
     Delay,
     DropReply,
     Garble,
+    Held,
     Throttle,
 )
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 16 * 1024
 _SERVER_SECONDS = 120.0
+_LOOK_SECONDS = 0.01
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -114,6 +116,9 @@ class _Handler(BaseHTTPRequestHandler):
         match seen.fault:
             case Delay(seconds):
                 self._pause(seconds)
+            case Held(until):
+                while not until.is_set():
+                    self._pause(_LOOK_SECONDS)
             case CutBefore():
                 self._reset()
             case BlackHole(seconds):
