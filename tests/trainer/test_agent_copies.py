@@ -29,6 +29,8 @@ def proxy(service, monkeypatch):
     with fault_proxy(int(service.served.url.rpartition(":")[2])) as running:
         monkeypatch.setenv("HOLDFAST_URL", running.url)
         monkeypatch.setenv("HOLDFAST_DIRECT_FILES", "false")
+        # An agent must not give its save up before the test lets the store take it, however long that is.
+        monkeypatch.setenv("HOLDFAST_SAVE_RETRY_SECONDS", "120")
         yield running
 
 
@@ -79,6 +81,10 @@ def copies_of(agent, *, committed=True):
     """The steps of its copies, and the hosts that they are of."""
     kept = status_of(agent.socket).kept
     return {(it.step, it.copy_of) for it in kept if it.copy_of is not None and it.is_committed == committed}
+
+
+def has_seen_its_ranks_end(agent):
+    return not any(part.rank_lives for part in status_of(agent.socket).held)
 
 
 def restored(run, agents):
@@ -136,7 +142,8 @@ def test_an_agent_that_is_lost_after_all_ranks_leaves_its_save_to_the_next_launc
     here, replace = agents
     with step_1_unsent(run, proxy, here) as ranks:
         end_all(*ranks)
-    time.sleep(10)  # the others have seen their ranks end, and asked it
+    wait_until(lambda: all(has_seen_its_ranks_end(agent) for agent in here))
+    time.sleep(10)  # then the others ask it, which nothing tells
     here[LOST].process.kill9()
     proxy.heal()
     time.sleep(2)

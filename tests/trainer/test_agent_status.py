@@ -13,9 +13,11 @@ from tests.support.node_agent import agent_serve
 from tests.support.ports import free_ports
 from tests.support.ranks import launched, read_until
 from tests.support.serve import run_holdfast
+from typer.testing import CliRunner
 
 from holdfast_client.agent import connection
 from holdfast_client.agent.link import status_of
+from holdfast_client.cli.main import app
 from holdfast_client.errors import ConfigurationError, ServiceUnavailable
 
 RANK = "tests.support.handing_rank"
@@ -29,6 +31,13 @@ def series(address):
     return {
         (sample.name, sample.labels.get("rank", "")): sample.value for family in families for sample in family.samples
     }
+
+
+def told_by_the_command(*options):
+    """Within this process, whose patience is the command's too."""
+    told = CliRunner().invoke(app, ["agent", "status", *options])
+    assert told.exit_code == 0, told.output
+    return told.stdout
 
 
 def states(status):
@@ -62,18 +71,17 @@ def test_an_operator_sees_what_the_agent_holds_of_whom_and_what_became_of_it(run
                 rank.kill()
                 rank.wait(timeout=90)
                 wait_for(agent.socket, lambda status: states(status) == [("uploading", False)])
-                told = run_holdfast("agent", "status", "--socket", str(agent.socket))
-                assert {run, "uploading", "dead"} <= set(told.stdout.split())
+                told = told_by_the_command("--socket", str(agent.socket))
+                assert {run, "uploading", "dead"} <= set(told.split())
             finally:
                 service.served.process.signal(signal.SIGCONT)
         wait_for(agent.socket, lambda status: not status.held)
-        told = json.loads(run_holdfast("agent", "status", "--socket", str(agent.socket), "--json").stdout)
+        told = json.loads(told_by_the_command("--socket", str(agent.socket), "--json"))
         assert (told["memory_limit_bytes"], told["held"], told["counts"]["taken"]) == (64 * MIB, [], 1)
         assert (told["counts"]["finished"], told["counts"]["given_up"]) == (1, 0)
         [kept] = told["kept"]
         assert (f"{kept['project']}/{kept['run']}", kept["step"], kept["parts"], kept["host_ranks"]) == (run, 0, 1, 1)
-        told = run_holdfast("agent", "status", "--socket", str(agent.socket))
-        assert "1 of 1" in told.stdout
+        assert "1 of 1" in told_by_the_command("--socket", str(agent.socket))
         found = series(address)
         assert found["holdfast_agent_finished_parts_total", ""] == 1
         assert found["holdfast_agent_memory_limit_bytes", ""] == 64 * MIB
