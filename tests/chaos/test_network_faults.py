@@ -119,7 +119,7 @@ def strike(net: Network, fault: str, call: str) -> None:
 
 
 def _retry_deadline(impatient: bool) -> dict[str, float]:
-    return {"timeout_seconds": 0.5} if impatient else {}
+    return {"timeout_seconds": 2.0} if impatient else {}  # a busy machine must answer in it
 
 
 @every_fault

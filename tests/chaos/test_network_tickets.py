@@ -14,14 +14,16 @@ from tests.chaos.network import BOUND_SECONDS, Network, bits, network, new_state
 from tests.support.fault_proxy import Delay, Fault, FaultProxy, Throttle
 from tests.support.seaweedfs import SeaweedFS
 
-TICKET_SECONDS = 2
+TICKET_SECONDS = 5
+"""Enough for the calls of a busy machine: a chunk whose tickets end again and again is given up."""
+
 LATE = Delay(TICKET_SECONDS + 1.5)
 """S3's times are whole seconds."""
 
-SLOW = Throttle(7_000)
-"""A chunk of 4 KiB takes 0.6 s; some 24 of them, four at once, take longer than a ticket lives."""
+SLOW = Throttle(3_000)
+"""A chunk of 4 KiB takes 1.4 s; some 24 of them, four at once, take longer than a ticket lives."""
 
-SLOWER = Throttle(1_200)
+SLOWER = Throttle(4096 / (TICKET_SECONDS + 1.5))
 """A single chunk takes longer than its ticket lives."""
 
 
