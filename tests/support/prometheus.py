@@ -1,6 +1,6 @@
 """The real Prometheus and its promtool: a server with deploy/prometheus/prometheus.yml that scrapes what a test serves.
 
-Each second in place of each fifteen, and from the addresses of the test; nothing else of that file is changed.
+Every second or few in place of every fifteen, and from the addresses of the test; nothing else of that file is changed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def promtool(*arguments: str | Path, text: str | None = None) -> subprocess.Comp
     )
 
 
-def deployed_at(folder: Path, target: str, token: str, others: Mapping[str, str]) -> Path:
-    """A copy of deploy/prometheus that scrapes `target` with that token, and `others`: the address of each job."""
+def deployed_at(folder: Path, target: str, token: str, others: Mapping[str, str], *, scrape_seconds: int = 1) -> Path:
+    """A copy of deploy/prometheus that scrapes `target` with that token, and `others`: the address of each job.
+    `scrape_seconds`: between two scrapes. Prometheus gives up one that takes longer."""
     shutil.copytree(DEPLOYED, folder)
     (folder / "holdfast-token").write_text(token)
     (folder / "targets").mkdir()
@@ -41,7 +42,8 @@ def deployed_at(folder: Path, target: str, token: str, others: Mapping[str, str]
         (folder / "targets" / f"{job}.yml").write_text(json.dumps([{"targets": [address]}]))
     configuration = folder / "prometheus.yml"
     text = configuration.read_text()
-    for deployed, here in (("_interval: 15s", "_interval: 1s"), ("holdfast:8400", target)):
+    scrapes = "scrape_interval: 1s", f"scrape_interval: {scrape_seconds}s"
+    for deployed, here in (("_interval: 15s", "_interval: 1s"), scrapes, ("holdfast:8400", target)):
         assert deployed in text
         text = text.replace(deployed, here)
     configuration.write_text(text)
