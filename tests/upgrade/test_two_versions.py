@@ -178,7 +178,7 @@ def fleet(postgres: PostgresServer, tmp_path: Path) -> Iterator[Fleet]:
         yield Fleet(settings, tmp_path, stack, token)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_a_fleet_is_upgraded_while_jobs_of_both_versions_save(fleet: Fleet, old: Version, new: Version) -> None:
     url, old_service = fleet.serve(old, HOLDFAST_SERVE_CONTROLLERS="false")
     assert fleet.train(old, url, 3) == 0
@@ -214,7 +214,7 @@ def test_a_fleet_is_upgraded_while_jobs_of_both_versions_save(fleet: Fleet, old:
     assert found["restore_point"]["step"] == 17
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_old_service_starts_again_on_the_migrated_catalog_if_that_says_so(
     fleet: Fleet, old: Version, new: Version
 ) -> None:
@@ -235,7 +235,7 @@ def test_the_old_service_starts_again_on_the_migrated_catalog_if_that_says_so(
         assert f"revision {newest}, which this version of Holdfast does not know" in again.stderr
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_fork_begins_no_job_that_cannot_read_it_and_waits_for_one_that_can(
     fleet: Fleet, old: Version, new: Version
 ) -> None:
