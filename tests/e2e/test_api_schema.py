@@ -8,14 +8,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import load_all_checks
 from schemathesis.config import SchemathesisConfig
+from schemathesis.pytest.lazy import get_all_tests
 
 from holdfast_protocol.events import LONGEST_STREAM_SECONDS
 from holdfast_service.app import openapi_document
@@ -33,6 +35,7 @@ _BEYOND_A_SCHEMA = (
     "Input should be less than or equal to 46116860184",
     "The default factory uses validated data",  # said beside what is really wrong
 )
+load_all_checks()
 _EXCLUDED = [
     # _refuse_contradiction looks closer: a name that is not there, or a version that was not seen, is no contradiction.
     schemathesis.checks.positive_data_acceptance,
@@ -64,10 +67,23 @@ def token(service: RunningService) -> str:
 
 
 # Without `security`: it would leave the token out and count that as a wrong call, and each call here has it.
-schema = schemathesis.openapi.from_dict(openapi_document() | {"security": []}, config=_CONFIG)
+_SCHEMA = schemathesis.openapi.from_dict(openapi_document() | {"security": []}, config=_CONFIG)
 
 
-@schema.parametrize()
+@pytest.fixture(scope="module")
+def checks() -> dict[str, Callable[..., None]]:
+    """What calls each operation. `_SCHEMA.parametrize()` makes them while pytest collects, in each test process."""
+    made = get_all_tests(schema=_SCHEMA, test_func=_call, settings=None, given_kwargs={})
+    return {operation.label: check for operation, check in (each.ok() for each in made)}
+
+
+@pytest.mark.parametrize("label", [found.ok().label for found in _SCHEMA.get_all_operations()])
+def test_what_is_declared_is_what_is_done(
+    label: str, checks: dict[str, Callable[..., None]], service: RunningService, token: str
+) -> None:
+    checks[label](service=service, token=token)
+
+
 @settings(
     max_examples=25,
     deadline=None,
@@ -75,7 +91,7 @@ schema = schemathesis.openapi.from_dict(openapi_document() | {"security": []}, c
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-def test_what_is_declared_is_what_is_done(case: schemathesis.Case, service: RunningService, token: str) -> None:
+def _call(case: schemathesis.Case, service: RunningService, token: str) -> None:
     if case.path == "/v1/events/stream" and _goes_on(case.query.get("seconds", "3600")):
         case.query["seconds"] = 0  # it would be read until its end
     response = case.call(base_url=service.url, headers={"Authorization": f"Bearer {token}"})
