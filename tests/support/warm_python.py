@@ -33,14 +33,18 @@ sys.exit(ended[0] if ended else 1)
 
 
 class WarmPython:
-    """Use it as a context manager. Its folder's path must be short: a socket lies in it."""
+    """Use it as a context manager. Its folder's path must be short: a socket lies in it.
 
-    def __init__(self, folder: Path) -> None:
+    `python_path`: where the SDK is imported from, and this module.
+    """
+
+    def __init__(self, folder: Path, python_path: str | None = None) -> None:
         self._socket = folder / "warm"
         self._process = subprocess.Popen(
             [sys.executable, "-c", "import sys; from tests.support.warm_python import serve; serve(sys.argv[1])",
              str(self._socket)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
+            env=dict(os.environ) if python_path is None else os.environ | {"PYTHONPATH": python_path},
         )  # fmt: skip
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"warm\n"

@@ -18,7 +18,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,14 @@ from tests.support.postgres import PostgresServer
 from tests.support.processes import ServerProcess
 from tests.support.rank import Job, Refused, answer
 from tests.support.serve import is_ready, without_holdfast_settings
+from tests.support.warm_python import WarmPython
 
 REPOSITORY = Path(__file__).parents[2]
 RELEASED = (Path(__file__).parent / "released.txt").read_text().strip()
 PACKAGES = ("client", "service", "trainer_sdk")
 TRAINER = """
 import sys, torch, holdfast
+assert holdfast.__file__.startswith(sys.argv[3]), holdfast.__file__
 weight = torch.zeros(8)
 state = {"weight": weight}
 with holdfast.Checkpointer(sys.argv[2], save=holdfast.Every(steps=1)) as ckpt:
@@ -53,10 +55,14 @@ print(f"began {began} added {weight.mean().item():g}")
 
 @dataclass(frozen=True)
 class Version:
-    """`path`: what an interpreter imports from, in front of the virtual environment's own packages."""
+    """`path`: what an interpreter imports from, in front of the virtual environment's own packages. `warm`: one that
+    has imported torch and this version's SDK, for the many launches of a trainer."""
 
     name: str
     path: str
+    root: Path
+    trainer: Path
+    warm: WarmPython
 
     def environment(self, settings: dict[str, str]) -> dict[str, str]:
         return without_holdfast_settings() | settings | {"PYTHONPATH": self.path}
@@ -71,7 +77,7 @@ class Version:
 
 
 @pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Version:
+def old(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Version]:
     folder = tmp_path_factory.mktemp("released")
     taken = subprocess.run(
         ["git", "archive", RELEASED, *PACKAGES, "migrations", "pyproject.toml"], cwd=REPOSITORY, capture_output=True
@@ -86,15 +92,18 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Version:
         )
     with tarfile.open(fileobj=io.BytesIO(taken.stdout)) as archive:
         archive.extractall(folder, filter="data")
-    return version_in(folder, folder / "packages", "released")
+    with version_in(folder, folder / "packages", "released") as released:
+        yield released
 
 
 @pytest.fixture(scope="module")
-def new(tmp_path_factory: pytest.TempPathFactory) -> Version:
-    return version_in(REPOSITORY, tmp_path_factory.mktemp("packages"), "this")
+def new(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Version]:
+    with version_in(REPOSITORY, tmp_path_factory.mktemp("packages"), "this") as this:
+        yield this
 
 
-def version_in(root: Path, packages: Path, name: str) -> Version:
+@contextmanager
+def version_in(root: Path, packages: Path, name: str) -> Iterator[Version]:
     """The commands of an installation are in its metadata: those of this tree, and not those of the environment."""
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     told = packages / f"holdfast-{project['version']}.dist-info"
@@ -107,7 +116,10 @@ def version_in(root: Path, packages: Path, name: str) -> Version:
         for line in (f"[{group}]", *(f"{point} = {value}" for point, value in points.items()))
     ]
     (told / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    return Version(name, os.pathsep.join(map(str, (packages, *(root / each for each in PACKAGES)))))
+    (packages / "trainer.py").write_text(TRAINER)
+    path = os.pathsep.join(map(str, (packages, *(root / each for each in PACKAGES))))
+    with WarmPython(packages, os.pathsep.join((path, str(REPOSITORY)))) as warm:
+        yield Version(name, path, root, packages / "trainer.py", warm)
 
 
 @dataclass
@@ -159,7 +171,7 @@ class Fleet:
         return int(told[1])
 
     def launch(self, version: Version, url: str, steps: int, run: str) -> subprocess.CompletedProcess[str]:
-        command = (sys.executable, "-c", TRAINER, str(steps), run)
+        command = version.warm.command(version.trainer, str(steps), run, str(version.root))
         return version.run(*command, HOLDFAST_URL=url, HOLDFAST_TOKEN=self.token)
 
 
