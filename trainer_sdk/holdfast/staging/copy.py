@@ -160,7 +160,8 @@ _ALONE_BYTES = 2 * _PART_BYTES
 
 
 class Copy(NamedTuple):
-    """`source` is copied onto `target`: integers of one width, of one shape."""
+    """`source` is copied onto `target`: integers of one width, of one shape; or any contiguous source in host memory,
+    whose bytes are copied as they lie."""
 
     target: torch.Tensor
     source: torch.Tensor
@@ -305,7 +306,8 @@ class Copier:
 
 def whole_copy(target: torch.Tensor, tensor: torch.Tensor) -> Copy:
     """The copy of the whole tensor; `target` is a bits_view of its shape."""
-    return Copy(target, _as_bits(tensor))
+    as_it_lies = tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    return Copy(target, tensor if as_it_lies else _as_bits(tensor))
 
 
 def bits_view(flat: torch.Tensor, dtype: torch.dtype, shape: Iterable[int]) -> torch.Tensor:
