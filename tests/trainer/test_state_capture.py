@@ -11,7 +11,7 @@ from torch import nn
 
 from holdfast.errors import StateMismatchError, TreeFormatError
 from holdfast.state.capture import capture
-from holdfast.state.components import capture_rng, derive_rng, generators_alike, restore_rng
+from holdfast.state.components import Declarations, capture_rng, derive_rng, generators_alike, restore_rng
 from holdfast.state.tree import decode_tree, encode_tree
 
 
@@ -110,6 +110,78 @@ def assert_same(one, other, path=""):
             assert_same(a, b, f"{path}[{at}]")
     else:
         assert one == other, path
+
+
+def change_dtype(state):
+    state["model"].last.weight.data = state["model"].last.weight.data.double()
+
+
+def change_shape(state):
+    state["model"].never_used.data = torch.randn(7)
+
+
+def freeze(state):
+    state["model"].last.bias.requires_grad_(False)
+
+
+def tie(state):
+    state["model"].running = state["model"].norm.running_mean
+
+
+def untie(state):
+    state["model"].alias = nn.Parameter(state["model"].last.weight.detach().clone())
+
+
+def load_the_optimizer(state):
+    state["optimizer"].load_state_dict(copy.deepcopy(state["optimizer"].state_dict()))
+
+
+def slots_become_numbers(state):
+    for slots in state["optimizer"].state.values():
+        slots["step"] = float(slots["step"])
+
+
+def paths_change_places(state):
+    state["extra"] = dict(reversed(state["extra"].items()))
+
+
+def a_tensor_goes(state):
+    del state["extra"]["a.b"]
+
+
+CHANGES = [
+    step,
+    change_dtype,
+    change_shape,
+    freeze,
+    tie,
+    untie,
+    load_the_optimizer,
+    slots_become_numbers,
+    paths_change_places,
+    a_tensor_goes,
+]
+
+
+def said_in(captured):
+    pieces = [(piece.spec, piece.local.data_ptr(), id(piece.guarded)) for piece in captured.pieces]
+    return pieces, captured.trees, captured.replicated_trees
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("declared", [Declarations(), Declarations.of(per_rank=["extra"], frozen=["model/frozen"])])
+def test_what_an_earlier_capture_described_is_said_again_only_while_it_holds(change, declared):
+    state = build("adamw") | {"extra": {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}}}
+    state["model"].alias = state["model"].last.weight
+    state["model"].register_buffer("running", torch.zeros(8))
+    step(state)
+    before = capture(state, rank=0, world_size=1, declared=declared).described
+    change(state)
+    anew = capture(state, rank=0, world_size=1, declared=declared)
+    again = capture(state, rank=0, world_size=1, declared=declared, before=before)
+    assert said_in(again) == said_in(anew)
+    assert again.described == anew.described
+    assert any(again.described.get(path) is each for path, each in before.items())  # else nothing was said again
 
 
 @pytest.mark.rule("capture-changes-nothing")

@@ -29,7 +29,7 @@ from holdfast.save.job import SaveHandle, SaveJob, SaveState, SaveStats, Standst
 from holdfast.save.pipeline import SavePipeline
 from holdfast.session.session import Session
 from holdfast.staging import StagedShard, StagingArea, WindowedShard
-from holdfast.state.capture import CapturedState, capture
+from holdfast.state.capture import CapturedState, Described, capture
 from holdfast.state.components import HF_FILES, Declarations, capture_rng, path_of
 from holdfast.state.replicas import check_components, check_optimizers, first_difference, shared_by
 from holdfast_client.agent.link import NodeAgent
@@ -170,6 +170,7 @@ class Saver:
             agent=agent,
         )
         self._number = 0
+        self._described: Mapping[str, Described] = {}
         self._plan: LocalPlan | None = None
         self._agreed: tuple[LocalPlan, Layout] | None = None
         self._components: tuple[str, ...] = ()
@@ -278,7 +279,8 @@ class Saver:
 
     def _planned(self, state: Mapping[str, Any]) -> tuple[CapturedState, LocalPlan]:
         rank, world_size = self._ranks.rank, self._ranks.world_size
-        captured = capture(state, rank=rank, world_size=world_size, declared=self._declared)
+        captured = capture(state, rank=rank, world_size=world_size, declared=self._declared, before=self._described)
+        self._described = captured.described
         self._plan = build_local_plan(
             captured.specs, rank=rank, world_size=world_size, sizes=self._sizes, previous=self._plan
         )

@@ -17,7 +17,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -36,7 +37,7 @@ from holdfast.state.components import (
     stepped_parameters,
     steps_are_seen,
 )
-from holdfast.state.tensors import Held, TensorPiece, TieBook, describe, is_plain, mesh_copies
+from holdfast.state.tensors import Held, TensorPiece, TieBook, describe, is_plain, mesh_copies, piece_of
 from holdfast.state.tree import TensorRef, decode_tree, encode_ref, encode_tree
 from holdfast.state.wrappers import WrappedTensor, take_apart
 
@@ -151,6 +152,18 @@ def _held_beside(path: str, parameter: torch.Tensor, tensor: torch.Tensor, *, gu
 _GUARDED, _UNGUARDED = Held(replicated=True, guarded=True), Held(replicated=True)
 
 
+class Described(NamedTuple):
+    """What was said of a plain tensor. A later save says the same, as long as the facts are the same."""
+
+    facts: tuple[object, ...]
+    spec: PieceSpec
+    """Without a tie."""
+    ref: TensorRef
+
+
+_NOTHING_DESCRIBED: Mapping[str, Described] = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class CapturedState:
     """One rank's state. Stage `pieces` before training goes on."""
@@ -161,6 +174,8 @@ class CapturedState:
     """Encoded, per component that is this rank's own: for ShardIndex.trees."""
     replicated_trees: Mapping[str, Any]
     """Encoded, per component that all ranks share: rank 0's ShardIndex.replicated_trees; other ranks drop it."""
+    described: Mapping[str, Described]
+    """By path: for the next capture."""
 
     @property
     def specs(self) -> list[PieceSpec]:
@@ -171,16 +186,31 @@ class CapturedState:
 class TensorCollector:
     """Names the tensors of one component and describes each once. `live` finds the tensor of a name again."""
 
-    def __init__(self, component: Component, stepped: Collection[int] = ()) -> None:
-        """`stepped`: id() of the parameters that only an optimizer's step changes."""
+    def __init__(
+        self,
+        component: Component,
+        stepped: Collection[int] = (),
+        before: Mapping[str, Described] = _NOTHING_DESCRIBED,
+    ) -> None:
+        """`stepped`: id() of the parameters that only an optimizer's step changes. `before`: by path, what an earlier
+        capture has described: training waits, and to compare takes half of the time."""
         self._component = component
+        self._before = before
         self.stepped = stepped
         self._ties = TieBook()
         self.pieces: list[TensorPiece] = []
         self.live: dict[str, torch.Tensor] = {}
+        self.described: dict[str, Described] = {}
 
     def add(self, path: str, tensor: torch.Tensor, held: Held) -> TensorRef:
         """The reference to `tensor`. Paths may repeat ({"a.b": …} beside {"a": {"b": …}}): names do not."""
+        facts = self._facts(tensor, held) if is_plain(tensor) and not tensor.is_nested else None
+        before = self._before.get(path)
+        if before is not None and before.facts == facts and before.spec.name not in self.live:
+            self.live[before.spec.name] = tensor
+            self.described[path] = before
+            self.pieces.append(piece_of(before.spec, tensor.detach(), tensor, held, self._ties))
+            return before.ref
         name = base = self._component.tensor_name(path, tensor)
         repeat = 1
         while name in self.live:
@@ -192,20 +222,34 @@ class TensorCollector:
         if self._component.declared.is_frozen(path):
             held = held._replace(pack="declared")
         piece = describe(name, self._component.key, tensor, held, self._ties)
-        if piece is not None:
-            self.pieces.append(piece)
-        return TensorRef(
+        ref = TensorRef(
             name,
             tensor.device.type,
             tensor.requires_grad and tensor.is_leaf,
             type(tensor) is not torch.Tensor and isinstance(tensor, torch.nn.Parameter),
         )
+        if piece is not None:
+            self.pieces.append(piece)
+            if facts is not None and name == base:
+                self.described[path] = Described(facts, piece.spec._replace(alias_of=None), ref)
+        return ref
+
+    def _facts(self, tensor: torch.Tensor, held: Held) -> tuple[object, ...]:
+        """Of a plain tensor: all that its description depends on, besides its path and what is declared."""
+        of_tensor = (type(tensor), tensor.dtype, tensor.layout, tensor.device, tensor.shape)
+        return (*of_tensor, tensor.requires_grad and tensor.is_leaf, held, self._component.replicated)
 
 
 def capture(
-    state: Mapping[str, Any], *, rank: int, world_size: int, declared: Declarations | None = None
+    state: Mapping[str, Any],
+    *,
+    rank: int,
+    world_size: int,
+    declared: Declarations | None = None,
+    before: Mapping[str, Described] = _NOTHING_DESCRIBED,
 ) -> CapturedState:
-    """The whole content of `state`. Call it on the training thread, between steps, on every rank alike.
+    """The whole content of `state`. Call it on the training thread, between steps, on every rank alike. `before`: what
+    an earlier capture with the same declarations has described.
 
     Raises UnsupportedStateError with the first key that cannot be saved exactly; nothing is changed by then.
     """
@@ -216,14 +260,18 @@ def capture(
     _refuse_trained(components, known)
     stepped = stepped_parameters(components)
     pieces: list[TensorPiece] = []
+    described: dict[str, Described] = {}
     trees: dict[str, Any] = {}
     replicated_trees: dict[str, Any] = {}
     for component in components:
-        collector = TensorCollector(component, stepped)
+        collector = TensorCollector(component, stepped, before)
         encoded = encode_component(component, known, collector)
         (replicated_trees if component.replicated else trees)[component.key] = [component.kind.value, encoded]
         pieces.extend(collector.pieces)
-    return CapturedState(tuple(component.key for component in components), tuple(pieces), trees, replicated_trees)
+        described.update(collector.described)
+    return CapturedState(
+        tuple(component.key for component in components), tuple(pieces), trees, replicated_trees, described
+    )
 
 
 def _refuse_trained(components: tuple[Component, ...], known: Mapping[int, str]) -> None:

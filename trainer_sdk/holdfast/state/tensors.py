@@ -347,7 +347,12 @@ def describe(name: str, component: str, tensor: torch.Tensor, held: Held, ties: 
             name, component, dtype_name(tensor.dtype), shape, (0,) * len(shape), shape, held.replicated,
             pack=held.pack, owner=held.owner, replicas=held.replicas,
         )  # fmt: skip
-    alias_of = ties.tied_to(name, spec, local, tensor)
+    return piece_of(spec, local, tensor, held, ties)
+
+
+def piece_of(spec: PieceSpec, local: torch.Tensor, tensor: torch.Tensor, held: Held, ties: TieBook) -> TensorPiece:
+    """The piece `local` of `tensor`, whose spec has no tie yet."""
+    alias_of = ties.tied_to(spec.name, spec, local, tensor)
     if alias_of is not None:
         spec = spec._replace(alias_of=alias_of)
     return TensorPiece(spec, local, tensor if held.guarded else None)
