@@ -58,8 +58,8 @@ GUARDS = (
         "overlap-is-guarded",
         "a write that no hook sees goes into the save",
         "trainer_sdk/holdfast/staging/overlap.py",
-        "if _versions(piece) != versions]",
-        "if False]",
+        "if tensor._version != version)",
+        "if False)",
         ("tests/unit/test_overlap.py", "tests/trainer/test_overlap_saves.py"),
     ),
     Guard(

@@ -22,11 +22,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from holdfast.staging.copy import Copier, Copy, Copying
 from holdfast.state.before_step import BeforeStep, is_being_captured
-from holdfast.state.tensors import TensorPiece
+from holdfast.state.tensors import TensorPiece, is_plain
 from holdfast_client.chunks.workers import WorkerThreads
 
 log = logging.getLogger("holdfast")
@@ -292,14 +291,16 @@ def _torn(names: Sequence[str]) -> TornSaveError:
 
 
 _Noted = tuple[str, torch.Tensor, int]
-"""The name of a tensor, the tensor or the one inside a DTensor, and its version."""
+"""The name of a tensor, the tensor or what was detached from it, and its version. A plain tensor has one version with
+what was detached from it, a DTensor and its local tensor have one each."""
 
 
 def _noted(pieces: Iterable[TensorPiece]) -> list[_Noted]:
     noted = []
     for piece in pieces:
         noted.append((piece.spec.name, piece.local, piece.local._version))
-        if isinstance(piece.guarded, DTensor):  # else what was detached shares its version with the tensor
+        assert piece.guarded is not None
+        if not (is_plain(piece.guarded) and is_plain(piece.local)):  # else one version is both's
             noted.append((piece.spec.name, piece.guarded, piece.guarded._version))
     return noted
 
