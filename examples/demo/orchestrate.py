@@ -155,11 +155,12 @@ def killed_uploading(run: Run, screen: Screen, saved_step: int) -> tuple[int, Ch
                 raise LaunchFailedError("the run was over before a save could be seen uploading", [])
             launch.kill()
         resumed_where_saved(read_journal(run.journal)[-1], saved_step=saved_step)
-        if run.catalog.state_of(seen[-1]) is not CheckpointState.COMMITTED:
+        # One question, because a commit whose last seal was under way can come between two.
+        offered = run.catalog.restore_step()
+        if offered != seen[-1].step:
             break
-        saved_step = seen[-1].step  # it was quicker than the kill: catch the next one
+        saved_step = offered  # it was quicker than the kill: catch the next one
         run.note("SIGKILL, just after a commit")
-    offered = run.catalog.restore_step()
     if offered != saved_step:
         raise CheckFailedError(f"the service would restore step {offered} after the kill, and not {saved_step}")
     run.note(f"SIGKILL while step {seen[-1].step} was uploading")
