@@ -3,11 +3,13 @@ sees is found. The GPUs are stand-ins."""
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import os
 import signal
 import threading
+import weakref
 
 import pytest
 import torch
@@ -533,6 +535,23 @@ def test_a_write_to_a_gpus_tensor_before_its_copy_is_over_is_found(copies, area)
             content(shard)
         shard.release()
         area.close()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_copy_that_is_over_keeps_no_memory(copies, area, is_cancelled):
+    training = Training(torch.optim.SGD, {})
+    try_out(area, training.state)
+    shard = stage(area, training.state)
+    late, slab = shard.late, weakref.ref(shard._layout.slab)
+    if is_cancelled:
+        late.cancel(RuntimeError("given up"))
+    copies.let_go()
+    late.end()
+    shard.release()
+    area.close()
+    del shard
+    gc.collect()
+    assert slab() is None
 
 
 def test_a_step_that_is_captured_after_the_copy_tears_nothing(copies, area, monkeypatch):

@@ -83,7 +83,8 @@ class LateCopy:
             self._fail(error)
         finally:
             self._end_on_host()
-            self._on_host, self._events, self._held = (), [], []
+            self._events, self._held = [], []
+            self._let_go()
             self._is_over.set()
 
     def before_step(self, waiting: Callable[[], AbstractContextManager[None]]) -> None:
@@ -121,7 +122,12 @@ class LateCopy:
         if self._take():
             self._end_on_host()
             self._on_gpus.wait()
+            self._let_go()
             self._is_over.set()
+
+    def _let_go(self) -> None:
+        """Of the tensors and of the slab: this stays until the next copy begins, which may take memory of its own."""
+        self._on_host, self._copy_of = (), _no_copy
 
     def _take(self) -> bool:
         with self._lock:
@@ -180,6 +186,10 @@ class LateCopy:
                 if reached.query():  # type: ignore[no-untyped-call]  # else the stream gets there after the copies, and does not wait
                     seconds += max(0.0, reached.elapsed_time(arrived) / 1000)
         return seconds
+
+
+def _no_copy(piece: TensorPiece) -> Copy:
+    raise AssertionError(f"the copy of {piece.spec.name!r} is over")
 
 
 class Overlap:
