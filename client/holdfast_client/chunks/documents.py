@@ -11,6 +11,7 @@ contents before its numbers are used: the cost of reading it is bounded by the b
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType, TracebackType
@@ -37,17 +38,33 @@ ChunkLists = Mapping[int, Sequence[str]]
 """Stored rank -> the digests of its chunks, by ordinal."""
 
 
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """While very many objects are made that stay: Python's collector would look at them again and again, and at all
-    that a script holds, which takes 0.2 s with torch alone."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+class _Collector:
+    """Python's collector of garbage, which several threads may pause at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pauses = 0
+        self._was_enabled = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        with self._lock:
+            if not self._pauses:
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+            self._pauses += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pauses -= 1
+                if not self._pauses and self._was_enabled:
+                    gc.enable()
+
+
+without_collections = _Collector().paused
+"""While very many objects are made that stay: Python's collector would look at them again and again, and at all that a
+script holds, which takes 0.2 s with torch alone. Nothing that waits belongs in it."""
 
 
 @contextmanager
@@ -127,6 +144,7 @@ class CheckpointDocuments:
         documents = self.documents([manifest.layout_digest, of_first], shard=0)
         return documents[manifest.layout_digest], self._index(manifest, 0, documents[of_first])
 
+    @without_collections()
     def layout(self, manifest: Manifest, document: bytes, known: Mapping[str, Layout] = MappingProxyType({})) -> Layout:
         """Raises IntegrityError unless it is a layout of this checkpoint: of its ranks, and of no more bytes.
         NewerFormat if a newer holdfast has written it. `known`: what was decoded before, by the documents' digests."""
@@ -153,6 +171,7 @@ class CheckpointDocuments:
             raise IntegrityError(f"{self.checkpoint_id} has no index of rank {min(ranks - digests.keys())}")
         return digests
 
+    @without_collections()
     def _index(self, manifest: Manifest, rank: int, document: bytes) -> ShardIndex:
         with _refusing(f"The index of rank {rank} in {self.checkpoint_id}"):
             index = ShardIndex.decode(document)

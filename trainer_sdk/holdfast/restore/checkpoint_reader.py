@@ -24,7 +24,7 @@ from holdfast.state.components import generators_alike
 from holdfast.state.load import StoredState
 from holdfast_client.agent.lent_chunks import LentChunks
 from holdfast_client.agent.link import NodeAgent
-from holdfast_client.chunks.documents import CheckpointDocuments, ChunkLists, without_collections
+from holdfast_client.chunks.documents import CheckpointDocuments, ChunkLists
 from holdfast_client.chunks.host_chunks import HostChunks
 from holdfast_client.chunks.peer_http import PeerAddress
 from holdfast_client.chunks.peers import Peers, PeerServer, address_towards
@@ -361,7 +361,6 @@ class SharedDocuments:
         return self.stored.layout
 
 
-@without_collections()
 def read_documents(ranks: Ranks, source: CheckpointSource, *, rank_trees: bool) -> SharedDocuments:
     """Collective. All ranks get the same documents (except `rng`), or all raise the error of the lowest failing rank.
 

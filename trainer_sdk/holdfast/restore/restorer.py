@@ -406,7 +406,6 @@ class Restorer:
                 readable_seconds(progress.seconds_left),
             )
 
-    @without_collections()
     def _plan_on_all(self, state: dict[str, Any], documents: SharedDocuments, asked: _Asked) -> _Planned:
         """This rank's reads, and where their bytes arrive. If one rank refuses, no rank's state has changed."""
         planned: list[_Planned] = []
@@ -425,6 +424,7 @@ class Restorer:
             return replace(planned[0], streams=True)
         return replace(planned[0], late=frozenset())
 
+    @without_collections()
     def _plan(self, state: dict[str, Any], documents: SharedDocuments, asked: _Asked) -> _Planned:
         plan = plan_load(
             state,
