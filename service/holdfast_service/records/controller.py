@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -134,12 +135,17 @@ def reconcile(context: ServiceContext) -> RecordsReport:
     return RecordsReport(done=done + removed, failed=failed, error=error, removed=removed)
 
 
+_AT_ONCE_SECONDS = 5.0
+
+
 def write_at_once(context: ServiceContext, subjects: Sequence[Subject]) -> None:
     """Outside of any transaction, for a change that must not wait for the next pass: until then a rebuild would undo
-    it. The first ones alone, if there are more than a pass takes. What a store does not take now stays due, and nothing
-    is raised."""
-    stores = writable(context.stores)
-    for subject in subjects[:_SUBJECTS_PER_ROUND] if stores else ():
+    it. The first ones alone, as many as there is time for: somebody waits. What is not written now stays due, and
+    nothing is raised."""
+    stores, until = writable(context.stores), time.monotonic() + _AT_ONCE_SECONDS
+    for subject in subjects if stores else ():
+        if context.stopping.is_set() or time.monotonic() >= until:
+            return
         try:
             _, refusal = _write(context, subject, stores)
         except ProblemError as error:

@@ -248,7 +248,8 @@ def undelete_run(context: ServiceContext, caller: Principal, project: str, run: 
 
 
 def undelete_project(context: ServiceContext, caller: Principal, name: str) -> TakenBack:
-    """Its runs are taken back one by one. Raises `project_not_found` once it is purged."""
+    """Its runs are taken back one by one. Its record says so at once, as that of a run does. Raises `project_not_found`
+    once it is purged."""
     with context.database.transaction() as session:
         project = project_named(session, caller, name, deleted=True)
         session.refresh(project, with_for_update=True)
@@ -260,6 +261,8 @@ def undelete_project(context: ServiceContext, caller: Principal, name: str) -> T
             )
             _unmark(project)
             subject_changed(session, RecordKind.PROJECT, project.id, project.id)
+        subject = Subject(RecordKind.PROJECT, project.id, project.id)
+    write_at_once(context, [subject])
     return TakenBack(project=name, checkpoints=0, purged=0)
 
 
