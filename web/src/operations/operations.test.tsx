@@ -367,7 +367,8 @@ describe("projects", () => {
   });
 
   it("sets a quota that another person has changed meanwhile, once that was seen", async () => {
-    const quotas = [{ kind: "bytes", hard: 3e9, soft: null, used: 0 }, ...PROJECT.quotas.slice(1)];
+    const changed = { bytes: { hard: 3e9 }, runs: { soft: 350 } };
+    const quotas = PROJECT.quotas.map((each) => ({ ...each, ...changed[each.kind as keyof typeof changed] }));
     const theirs = { ...PROJECT, quota_bytes: 3e9, quotas, etag: '"v8"' };
     const versions: (string | null)[] = [];
     open("/ui/operations/projects", {
@@ -385,6 +386,7 @@ describe("projects", () => {
     expect(await dialog.findByText(/^Quota of bytes:/)).toHaveTextContent("Quota of bytes: 1 GB → became 3 GB");
     await userEvent.click(dialog.getByRole("button", { name: "Reload, and go on from there" }));
     expect(dialog.getByLabelText("Quota of bytes")).toHaveValue("2 TiB");
+    expect(dialog.getByLabelText("Soft quota of runs")).toHaveValue("350"); // which nobody has touched here
     await userEvent.click(dialog.getByRole("button", { name: "Set the quotas" }));
     await waitFor(() => expect(screen.queryByRole("dialog")).not.toBeInTheDocument());
     expect(versions).toEqual(['"v7"', '"v8"']);

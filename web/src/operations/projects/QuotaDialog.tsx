@@ -29,7 +29,7 @@ const QUOTAS: { name: Quota; kind: Kind; label: string }[] = KINDS.flatMap((kind
 export function QuotaDialog({ of, onClose }: { of: ProjectView | null; onClose: () => void }) {
   const [seen, setSeen] = useState(of);
   const [name, setName] = useState("");
-  const [opened] = useState(() => textsOf(of));
+  const [opened, setOpened] = useState(() => textsOf(of));
   const [texts, setTexts] = useState(opened);
 
   async function put() {
@@ -44,7 +44,16 @@ export function QuotaDialog({ of, onClose }: { of: ProjectView | null; onClose: 
   async function conflict(before: ProjectView): Promise<Conflict> {
     const { data: now } = await api.GET("/v1/projects/{project}", { params: { path: { project: before.name } } });
     if (now === undefined) throw new Error("The service gave no project.");
-    return { changes: changesOf(shown(before), shown(now)), reload: () => setSeen(now) };
+    return { changes: changesOf(shown(before), shown(now)), reload: () => take(now) };
+  }
+
+  /** Fields that nobody has touched show what holds now. */
+  function take(now: ProjectView) {
+    const anew = textsOf(now);
+    const kept = QUOTAS.filter((each) => texts[each.name] !== opened[each.name]);
+    setTexts({ ...anew, ...Object.fromEntries(kept.map((each) => [each.name, texts[each.name]])) });
+    setOpened(anew);
+    setSeen(now);
   }
 
   function field({ name, kind, label }: (typeof QUOTAS)[number]) {
@@ -103,7 +112,7 @@ export function QuotaDialog({ of, onClose }: { of: ProjectView | null; onClose: 
             {KINDS.map((kind) => (
               <tr key={kind}>
                 <th scope="row">
-                  {kind} <small>{COUNTS[kind] + usedOf(of, kind)}</small>
+                  {kind} <small>{COUNTS[kind] + usedOf(seen, kind)}</small>
                 </th>
                 {QUOTAS.filter((each) => each.kind === kind).map(field)}
               </tr>
