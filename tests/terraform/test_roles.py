@@ -33,6 +33,7 @@ GCS = {
     "upload_from_string": {"storage.objects.create", "storage.objects.delete"},
     "reload": {"storage.objects.get"},
     "download_as_bytes": {"storage.objects.get"},
+    "download_to_file": {"storage.objects.get"},
     "delete": {"storage.objects.delete"},
     "list_blobs": {"storage.objects.list"},
 }

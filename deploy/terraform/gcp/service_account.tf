@@ -12,7 +12,7 @@ resource "google_project_iam_custom_role" "stores" {
   permissions = [
     "storage.objects.create", # upload_from_string, a trainer's PUT
     "storage.objects.delete", # delete of a generation; to write over a record takes it too
-    "storage.objects.get",    # reload, download_as_bytes, a trainer's GET
+    "storage.objects.get",    # reload, download_as_bytes, download_to_file, a trainer's GET
     "storage.objects.list",   # list_blobs: listings, generations, ping, clock, whether the bucket is there
   ]
 }
