@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import resource
 import secrets
 import time
+from contextlib import ExitStack
 
 import pytest
 
 from holdfast_service.stores.base import ObjectMismatch, ObjectMissing, StoreFull, StoreRefused
 from holdfast_service.stores.posix import files as posix_files
 from holdfast_service.stores.posix import posix_store as posix
+from holdfast_service.stores.posix import writers
 from holdfast_service.stores.registry import open_store
 from tests.contract.backends import Backend
 from tests.contract.posix_outage import unmounted
@@ -186,7 +189,9 @@ class _Calls:
             monkeypatch.setattr(os, name, call)
 
     def _name(self, path) -> str:
-        last = str(path).rpartition("/")[2]
+        folder, _, last = str(path).rpartition("/")
+        if folder == "/proc/self/fd":
+            return "descriptor"
         return self._names.get(last, "part" if last.endswith(".part") else "above")
 
 
@@ -201,6 +206,76 @@ def test_a_filesystem_without_hard_links_is_refused_and_not_waited_for(backend, 
     with pytest.raises(StoreRefused, match="hard links"):
         backend.store.probe()
     assert list((backend.store.root / "incoming").iterdir()) == []
+
+
+@pytest.mark.rule("durable-publish")
+def test_a_file_that_only_the_service_can_change_becomes_the_object_without_a_copy(backend, monkeypatch):
+    store, key = backend.store, chunk_key(b"weights")
+    ticket_id = _handed_over(store, b"weights")
+    handed_over = store.incoming_path(ticket_id)
+    handed_over.chmod(0o666)
+    os.utime(handed_over, (1, 1))
+    inode = handed_over.stat().st_ino
+    monkeypatch.delattr(os, "copy_file_range")
+    store.publish(ticket_id, key, 7)
+    published = store.object_path(key).stat()
+    assert (published.st_ino, published.st_nlink, published.st_mode & 0o777) == (inode, 1, 0o600)
+    assert time.time() - published.st_mtime < 3600, "it is as old as its publication"
+    assert store.head(key).sha256 == sha256(b"weights")
+    assert list((store.root / "incoming").iterdir()) == []
+
+
+@pytest.mark.rule("durable-publish")
+@pytest.mark.parametrize("why", ["mapped", "named twice", "another user's", "on a network filesystem", "without /proc"])
+def test_a_file_that_somebody_else_could_change_is_copied(backend, monkeypatch, tmp_path_factory, why):
+    """One that is open to write is below."""
+    data = f"weights {why}".encode()
+    store, key, link = backend.store, chunk_key(data), os.link
+    ticket_id = _handed_over(store, data)
+    handed_over = store.incoming_path(ticket_id)
+    inode = handed_over.stat().st_ino
+
+    def no_proc(source, *args, **options):
+        if str(source).startswith("/proc/"):
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        link(source, *args, **options)
+
+    with ExitStack() as stack:
+        if why == "mapped":
+            with handed_over.open("r+b") as file:
+                stack.enter_context(mmap.mmap(file.fileno(), 0))
+        elif why == "named twice":
+            os.link(handed_over, store.root / "mine")
+            stack.callback(os.unlink, store.root / "mine")
+        elif why == "another user's":
+            user = os.geteuid()
+            monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+        elif why == "on a network filesystem":
+            monkeypatch.setattr(writers, "LOCAL_FILESYSTEMS", frozenset())
+        else:
+            monkeypatch.setattr(os, "link", no_proc)
+        store.publish(ticket_id, key, len(data))
+    assert store.object_path(key).stat().st_ino != inode
+    assert store.object_path(key).read_bytes() == data
+    assert list((store.root / "incoming").iterdir()) == []
+
+
+@pytest.mark.rule("durable-publish")
+def test_who_opens_the_file_to_write_while_the_service_hashes_it_gets_no_object_of_it(backend, monkeypatch):
+    store, key, dated = backend.store, chunk_key(b"weights"), os.utime
+    ticket_id = _handed_over(store, b"weights")
+
+    def opened_behind_the_hash(descriptor):
+        dated(descriptor)
+        with pytest.raises(BlockingIOError):  # without O_NONBLOCK it would wait for the service
+            os.open(store.incoming_path(ticket_id), os.O_WRONLY | os.O_NONBLOCK)
+
+    monkeypatch.setattr(os, "utime", opened_behind_the_hash)
+    with pytest.raises(ObjectMismatch, match="opened to write"):
+        store.publish(ticket_id, key, 7)
+    with pytest.raises(ObjectMissing):
+        store.head(key)
+    assert [each.name for each in (store.root / "incoming").iterdir()] == [ticket_id]
 
 
 @pytest.mark.rule("durable-publish")
@@ -240,7 +315,8 @@ def test_what_is_hashed_is_what_was_kept_of_a_file_that_changes_meanwhile(backen
         return copied
 
     monkeypatch.setattr(os, "copy_file_range", changed_behind_the_copy)
-    store.publish(ticket_id, key, 7)
+    with store.incoming_path(ticket_id).open("r+b"):
+        store.publish(ticket_id, key, 7)
     assert store.object_path(key).read_bytes() == b"weights"
     assert store.head(key).sha256 == sha256(b"weights")
 
@@ -269,7 +345,8 @@ def test_bytes_then_name_then_proof_and_only_then_the_handed_over_file_goes(back
     calls = _Calls(monkeypatch, key, ticket_id)
     store.publish(ticket_id, key, 7)
     assert [each for each in calls.seen if each != "fsync above"] == [
-        "fsync part",
+        "link descriptor to part",
+        "fsync handed over",
         "link part to object",
         "fsync folder",
         "unlink part",
@@ -283,7 +360,8 @@ def test_a_service_that_died_behind_the_link_leaves_the_name_to_the_next_one_to_
     store, key = backend.store, chunk_key(b"weights")
     ticket_id = secrets.token_hex(16)
     with monkeypatch.context() as patch:
-        kill(patch, posix_files.os, "link", after=True)
+        # A file that was handed over has a second name of the service's before it has the object's.
+        kill(patch, posix_files.os, "link", after=True, at=2 if way == "handed over" else 1)
         store.incoming_path(ticket_id).write_bytes(b"weights")
         with pytest.raises(Killed):
             store.put_bytes(key, b"weights") if way == "sent" else store.publish(ticket_id, key, 7)
@@ -292,4 +370,19 @@ def test_a_service_that_died_behind_the_link_leaves_the_name_to_the_next_one_to_
     backend.reopen().publish(ticket_id, key, 7)
     assert calls.seen[0] == "fsync folder"
     assert not store.incoming_path(ticket_id).exists()
+    assert store.object_path(key).read_bytes() == b"weights"
+
+
+@pytest.mark.rule("durable-publish")
+def test_a_service_that_died_behind_its_second_name_for_a_file_leaves_the_file_to_the_next_one(backend, monkeypatch):
+    store, key = backend.store, chunk_key(b"weights")
+    ticket_id = _handed_over(store, b"weights")
+    with monkeypatch.context() as patch:
+        kill(patch, posix_files.os, "link", after=True)
+        with pytest.raises(Killed):
+            store.publish(ticket_id, key, 7)
+    backend.reopen().publish(ticket_id, key, 7)
+    assert store.head(key).sha256 == sha256(b"weights")
+    store.sweep_incoming(older_than_seconds=-1)
+    assert list((store.root / "incoming").iterdir()) == []
     assert store.object_path(key).read_bytes() == b"weights"

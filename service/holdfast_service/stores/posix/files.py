@@ -291,9 +291,12 @@ def _write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
 
 
 class StagedFile:
-    """A file that the service writes to `incoming/`: hashed as it is written, gone on `discard` unless published."""
+    """A file in `incoming/` that only the service writes: hashed as it is written, gone on `discard` unless published.
 
-    def __init__(self, root: Path, access: Access) -> None:
+    With `taken` it is the file behind that descriptor, under a second name. Raises OSError if that file has no name
+    any more."""
+
+    def __init__(self, root: Path, access: Access, *, taken: int | None = None) -> None:
         self._root = root
         self._name = f"{secrets.token_hex(16)}.part"
         self.name = f"{INCOMING}/{self._name}"
@@ -303,8 +306,14 @@ class StagedFile:
         # A cancelled request discards while a thread may still be writing: a closed descriptor's number is soon
         # another file's.
         self._lock = threading.Lock()
-        with store_errors(root), opened_folder(root, INCOMING) as incoming:
-            self._descriptor = new_file(incoming, self._name, access)
+        with opened_folder(root, INCOMING) as incoming:
+            if taken is None:
+                self._descriptor = new_file(incoming, self._name, access)
+            else:
+                access.give(taken, access.file_mode)
+                # By the descriptor: another file may have the client's name for it by now.
+                os.link(f"/proc/self/fd/{taken}", self._name, dst_dir_fd=incoming)
+                self._descriptor = os.dup(taken)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         with self._lock, store_errors(self._root):
@@ -320,10 +329,20 @@ class StagedFile:
             while left and (copied := _copy_some(source, target, left)):
                 left -= copied
             os.lseek(target, self.bytes, os.SEEK_SET)
-            self.bytes += count - left
-            piece = memoryview(bytearray(_PIECE_BYTES))
-            while read := os.readv(target, [piece]):
-                self._hash.update(piece[:read])
+            self._hash_rest(target)
+
+    def read_taken(self) -> None:
+        """Hashes what was taken, and dates it: the store's files tell when the service published them."""
+        with self._lock, store_errors(self._root):
+            descriptor = self._open_descriptor()
+            self._hash_rest(descriptor)
+            os.utime(descriptor)
+
+    def _hash_rest(self, descriptor: int) -> None:
+        piece = memoryview(bytearray(_PIECE_BYTES))
+        while read := os.readv(descriptor, [piece]):
+            self._hash.update(piece[:read])
+            self.bytes += read
 
     @property
     def sha256(self) -> str:

@@ -5,13 +5,14 @@
     <root>/incoming/<ticket id>                                        what clients with the mount write
     <root>/proofs/<proof id>                                           who sees the same mount, see files.py
 
-Every object is a file that the service wrote to `incoming/`, published by link(): whole or not at all, never over
-another. A client with the mount leaves a file there, and the service copies it (`publish`): the client may still have
-its own open, and must not be able to change the object through it. Any other client sends the bytes through
-endpoints.py (`stage`, `publish_staged`). In both cases the service has hashed what it wrote, and says so by the
-`.sha256` file, made after the object's name is durable: a crash between the two leaves an object that is unproven,
-which is safe, and whose name the next `publish` makes durable. Clients cannot write beside the objects, so they cannot
-claim a proof; the hash is of the stored bytes, which need not be the chunk's digest.
+Every object is a file in `incoming/` that only the service can change, published by link(): whole or not at all, never
+over another. A client with the mount leaves a file there (`publish`). The service makes that file the object if it can
+exclude every other writer (writers.py), and copies it if not: a client that has it open must not be able to change the
+object. Any other client sends the bytes through endpoints.py (`stage`, `publish_staged`). In all cases the service has
+hashed the object's bytes, and says so by the `.sha256` file, made after the object's name is durable: a crash between
+the two leaves an object that is unproven, which is safe, and whose name the next `publish` makes durable. Clients cannot
+write beside the objects, so they cannot claim a proof; the hash is of the stored bytes, which need not be the chunk's
+digest.
 
 Nothing in the store is reached by a symbolic link, and everything in it is for the service's user alone, or for one
 group (rule no-symlinks); see files.py.
@@ -68,6 +69,7 @@ from holdfast_service.stores.posix.files import (
     store_errors,
 )
 from holdfast_service.stores.posix.signed_urls import Grant, UrlSigner
+from holdfast_service.stores.posix.writers import exclude_writers, still_excluded
 
 _EXAMPLE = "posix:///var/lib/holdfast/store"
 _PROOF_SUFFIX = ".sha256"
@@ -124,7 +126,8 @@ class PosixStore:
 
     def stage(self) -> StagedFile:
         """A file to stream a body into. Use it as a context manager."""
-        return StagedFile(self.root, self._access)
+        with store_errors(self.root):
+            return StagedFile(self.root, self._access)
 
     def publish_staged(self, staged: StagedFile, key: ObjectKey) -> ObjectFacts:
         """Makes what the service wrote and hashed the object. An existing object stays as it is."""
@@ -171,9 +174,8 @@ class PosixStore:
             remove_whatever(source)
 
     def _take_over(self, source: Path, key: ObjectKey, expected_bytes: int) -> None:
-        """Publishes a file of the service's own with the same bytes: the source's writer may still have it open.
-
-        Raises FileNotFoundError if nothing was handed over."""
+        """Publishes the source itself if nobody else can change it, and otherwise a file of the service's own with the
+        same bytes. Raises FileNotFoundError if nothing was handed over."""
         with opened_folder(self.root, INCOMING) as incoming:
             try:
                 # The service follows neither a symbolic link out of the store nor a pipe without a writer.
@@ -191,13 +193,26 @@ class PosixStore:
                 raise ObjectMismatch(
                     f"the file handed over has {handed_over.st_size} bytes, announced {expected_bytes}"
                 )
-            with self.stage() as staged:
-                staged.copy_from(descriptor, expected_bytes)
+            taken = self._second_name(descriptor)
+            with taken or self.stage() as staged:
+                if taken is None:
+                    staged.copy_from(descriptor, expected_bytes)
+                else:
+                    staged.read_taken()
+                    if not still_excluded(descriptor):
+                        raise ObjectMismatch("the file handed over was opened to write while the service took it")
                 if staged.bytes != expected_bytes:
                     raise ObjectMismatch("the file handed over was cut while the service took it")
                 self.publish_staged(staged, key)
         finally:
             os.close(descriptor)
+
+    def _second_name(self, source: int) -> StagedFile | None:
+        """The file behind a descriptor. None if it must be copied: somebody else can change it, or /proc is absent."""
+        if exclude_writers(source, self._access.file_mode):
+            with suppress(OSError):
+                return StagedFile(self.root, self._access, taken=source)
+        return None
 
     def _size(self, key: ObjectKey) -> int:
         descriptor = open_file(self.root, key.path)
