@@ -370,7 +370,7 @@ def write_incoming(
     path: str, body: memoryview, rate_limit: RateLimit, cores: CoreLimit, stop: threading.Event | None = None
 ) -> None:
     """Writes and closes the whole file, so that the service sees it, or leaves none. It need not be durable, because
-    the service makes its own copy durable. The name is the ticket's own, so an existing file is from an earlier try; it
+    the service makes it so. The name is the ticket's own, so an existing file is from an earlier try; it
     is removed and never written into. Raises StoreFull, DirectFileRefused, StoreUnavailable, TransferStopped."""
     with _file_errors("written"):
         descriptor = _created(path)

@@ -290,11 +290,26 @@ def _write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-class StagedFile:
-    """A file in `incoming/` that only the service writes: hashed as it is written, gone on `discard` unless published.
+def _second_name(taken: int, name: str, folder: int, access: Access) -> int:
+    """A descriptor of the same file, which has a name in the open `folder` then. Raises OSError."""
+    os.fchmod(taken, access.file_mode)
+    access.give(taken, access.file_mode)
+    os.utime(taken)
+    descriptor = os.dup(taken)
+    try:
+        # By the descriptor: another file may have the client's name for it by now.
+        os.link(f"/proc/self/fd/{taken}", name, dst_dir_fd=folder)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
-    With `taken` it is the file behind that descriptor, under a second name. Raises OSError if that file has no name
-    any more."""
+
+class StagedFile:
+    """A file in `incoming/` of the service's own: hashed as it is written, gone on `discard` unless published.
+
+    With `taken` it is the file behind that descriptor, under a second name, and dated anew: the store's files tell when
+    the service published them. Raises OSError if that file has no name any more."""
 
     def __init__(self, root: Path, access: Access, *, taken: int | None = None) -> None:
         self._root = root
@@ -310,10 +325,7 @@ class StagedFile:
             if taken is None:
                 self._descriptor = new_file(incoming, self._name, access)
             else:
-                access.give(taken, access.file_mode)
-                # By the descriptor: another file may have the client's name for it by now.
-                os.link(f"/proc/self/fd/{taken}", self._name, dst_dir_fd=incoming)
-                self._descriptor = os.dup(taken)
+                self._descriptor = _second_name(taken, self._name, incoming, access)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         with self._lock, store_errors(self._root):
@@ -331,12 +343,9 @@ class StagedFile:
             os.lseek(target, self.bytes, os.SEEK_SET)
             self._hash_rest(target)
 
-    def read_taken(self) -> None:
-        """Hashes what was taken, and dates it: the store's files tell when the service published them."""
+    def hash_taken(self) -> None:
         with self._lock, store_errors(self._root):
-            descriptor = self._open_descriptor()
-            self._hash_rest(descriptor)
-            os.utime(descriptor)
+            self._hash_rest(self._open_descriptor())
 
     def _hash_rest(self, descriptor: int) -> None:
         piece = memoryview(bytearray(_PIECE_BYTES))

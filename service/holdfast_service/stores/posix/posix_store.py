@@ -5,14 +5,13 @@
     <root>/incoming/<ticket id>                                        what clients with the mount write
     <root>/proofs/<proof id>                                           who sees the same mount, see files.py
 
-Every object is a file in `incoming/` that only the service can change, published by link(): whole or not at all, never
-over another. A client with the mount leaves a file there (`publish`). The service makes that file the object if it can
-exclude every other writer (writers.py), and copies it if not: a client that has it open must not be able to change the
-object. Any other client sends the bytes through endpoints.py (`stage`, `publish_staged`). In all cases the service has
-hashed the object's bytes, and says so by the `.sha256` file, made after the object's name is durable: a crash between
-the two leaves an object that is unproven, which is safe, and whose name the next `publish` makes durable. Clients cannot
-write beside the objects, so they cannot claim a proof; the hash is of the stored bytes, which need not be the chunk's
-digest.
+Every object is a file that was in `incoming/` and is published by link(): whole or not at all, never over another. A
+client with the mount leaves a file there (`publish`). The service makes that file the object if it can exclude every
+other writer (writers.py), and copies it if not: a client that has it open must not be able to change the object. Any
+other client sends the bytes through endpoints.py (`stage`, `publish_staged`). In all cases the service has hashed the
+object's bytes, and says so by the `.sha256` file, made after the object's name is durable: a crash between the two
+leaves an object that is unproven, which is safe, and whose name the next `publish` makes durable. Clients cannot write
+beside the objects, so they cannot claim a proof; the hash is of the stored bytes, which need not be the chunk's digest.
 
 Nothing in the store is reached by a symbolic link, and everything in it is for the service's user alone, or for one
 group (rule no-symlinks); see files.py.
@@ -193,26 +192,35 @@ class PosixStore:
                 raise ObjectMismatch(
                     f"the file handed over has {handed_over.st_size} bytes, announced {expected_bytes}"
                 )
-            taken = self._second_name(descriptor)
+            taken = self._without_copy(descriptor)
             with taken or self.stage() as staged:
                 if taken is None:
                     staged.copy_from(descriptor, expected_bytes)
-                else:
-                    staged.read_taken()
+                    self._publish_whole(staged, key, expected_bytes)
+                    return
+                try:
+                    staged.hash_taken()
                     if not still_excluded(descriptor):
                         raise ObjectMismatch("the file handed over was opened to write while the service took it")
-                if staged.bytes != expected_bytes:
-                    raise ObjectMismatch("the file handed over was cut while the service took it")
-                self.publish_staged(staged, key)
+                    self._publish_whole(staged, key, expected_bytes)
+                except Exception:
+                    # Not to be taken again: the kernel tells only once that a file's bytes could not reach the disk.
+                    remove_whatever(source)
+                    raise
         finally:
             os.close(descriptor)
 
-    def _second_name(self, source: int) -> StagedFile | None:
+    def _without_copy(self, source: int) -> StagedFile | None:
         """The file behind a descriptor. None if it must be copied: somebody else can change it, or /proc is absent."""
-        if exclude_writers(source, self._access.file_mode):
+        if exclude_writers(source):
             with suppress(OSError):
                 return StagedFile(self.root, self._access, taken=source)
         return None
+
+    def _publish_whole(self, staged: StagedFile, key: ObjectKey, expected_bytes: int) -> None:
+        if staged.bytes != expected_bytes:
+            raise ObjectMismatch("the file handed over was cut while the service took it")
+        self.publish_staged(staged, key)
 
     def _size(self, key: ObjectKey) -> int:
         descriptor = open_file(self.root, key.path)

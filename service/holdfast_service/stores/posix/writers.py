@@ -7,32 +7,35 @@ network filesystem it knows nothing of the other hosts, so a lease counts only o
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import signal
 import stat
+from pathlib import Path
 
-LOCAL_FILESYSTEMS = {0xEF53, 0x58465342, 0x9123683E, 0x01021994}
-"""ext2 to ext4, XFS, Btrfs and tmpfs, by their numbers in linux/magic.h."""
-_STATFS_BYTES = 512
+LOCAL_FILESYSTEMS = frozenset({"ext4", "xfs", "tmpfs"})
+"""Btrfs is none of them: it shares a copy's blocks, and its files do not tell which mount they are of."""
+_MOUNTS = Path("/proc/self/mountinfo")
 
 
-def exclude_writers(descriptor: int, mode: int) -> bool:
-    """Gives the file behind a descriptor `mode`, and says whether the service is the only one who can change it: it is
-    a file of the service's own user, under one name, on a filesystem of this machine, and nobody has it open to write.
-    It lasts until the descriptor is closed, or until `still_excluded` says otherwise.
+def exclude_writers(descriptor: int) -> bool:
+    """Whether the service is the only one who can change the file behind a descriptor: it is of the service's own user,
+    who alone may write to it, has one name, lies on a filesystem of this machine, and nobody has it open to write. It
+    lasts until the descriptor is closed, or until `still_excluded` says otherwise.
 
     Another process of the service's user can open it later, as it can every object of the store."""
     try:
         facts = os.fstat(descriptor)
-        if facts.st_uid != os.geteuid() or facts.st_nlink != 1 or not _is_of_this_machine(descriptor):
+        # Who may open it could pass that check now and arrive later. A list of other users (ACL) shows in these bits.
+        others_write = facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if others_write or facts.st_uid != os.geteuid() or facts.st_nlink != 1:
             return False
-        os.fchmod(descriptor, mode)
+        if _filesystem(facts.st_dev) not in LOCAL_FILESYSTEMS:
+            return False
         # Without this the kernel tells the loss of a lease by SIGIO, which ends a process. Nobody hears SIGURG.
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    except OSError:  # EAGAIN: somebody writes; or the filesystem grants none
+    except OSError:  # EAGAIN: somebody writes; or the filesystem grants no lease, or /proc is absent
         return False
     return True
 
@@ -42,8 +45,11 @@ def still_excluded(descriptor: int) -> bool:
     return fcntl.fcntl(descriptor, fcntl.F_GETLEASE) == fcntl.F_RDLCK
 
 
-def _is_of_this_machine(descriptor: int) -> bool:
-    facts = ctypes.create_string_buffer(_STATFS_BYTES)
-    answer: int = ctypes.CDLL(None).fstatfs(descriptor, facts)
-    # The first field is the filesystem's number, which fits in 32 bits.
-    return answer == 0 and ctypes.c_uint32.from_buffer(facts).value in LOCAL_FILESYSTEMS
+def _filesystem(device: int) -> str | None:
+    """Its kind. Not by fstatfs(2): a 9p mount tells there what the host's filesystem is. Raises OSError."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in _MOUNTS.read_text().splitlines():
+        mount, _, filesystem = line.partition(" - ")
+        if mount.split()[2] == number:
+            return filesystem.split()[0]
+    return None
