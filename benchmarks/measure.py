@@ -6,7 +6,6 @@ Linux only: the peak comes from the kernel's high-water mark, which no sampling 
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import subprocess
 import sys
@@ -33,9 +32,6 @@ class Used:
 
 @contextmanager
 def used(server_pids: Mapping[str, int]) -> Iterator[Used]:
-    """Python collects its garbage before: in a fresh process that is due at some allocation or other, by chance, and
-    looks at all that torch holds, for 0.2 s."""
-    gc.collect()
     result = Used()
     servers = {name: _cpu_seconds(pid) for name, pid in server_pids.items()}
     cpu, wall = time.process_time(), time.perf_counter()

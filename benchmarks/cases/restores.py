@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,12 @@ from benchmarks.state import TrainingState
 
 
 def measure_restore(spec: Spec, state: TrainingState, restore: Callable[[], None]) -> dict[str, Any]:
-    """Once, as a relaunched job does it. Raises where the state is not what was saved: a wrong byte has no speed."""
+    """Once, as a relaunched job does it. Raises where the state is not what was saved: a wrong byte has no speed.
+
+    Python collects its garbage before. In a fresh process that is due at some allocation or other, by chance, and looks
+    at all that torch holds, for 0.2 s."""
     warm_pages(state.bytes)
+    gc.collect()
     with used(spec.server_pids) as usage:
         restore()
         state.wait()
