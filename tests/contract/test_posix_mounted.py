@@ -10,8 +10,9 @@ import os
 import resource
 import secrets
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +68,15 @@ def takes_files(backend):
     probe.unlink()
     if not taken:
         pytest.skip("the tests' folder is on no local filesystem: set TMPDIR to one on ext4, XFS or tmpfs")
+
+
+@contextmanager
+def _taken_or_copied(way: str, handed_over: Path, request: pytest.FixtureRequest) -> Iterator[None]:
+    """The service copies a file that somebody has open to write."""
+    if way == "taken":
+        request.getfixturevalue("takes_files")
+    with handed_over.open("r+b") if way == "copied" else nullcontext():
+        yield
 
 
 @pytest.mark.rule("drop-box")
@@ -291,6 +301,42 @@ def test_a_file_that_somebody_else_could_change_is_copied(backend, monkeypatch, 
     assert list((store.root / "incoming").iterdir()) == []
 
 
+@pytest.mark.rule("durable-publish")
+def test_a_file_that_another_process_gave_up_meanwhile_is_copied(backend, monkeypatch):
+    """That one was told that the bytes did not reach the disk, and removes the client's name. Nobody tells this one."""
+    store, key, exclude = backend.store, chunk_key(b"weights"), writers.exclude_writers
+    ticket_id = _handed_over(store, b"weights")
+    inode = store.incoming_path(ticket_id).stat().st_ino
+
+    def given_up_behind_the_look(descriptor):
+        excluded = exclude(descriptor)
+        store.incoming_path(ticket_id).rename(store.root / "incoming" / "another.part")
+        return excluded
+
+    monkeypatch.setattr(posix, "exclude_writers", given_up_behind_the_look)
+    store.publish(ticket_id, key, 7)
+    assert store.object_path(key).stat().st_ino != inode
+    assert store.object_path(key).read_bytes() == b"weights"
+    store.sweep_incoming(older_than_seconds=-1)
+
+
+@pytest.mark.usefixtures("takes_files")
+@pytest.mark.rule("durable-publish")
+def test_the_kernels_list_of_mounts_may_hold_any_bytes_and_may_be_absent(backend, monkeypatch, tmp_path):
+    file, mounts = tmp_path / "chunk", tmp_path / "mountinfo"
+    file.touch(0o600)
+    device = file.stat().st_dev
+    odd = b"36 35 0:99 / /mnt/\xff\x0c\xe2\x80\xa8 rw,noatime shared:1 master:2 - fuse.sshfs host rw\n"
+    mine = f"37 35 {os.major(device)}:{os.minor(device)} / / rw shared:1 propagate_from:2 - ext4 /dev/vda rw\n".encode()
+    monkeypatch.setattr(writers, "MOUNTS", mounts)
+    with file.open("rb") as opened:
+        assert not writers.exclude_writers(opened.fileno())
+        mounts.write_bytes(odd + mine.replace(b" ext4 ", b" 9p "))
+        assert not writers.exclude_writers(opened.fileno())
+        mounts.write_bytes(odd + mine)
+        assert writers.exclude_writers(opened.fileno())
+
+
 @pytest.mark.usefixtures("takes_files")
 @pytest.mark.rule("durable-publish")
 def test_who_opens_the_file_to_write_while_the_service_hashes_it_gets_no_object_of_it(backend, monkeypatch):
@@ -373,7 +419,8 @@ def test_what_is_hashed_is_what_was_kept_of_a_file_that_changes_meanwhile(backen
 
 
 @pytest.mark.rule("durable-publish")
-def test_a_file_that_is_cut_while_it_is_taken_is_no_object(backend, monkeypatch):
+@pytest.mark.parametrize("way", ["taken", "copied"])
+def test_a_file_that_is_cut_meanwhile_is_no_object(backend, monkeypatch, request, way):
     store, key, real = backend.store, chunk_key(b"weights"), os.fstat
     ticket_id = _handed_over(store, b"weights")
 
@@ -383,7 +430,7 @@ def test_a_file_that_is_cut_while_it_is_taken_is_no_object(backend, monkeypatch)
             os.truncate(store.incoming_path(ticket_id), 3)
         return facts
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, _taken_or_copied(way, store.incoming_path(ticket_id), request):
         patch.setattr(posix.os, "fstat", cut_behind_the_look)
         with pytest.raises(ObjectMismatch, match="was cut"):
             store.publish(ticket_id, key, 7)
@@ -391,16 +438,17 @@ def test_a_file_that_is_cut_while_it_is_taken_is_no_object(backend, monkeypatch)
         store.head(key)
 
 
-@pytest.mark.usefixtures("takes_files")
 @pytest.mark.rule("durable-publish")
-def test_bytes_then_name_then_proof_and_only_then_the_handed_over_file_goes(backend, monkeypatch):
+@pytest.mark.parametrize("way", ["taken", "copied"])
+def test_bytes_then_name_then_proof_and_only_then_the_handed_over_file_goes(backend, monkeypatch, request, way):
     store, key = backend.store, chunk_key(b"weights")
     ticket_id = _handed_over(store, b"weights")
-    calls = _Calls(monkeypatch, key, ticket_id)
-    store.publish(ticket_id, key, 7)
+    with _taken_or_copied(way, store.incoming_path(ticket_id), request):
+        calls = _Calls(monkeypatch, key, ticket_id)
+        store.publish(ticket_id, key, 7)
+    first = ["link descriptor to part", "fsync handed over"] if way == "taken" else ["fsync part"]
     assert [each for each in calls.seen if each != "fsync above"] == [
-        "link descriptor to part",
-        "fsync handed over",
+        *first,
         "link part to object",
         "fsync folder",
         "unlink part",
@@ -408,16 +456,17 @@ def test_bytes_then_name_then_proof_and_only_then_the_handed_over_file_goes(back
     ]
 
 
-@pytest.mark.usefixtures("takes_files")
 @pytest.mark.rule("durable-publish")
-@pytest.mark.parametrize("way", ["handed over", "sent"])
-def test_a_service_that_died_behind_the_link_leaves_the_name_to_the_next_one_to_make_durable(backend, monkeypatch, way):
+@pytest.mark.parametrize("way", ["taken", "copied", "sent"])
+def test_a_service_that_died_behind_the_link_leaves_the_name_to_the_next_one_to_make_durable(
+    backend, monkeypatch, request, way
+):
     store, key = backend.store, chunk_key(b"weights")
     with monkeypatch.context() as patch:
-        # A file that was handed over has a second name of the service's before it has the object's.
-        kill(patch, posix_files.os, "link", after=True, at=2 if way == "handed over" else 1)
+        # A file that is taken has a second name of the service's before it has the object's.
+        kill(patch, posix_files.os, "link", after=True, at=2 if way == "taken" else 1)
         ticket_id = _handed_over(store, b"weights")
-        with pytest.raises(Killed):
+        with _taken_or_copied(way, store.incoming_path(ticket_id), request), pytest.raises(Killed):
             store.put_bytes(key, b"weights") if way == "sent" else store.publish(ticket_id, key, 7)
     assert store.head(key).sha256 is None  # it is there, and neither proven nor durable
     calls = _Calls(monkeypatch, key, ticket_id)

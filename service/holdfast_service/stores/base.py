@@ -331,7 +331,8 @@ class MountedStore(Protocol):
     def publish(self, ticket_id: str, key: ObjectKey, expected_bytes: int) -> None:
         """Makes the written file or a copy of it the object, never overwriting one, and removes the client's name. The
         object is durable afterwards, also if another process made it: done already is fine, and so is twice.
-        ObjectMissing if the file is not (yet) seen here, ObjectMismatch (and the file is gone) if its size is wrong."""
+        ObjectMissing if the file is not (yet) seen here, ObjectMismatch (and the file is gone) if its size is wrong
+        or somebody opened it to write meanwhile."""
 
     def object_path(self, key: ObjectKey) -> Path:
         """Where the object is, for reading."""

@@ -299,7 +299,7 @@ def _second_name(taken: int, name: str, folder: int, access: Access) -> int:
     try:
         # By the descriptor: another file may have the client's name for it by now.
         os.link(f"/proc/self/fd/{taken}", name, dst_dir_fd=folder)
-    except OSError:
+    except BaseException:
         os.close(descriptor)
         raise
     return descriptor

@@ -192,7 +192,7 @@ class PosixStore:
                 raise ObjectMismatch(
                     f"the file handed over has {handed_over.st_size} bytes, announced {expected_bytes}"
                 )
-            taken = self._without_copy(descriptor)
+            taken = self._without_copy(descriptor, source)
             with taken or self.stage() as staged:
                 if taken is None:
                     staged.copy_from(descriptor, expected_bytes)
@@ -210,11 +210,12 @@ class PosixStore:
         finally:
             os.close(descriptor)
 
-    def _without_copy(self, source: int) -> StagedFile | None:
-        """The file behind a descriptor. None if it must be copied: somebody else can change it, or /proc is absent."""
-        if exclude_writers(source):
-            with suppress(OSError):
-                return StagedFile(self.root, self._access, taken=source)
+    def _without_copy(self, descriptor: int, source: Path) -> StagedFile | None:
+        """The file behind it. None if it must be copied: somebody else can change it, or there is no /proc."""
+        with suppress(OSError):
+            # Its one name must be the client's: another process that failed to publish it removes that first.
+            if exclude_writers(descriptor) and os.path.samestat(os.fstat(descriptor), os.lstat(source)):
+                return StagedFile(self.root, self._access, taken=descriptor)
         return None
 
     def _publish_whole(self, staged: StagedFile, key: ObjectKey, expected_bytes: int) -> None:

@@ -13,9 +13,9 @@ import signal
 import stat
 from pathlib import Path
 
-LOCAL_FILESYSTEMS = frozenset({"ext4", "xfs", "tmpfs"})
+LOCAL_FILESYSTEMS = frozenset({b"ext4", b"xfs", b"tmpfs"})
 """Btrfs is none of them: it shares a copy's blocks, and its files do not tell which mount they are of."""
-_MOUNTS = Path("/proc/self/mountinfo")
+MOUNTS = Path("/proc/self/mountinfo")
 
 
 def exclude_writers(descriptor: int) -> bool:
@@ -26,7 +26,8 @@ def exclude_writers(descriptor: int) -> bool:
     Another process of the service's user can open it later, as it can every object of the store."""
     try:
         facts = os.fstat(descriptor)
-        # Who may open it could pass that check now and arrive later. A list of other users (ACL) shows in these bits.
+        # Somebody else could have passed the kernel's check of the mode already, and arrive later. A list of other
+        # users (ACL) shows in these bits.
         others_write = facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if others_write or facts.st_uid != os.geteuid() or facts.st_nlink != 1:
             return False
@@ -45,11 +46,12 @@ def still_excluded(descriptor: int) -> bool:
     return fcntl.fcntl(descriptor, fcntl.F_GETLEASE) == fcntl.F_RDLCK
 
 
-def _filesystem(device: int) -> str | None:
+def _filesystem(device: int) -> bytes | None:
     """Its kind. Not by fstatfs(2): a 9p mount tells there what the host's filesystem is. Raises OSError."""
-    number = f"{os.major(device)}:{os.minor(device)}"
-    for line in _MOUNTS.read_text().splitlines():
-        mount, _, filesystem = line.partition(" - ")
-        if mount.split()[2] == number:
-            return filesystem.split()[0]
+    number = f"{os.major(device)}:{os.minor(device)}".encode()
+    with MOUNTS.open("rb") as mounts:  # a folder's name may be in any encoding
+        for line in mounts:
+            mount, _, filesystem = line.partition(b" - ")
+            if mount.split(b" ")[2] == number:
+                return filesystem.split(b" ")[0]
     return None
