@@ -174,6 +174,59 @@ def test_a_durable_add_does_not_believe_the_size_of_what_another_process_left(fo
     assert file_of(folder, digest).read_bytes() == body
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_what_the_disk_did_not_take_is_written_anew_and_not_believed_at_the_next_save(folder, monkeypatch, number):
+    """The kernel tells it once, and keeps the right bytes in memory: a second fsync of that file says nothing."""
+    digest, body = chunk(1)
+    assert folder.add(digest, body, durable=False), "a restore left it"
+    real, synced = os.fsync, []
+
+    def fsync(descriptor):
+        inode = os.fstat(descriptor).st_ino
+        synced.append(inode)
+        if inode == lost and synced.count(lost) == 1:
+            raise OSError(number, os.strerror(number))
+        real(descriptor)
+
+    with file_of(folder, digest).open("rb") as kept:  # its inode's number is not free then
+        lost = os.fstat(kept.fileno()).st_ino
+        monkeypatch.setattr(os, "fsync", fsync)
+        assert folder.add(digest, body, durable=True)
+        inode = file_of(folder, digest).stat().st_ino
+        assert inode != lost
+        assert inode in synced
+    assert read(folder, digest) == body
+
+
+def test_only_what_was_synced_or_read_back_from_the_disk_is_remembered_as_proven(folder):
+    digest, body = chunk(1)
+    assert folder.add(digest, body, durable=False)
+    assert read(folder, digest) == body
+    with file_of(folder, digest).open("r+b") as file:  # as a disk that lost the bytes and said so to nobody
+        file.write(b"x")
+    assert folder.add(digest, body, durable=True)
+    assert file_of(folder, digest).read_bytes() == body
+
+
+def test_a_restores_copy_does_not_replace_a_durable_one_that_came_meanwhile(folder, monkeypatch):
+    digest, body = chunk(1)
+    publish = Room.publish
+
+    def behind_a_save(room, slot, digest, *, durable):
+        if not durable:
+            assert folder.add(digest, body, durable=True)
+            kept.append(file_of(folder, digest).stat().st_ino)
+        publish(room, slot, digest, durable=durable)
+
+    kept: list[int] = []
+    monkeypatch.setattr(Room, "publish", behind_a_save)
+    assert folder.add(digest, body, durable=False)
+    assert [file_of(folder, digest).stat().st_ino] == kept
+    assert list((folder.path / INCOMING).iterdir()) == []
+    with folder._room.locked() as ledger:
+        assert ledger.used == len(body)
+
+
 def test_what_a_process_remembers_of_its_chunks_is_bounded(folder, monkeypatch):
     monkeypatch.setattr(chunk_folder_module, "_MOST_PROVEN", 3)
     for number in range(6):

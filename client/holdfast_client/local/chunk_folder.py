@@ -79,7 +79,6 @@ class ChunkFolder:
                 with self._lock:
                     self._proven.pop(digest, None)  # the next durable add must not rely on it
                 raise
-            self._note_proven(digest, os.fstat(descriptor).st_ino)
             _note_use(descriptor)
             return True
 
@@ -87,9 +86,9 @@ class ChunkFolder:
         """Keeps a chunk whose digest the caller has proven; `durable`: also after a loss of power.
 
         False, with nothing left behind, if neither limit nor disk has room after eviction. A chunk that is there
-        already is only marked as used. A durable one is read first, unless this process has done so, because a file of
-        the right size may be damaged by a loss of power. What cannot be read is written anew. Raises OSError for any
-        other refusal of the disk.
+        already is only marked as used. A durable one is read back from the disk, unless this process has done so or has
+        written it durably: a file of the right size may be damaged by a loss of power. What the disk has not taken or
+        does not give back is written anew. Raises OSError for any other refusal of the disk.
         """
         view = memoryview(body)
         if self._is_there(digest, view.nbytes, durable=durable):
@@ -146,16 +145,28 @@ class ChunkFolder:
         with self.opened(digest) as descriptor:
             if descriptor is None or os.fstat(descriptor).st_size != size:
                 return False
-            if durable:
-                inode = os.fstat(descriptor).st_ino
-                if self._proven.get(digest) != inode and not _is_whole(descriptor, digest):
-                    return False
-                self._note_proven(digest, inode)
-                os.fsync(descriptor)
-                self._sync_names(digest)
+            if durable and not self._is_durable(digest, descriptor):
+                return False
             _note_use(descriptor)
             # It may have been evicted since it was opened.
             return os.fstat(descriptor).st_nlink > 0
+
+    def _is_durable(self, digest: str, descriptor: int) -> bool:
+        """Makes it so. False if the disk does not take the bytes, and the file is gone then, or if it has others."""
+        try:
+            os.fsync(descriptor)
+        except OSError:
+            # The kernel says so once: who opens this file later is told of no error, and reads it from memory.
+            with self._lock:
+                self._proven.pop(digest, None)
+            self._room.remove(digest, descriptor)
+            return False
+        inode = os.fstat(descriptor).st_ino
+        if self._proven.get(digest) != inode and not _is_whole(descriptor, digest):
+            return False
+        self._note_proven(digest, inode)
+        self._sync_names(digest)
+        return True
 
     def _write(self, digest: str, body: memoryview, *, durable: bool) -> bool:
         slot = self._room.reserve(body.nbytes)
@@ -163,7 +174,7 @@ class ChunkFolder:
             return False
         try:
             _fill(slot, body, durable=durable)
-            self._room.publish(slot, digest)
+            self._room.publish(slot, digest, durable=durable)
         except BaseException:
             self._room.discard(slot)
             raise
@@ -171,8 +182,8 @@ class ChunkFolder:
             inode = os.fstat(slot.descriptor).st_ino
             unlock(slot.descriptor)
             os.close(slot.descriptor)
-        self._note_proven(digest, inode)
         if durable:
+            self._note_proven(digest, inode)
             self._sync_names(digest)
         return True
 
@@ -189,8 +200,7 @@ class ChunkFolder:
     def _is_wrong(self, digest: str, descriptor: int) -> bool:
         """Whether the file has other bytes; then it is removed. It is read again, from the disk: the caller's buffer
         may have had the wrong size, and one bad reading must not condemn what may be the only copy."""
-        if hasattr(os, "posix_fadvise"):  # not on macOS
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # the bad bytes may be the kernel's
+        _forget_cached(descriptor)  # the bad bytes may be the kernel's
         if _digest_of(descriptor) == digest:
             return False
         with suppress(OSError):  # the disk may be read-only, or another process faster
@@ -198,8 +208,8 @@ class ChunkFolder:
         return True
 
     def _note_proven(self, digest: str, inode: int) -> None:
-        """This process has written the file, or read it whole. Only the last ones are kept, because a job saves for
-        weeks."""
+        """This process has written the file durably, or read it back from the disk. Only the last ones are kept,
+        because a job saves for weeks."""
         with self._lock:
             self._proven.pop(digest, None)
             self._proven[digest] = inode
@@ -246,9 +256,16 @@ def _digest_of(descriptor: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _forget_cached(descriptor: int) -> None:
+    """What is read next comes from the disk, if the file was synced."""
+    if hasattr(os, "posix_fadvise"):  # not on macOS
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def _is_whole(descriptor: int, digest: str) -> bool:
     """False also if the disk does not give the file back."""
     try:
+        _forget_cached(descriptor)
         return _digest_of(descriptor) == digest
     except OSError:
         return False

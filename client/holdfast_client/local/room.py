@@ -199,16 +199,21 @@ class Room:
             os.unlink(slot.name, dir_fd=incoming)
             ledger.used -= slot.bytes
 
-    def publish(self, slot: Slot, digest: str) -> None:
-        """The slot's file becomes the chunk's, in place of any file of that name."""
+    def publish(self, slot: Slot, digest: str, *, durable: bool) -> None:
+        """The slot's file becomes the chunk's, in place of any file of that name. One that is not durable goes instead
+        if the chunk is there: that file may be durable, and a save may rely on it."""
         with (
             self.locked() as ledger,
             self._root.subfolder(INCOMING) as incoming,
             self._root.subfolder(digest[:2], make=True) as shard,
         ):
-            replaced = _bytes_of(digest, shard)
+            there = _bytes_of(digest, shard)
+            if not durable and there == slot.bytes:
+                os.unlink(slot.name, dir_fd=incoming)
+                ledger.used -= slot.bytes
+                return
             os.rename(slot.name, digest, src_dir_fd=incoming, dst_dir_fd=shard)
-            ledger.used -= replaced
+            ledger.used -= there or 0
 
     def remove(self, digest: str, descriptor: int) -> None:
         """Removes the chunk's file, if it is still the one that is open here."""
@@ -251,7 +256,7 @@ class Room:
                     stored.append(_Stored(found.st_mtime_ns, digest, found.st_size))
         used = sum(chunk.bytes for chunk in stored)
         with suppress(FileNotFoundError), self._root.subfolder(INCOMING) as incoming:
-            used += sum(_bytes_of(name, incoming) for name in os.listdir(incoming))
+            used += sum(_bytes_of(name, incoming) or 0 for name in os.listdir(incoming))
         return stored, used
 
 
@@ -265,8 +270,9 @@ def _remove_if_dead(incoming: int, name: str) -> None:
         os.close(descriptor)
 
 
-def _bytes_of(name: str, folder: int) -> int:
+def _bytes_of(name: str, folder: int) -> int | None:
+    """None: it is not there."""
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
     except FileNotFoundError:
-        return 0
+        return None
