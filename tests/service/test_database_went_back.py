@@ -252,6 +252,7 @@ def test_settings_that_can_lose_an_acknowledged_commit_are_named(settings: Servi
         assert f"{name} is off" in detail
     safe = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "synchronous_standby_names": ""}
     assert lossy_settings(safe, 0) == []
+    assert "data_sync_retry is on" in lossy_settings(safe | {"data_sync_retry": "on"}, 0)[0]
     assert "synchronous_commit is off" in lossy_settings(safe | {"synchronous_commit": "off"}, 0)[0]
     assert "replica that no commit waits for" in lossy_settings(safe, 1)[0]
     assert lossy_settings(safe | {"synchronous_standby_names": "ANY 1 (*)"}, 1) == []

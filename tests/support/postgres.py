@@ -118,7 +118,8 @@ class OwnPostgresServer(PostgresServer):
         self._give(archive)
         with self.connect() as connection:
             connection.execute("ALTER SYSTEM SET archive_mode = 'on'")
-            command = f"test ! -f {archive}/%f && cp %p {archive}/%f"
+            fresh, kept = f"{archive}/%f.part", f"{archive}/%f"  # as docs/operating/disaster.md says
+            command = f"test ! -f {kept} && cp %p {fresh} && sync {fresh} && mv {fresh} {kept} && sync {archive}"
             connection.execute(sql.SQL("ALTER SYSTEM SET archive_command = {}").format(sql.Literal(command)))
         self.restart()
 

@@ -9,8 +9,10 @@ An archive's index is written last, and each member has a checksum: half a file,
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import IO, Literal
 
 from pydantic import TypeAdapter
@@ -69,3 +71,12 @@ def member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
         return archive.open(name)
     except (KeyError, RuntimeError):  # it is not there, or is encrypted, which no backup is
         raise BackupRefusedError(f"This is no backup of Holdfast: it has no {name} that can be read.") from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Its names are durable then. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

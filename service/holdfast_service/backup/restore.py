@@ -26,7 +26,15 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from holdfast_protocol.problems import ProblemCode
 from holdfast_service.attached_stores.epoch import raise_epoch
 from holdfast_service.audit.record import Actor
-from holdfast_service.backup.document import CATALOG, TABLES, Backup, BackupRefusedError, member, read_manifest
+from holdfast_service.backup.document import (
+    CATALOG,
+    TABLES,
+    Backup,
+    BackupRefusedError,
+    member,
+    read_manifest,
+    sync_folder,
+)
 from holdfast_service.dashboards.views import ensure_views
 from holdfast_service.db.engine import Database
 from holdfast_service.db.migrate import (
@@ -107,6 +115,7 @@ def _restore_sqlite(settings: ServiceSettings, archive: zipfile.ZipFile, backup:
         finally:
             database.dispose()
         os.link(fresh, path)  # the same file: the catalog knows its place by its number
+        sync_folder(path.parent)
     finally:
         for left in (fresh, Path(f"{fresh}-wal"), Path(f"{fresh}-shm")):
             left.unlink(missing_ok=True)

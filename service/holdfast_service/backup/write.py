@@ -22,7 +22,7 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from holdfast_protocol.problems import ProblemCode
-from holdfast_service.backup.document import CATALOG, MANIFEST, TABLES, Backup, BackupRefusedError
+from holdfast_service.backup.document import CATALOG, MANIFEST, TABLES, Backup, BackupRefusedError, sync_folder
 from holdfast_service.db.dialect import unlimited
 from holdfast_service.db.engine import Database
 from holdfast_service.db.migrate import revisions
@@ -197,11 +197,7 @@ def _new_file(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         _publish(fresh, path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
     except FileExistsError:
         raise BackupRefusedError(f"{path} has appeared meanwhile, and is left alone.") from None
     except OSError as error:

@@ -321,7 +321,7 @@ def filesystem_kind(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str
 
 _SETTINGS = text(
     "SELECT name, setting FROM pg_settings WHERE name IN "
-    "('fsync', 'full_page_writes', 'synchronous_commit', 'synchronous_standby_names')"
+    "('fsync', 'full_page_writes', 'data_sync_retry', 'synchronous_commit', 'synchronous_standby_names')"
 )
 # How many there are is told to everybody; who they are is not.
 _REPLICAS = text("SELECT count(*) FROM pg_stat_replication")
@@ -344,6 +344,11 @@ def lossy_settings(settings: dict[str, str], replicas: int) -> list[str]:
         told.append("fsync is off: a crash of its machine can lose acknowledged commits and damage the database.")
     if settings.get("full_page_writes") == "off":
         told.append("full_page_writes is off: a crash of its machine can damage the database.")
+    if settings.get("data_sync_retry") == "on":
+        told.append(
+            "data_sync_retry is on: Postgres goes on where the disk refused bytes of acknowledged commits, which the "
+            "kernel tells only once. Set it to off."
+        )
     commit = settings.get("synchronous_commit")
     if commit == "off":
         told.append("synchronous_commit is off: a crash of Postgres loses the last acknowledged commits. Set it to on.")
