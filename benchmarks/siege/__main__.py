@@ -2,7 +2,7 @@
 benchmarks/siege/__init__.py.
 
 python -m benchmarks.siege [--connections 10000] [--saves 100] [--repeats 3] [--greedy-per-second 10]
-    [--savers 4] [--rate 0] [--results FOLDER]
+    [--flood-per-second 100] [--savers 4] [--rate 0] [--results FOLDER]
 
 With --rate the savers are jobs that train between their saves. Without it they ask for all that the service can do, and
 what the attack takes of it is missing. A run in which one kind of attack was not there is refused as not measured.
@@ -22,7 +22,16 @@ from statistics import median
 from typing import Any
 
 from benchmarks.siege.attack import possible_connections
-from benchmarks.siege.siege import BAR, GREEDY_PER_SECOND, SAVERS, SETTINGS, Besieged, besieged, unsent
+from benchmarks.siege.siege import (
+    BAR,
+    FLOOD_PER_SECOND,
+    GREEDY_PER_SECOND,
+    SAVERS,
+    SETTINGS,
+    Besieged,
+    besieged,
+    unsent,
+)
 from holdfast_service.settings import ServiceSettings
 
 _PLACES = ServiceSettings().most_connections
@@ -40,7 +49,7 @@ def main() -> None:
     ):
         each = arguments.saves // arguments.savers
         place.save(each)  # a first round warms the service up
-        turns = [_turn(place, connections, each) for _ in range(arguments.repeats)]
+        turns = [_turn(place, connections, arguments.flood_per_second, each) for _ in range(arguments.repeats)]
     missing = sorted({kind for turn in turns for kind in unsent(turn["halves_open"], turn["counted_meanwhile"])})
     if missing:
         sys.exit(f"not measured, because these attacks were not there in some turn: {', '.join(missing)}")
@@ -52,6 +61,7 @@ def main() -> None:
         "machine": {"system": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()},
         "settings": SETTINGS,
         "greedy_calls_per_second": arguments.greedy_per_second,
+        "flood_per_second": arguments.flood_per_second,
         "connections": connections,
         "savers": arguments.savers,
         "rate": arguments.rate,
@@ -68,9 +78,9 @@ def main() -> None:
     print(path)
 
 
-def _turn(place: Besieged, connections: int, each: int) -> dict[str, Any]:
+def _turn(place: Besieged, connections: int, flood_per_second: float, each: int) -> dict[str, Any]:
     before = place.save(each)
-    with place.attacked(connections) as attackers:
+    with place.attacked(connections, flood_per_second) as attackers:
         # Once all are there, and the greedy token has spent what it may do at once.
         attackers.until(
             lambda counted: (
@@ -114,6 +124,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--saves", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--greedy-per-second", type=float, default=GREEDY_PER_SECOND, help="its limit; 0: none")
+    parser.add_argument("--flood-per-second", type=float, default=FLOOD_PER_SECOND, help="wrong tokens that hang up")
     parser.add_argument("--savers", type=int, default=SAVERS, help="jobs that save one after the other")
     parser.add_argument("--rate", type=float, default=0.0, help="saves a second of all; 0: as many as there can be")
     parser.add_argument("--results", type=Path, default=_RESULTS)

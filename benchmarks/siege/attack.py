@@ -1,4 +1,5 @@
-"""What attacks: python -m benchmarks.siege.attack ADDRESS CONNECTIONS GREEDY_TOKEN. Ends when its stdin does.
+"""What attacks: python -m benchmarks.siege.attack PORT CONNECTIONS FLOOD_PER_SECOND GREEDY_TOKEN. Ends when its stdin
+does.
 
 One thread and a selector: 10,000 sockets and a flood must cost less here than at the service. It prints what it has
 done as a line of JSON, twice a second. Each kind of attacker calls from an address of its own, as on a network.
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.measure import take_what_is_left
 
-HALVES_FROM, WRONG_FROM, GREEDY_FROM = "127.0.0.66", "127.0.0.67", "127.0.0.68"
+HALVES_FROM, WRONG_FROM, GREEDY_FROM, FLOOD_FROM = "127.0.0.66", "127.0.0.67", "127.0.0.68", "127.0.0.69"
 SPARE_FILES = 200
 _HALF = b"POST /v1/projects HTTP/1.1\r\nHost: localhost\r\nX-Half: "
 _WRONG_TOKENS, _GREEDY_CALLS = 8, 64
@@ -53,15 +54,19 @@ def possible_connections(wanted: int) -> int:
 
 
 class Attack:
-    def __init__(self, port: int, connections: int, greedy_token: str) -> None:
+    def __init__(self, port: int, connections: int, flood_per_second: float, greedy_token: str) -> None:
+        """Of the wrong tokens eight wait for their refusals. `flood_per_second` more hang up, each on a connection of
+        its own: who waits for no answer is slowed down by none."""
         self._at = ("127.0.0.1", port)
         self._wanted = connections
+        self._flood_per_second = flood_per_second
+        self._flooded_at = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self.counted: Counter[str] = Counter()
         self._again_from = time.monotonic()
-        wrong = f"hold_{'a1' * 8}_{'0123456789abcdef' * 4}"
+        self._wrong = _request("/v1/service", f"hold_{'a1' * 8}_{'0123456789abcdef' * 4}")
         for _ in range(_WRONG_TOKENS):
-            self._connect(_Caller("wrong", WRONG_FROM, _request("/v1/service", wrong)))
+            self._connect(_Caller("wrong", WRONG_FROM, self._wrong))
         for _ in range(_GREEDY_CALLS):
             self._connect(_Caller("greedy", GREEDY_FROM, _request("/v1/projects/greedy/runs", greedy_token)))
         self._selector.register(sys.stdin, selectors.EVENT_READ, None)
@@ -70,6 +75,7 @@ class Attack:
         tell_at = 0.0
         while True:
             self._more_halves()
+            self._flood()
             for key, _ in self._selector.select(0.05):
                 if key.data is None:
                     return
@@ -93,14 +99,30 @@ class Attack:
                 self.counted["halves opened"] += 1
                 self.counted["halves open"] += 1
 
+    def _flood(self) -> None:
+        due = int((time.monotonic() - self._flooded_at) * self._flood_per_second)
+        self._flooded_at += due / self._flood_per_second if self._flood_per_second else 0.0
+        for _ in range(min(due, _AT_ONCE)):
+            with socket.socket() as connection:
+                try:
+                    self._reach(connection, FLOOD_FROM)
+                    connection.sendall(self._wrong)
+                except OSError:
+                    self.counted["not connected"] += 1
+                else:
+                    self.counted["wrong hung up"] += 1
+
+    def _reach(self, connection: socket.socket, source: str) -> None:
+        # The kernel chooses the port when it connects: it may be one that goes to another server, too.
+        connection.setsockopt(socket.IPPROTO_IP, 24, 1)  # IP_BIND_ADDRESS_NO_PORT
+        connection.bind((source, 0))
+        connection.settimeout(30)
+        connection.connect(self._at)
+
     def _connect(self, who: _Half | _Caller) -> bool:
         connection = socket.socket()
         try:
-            # The kernel chooses the port when it connects: it may be one that goes to another server, too.
-            connection.setsockopt(socket.IPPROTO_IP, 24, 1)  # IP_BIND_ADDRESS_NO_PORT
-            connection.bind((HALVES_FROM if isinstance(who, _Half) else who.source, 0))
-            connection.settimeout(30)
-            connection.connect(self._at)
+            self._reach(connection, HALVES_FROM if isinstance(who, _Half) else who.source)
             if isinstance(who, _Half):
                 connection.sendall(_HALF)
             else:
@@ -159,5 +181,5 @@ def _request(path: str, token: str) -> bytes:
 
 if __name__ == "__main__":
     take_what_is_left()  # on a network the attackers have cores of their own
-    port, connections, token = sys.argv[1:]
-    Attack(int(port), possible_connections(int(connections)), token).go_on()
+    port, connections, flood, token = sys.argv[1:]
+    Attack(int(port), possible_connections(int(connections)), float(flood), token).go_on()

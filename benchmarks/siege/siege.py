@@ -33,6 +33,8 @@ SETTINGS = {
 GREEDY_PER_SECOND = 10.0
 """Of the greedy project's token, as an operator limits one that is known to be greedy. Without it two projects that ask
 for all that a process can do get a half each."""
+FLOOD_PER_SECOND = 100.0
+"""So many wrong tokens, of which each hangs up."""
 SAVERS = 4
 SAVED = "saves"
 
@@ -46,7 +48,7 @@ def unsent(halves_open: int, counted: Mapping[str, int]) -> list[str]:
     # The flood is refused, and so is what the greedy project calls beyond its limit.
     done = {
         "halves": halves_open,
-        "wrong": min(counted.get("wrong sent", 0), counted.get("wrong 429", 0)),
+        "wrong": min(counted.get(each, 0) for each in ("wrong sent", "wrong hung up", "wrong 429")),
         "greedy": min(counted.get("greedy sent", 0), counted.get("greedy 200", 0) + counted.get("greedy 429", 0)),
     }
     return [kind for kind, count in done.items() if count <= 0]
@@ -134,10 +136,11 @@ class Besieged:
         return sum(1 for each in process.net_connections("tcp") if each.laddr.port == port and each.raddr)
 
     @contextmanager
-    def attacked(self, connections: int) -> Iterator[Attackers]:
+    def attacked(self, connections: int, flood_per_second: float = FLOOD_PER_SECOND) -> Iterator[Attackers]:
         command = [sys.executable, "-m", "benchmarks.siege.attack", self.service.url.rpartition(":")[2]]
+        greedy = self.token("greedy", self._greedy_per_second)
         process = subprocess.Popen(
-            [*command, str(connections), self.token("greedy", self._greedy_per_second)],
+            [*command, str(connections), str(flood_per_second), greedy],
             cwd=_REPOSITORY,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

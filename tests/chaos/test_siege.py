@@ -62,7 +62,7 @@ def test_another_projects_saves_go_on_under_siege(tmp_path: Path) -> None:
     assert counted["halves cut off"] >= connections - places, "those too many took places from each other"
     assert set(counted) <= {
         *("halves opened", "halves open", "halves cut off", "not connected", "wrong cut off", "greedy cut off"),
-        *("wrong sent", "greedy sent"),
+        *("wrong sent", "wrong hung up", "greedy sent"),
         *("wrong 401", "wrong 429", "wrong 503", "greedy 200", "greedy 429", "greedy 503"),
     }, "every call got an answer that says what it is"
 
@@ -73,11 +73,20 @@ def test_another_projects_saves_go_on_under_siege(tmp_path: Path) -> None:
         ("greedy", {"greedy sent": 0, "greedy 429": 0, "greedy 200": 0}),
         ("greedy", {"greedy 429": 0, "greedy 200": 0}),
         ("wrong", {"wrong sent": 0}),
+        ("wrong", {"wrong hung up": 0}),
         ("wrong", {"wrong 429": 0}),
     ],
 )
 def test_what_was_measured_without_one_of_the_attacks_is_no_measurement(kind: str, counted: dict[str, int]) -> None:
-    whole = {"wrong sent": 100, "wrong 401": 1, "wrong 429": 99, "greedy sent": 20, "greedy 200": 10, "greedy 429": 10}
+    whole = {
+        "wrong sent": 100,
+        "wrong hung up": 90,
+        "wrong 401": 1,
+        "wrong 429": 99,
+        "greedy sent": 20,
+        "greedy 200": 10,
+        "greedy 429": 10,
+    }
     assert unsent(5000, whole) == []
     assert unsent(5000, whole | counted) == [kind]
     assert unsent(0, whole) == ["halves"]
