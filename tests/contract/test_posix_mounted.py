@@ -19,7 +19,6 @@ import pytest
 from holdfast_service.stores.base import ObjectMismatch, ObjectMissing, StoreFull, StoreRefused, StoreUnavailable
 from holdfast_service.stores.posix import files as posix_files
 from holdfast_service.stores.posix import posix_store as posix
-from holdfast_service.stores.posix import writers
 from holdfast_service.stores.registry import open_store
 from tests.contract.backends import Backend
 from tests.contract.posix_outage import unmounted
@@ -64,7 +63,7 @@ def takes_files(backend):
     probe = backend.store.root / "incoming" / "probe"
     probe.touch(0o600)
     with probe.open("rb") as file:
-        taken = writers.exclude_writers(file.fileno())
+        taken = posix_files.exclude_writers(file.fileno())
     probe.unlink()
     if not taken:
         pytest.skip("the tests' folder is on no local filesystem: set TMPDIR to one on ext4, XFS or tmpfs")
@@ -191,6 +190,22 @@ def test_only_the_service_can_say_that_a_file_was_hashed(backend):
     assert [found.key for found in store.list_objects("p1")].count(key) == 1
 
 
+def test_what_the_service_reads_comes_from_the_disk_and_not_from_the_kernels_memory(backend, monkeypatch):
+    """Else a scrub finds a chunk good for weeks whose sector is dead."""
+    store, key, real = backend.store, chunk_key(b"data"), os.posix_fadvise
+    store.publish(_handed_over(store, b"data"), key, 4)
+    advised = []
+
+    def posix_fadvise(descriptor, start, length, advice):
+        advised.append((os.readlink(f"/proc/self/fd/{descriptor}"), start, length, advice))
+        real(descriptor, start, length, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", posix_fadvise)
+    pieces = store.open_read(key)
+    assert advised == [(str(store.object_path(key).resolve()), 0, 0, os.POSIX_FADV_DONTNEED)]
+    assert b"".join(pieces) == b"data"
+
+
 class _Calls:
     """What a store asks of the filesystem, in order. `names` says what stands behind a path's last part."""
 
@@ -292,7 +307,7 @@ def test_a_file_that_somebody_else_could_change_is_copied(backend, monkeypatch, 
         elif why == "open to a group":
             handed_over.chmod(0o660)
         elif why == "on a network filesystem":
-            monkeypatch.setattr(writers, "LOCAL_FILESYSTEMS", frozenset())
+            monkeypatch.setattr(posix_files, "LOCAL_FILESYSTEMS", frozenset())
         else:
             monkeypatch.setattr(os, "link", no_proc)
         store.publish(ticket_id, key, len(data))
@@ -304,7 +319,7 @@ def test_a_file_that_somebody_else_could_change_is_copied(backend, monkeypatch, 
 @pytest.mark.rule("durable-publish")
 def test_a_file_that_another_process_gave_up_meanwhile_is_copied(backend, monkeypatch):
     """That one was told that the bytes did not reach the disk, and removes the client's name. Nobody tells this one."""
-    store, key, exclude = backend.store, chunk_key(b"weights"), writers.exclude_writers
+    store, key, exclude = backend.store, chunk_key(b"weights"), posix_files.exclude_writers
     ticket_id = _handed_over(store, b"weights")
     inode = store.incoming_path(ticket_id).stat().st_ino
 
@@ -328,13 +343,13 @@ def test_the_kernels_list_of_mounts_may_hold_any_bytes_and_may_be_absent(backend
     device = file.stat().st_dev
     odd = b"36 35 0:99 / /mnt/\xff\x0c\xe2\x80\xa8 rw,noatime shared:1 master:2 - fuse.sshfs host rw\n"
     mine = f"37 35 {os.major(device)}:{os.minor(device)} / / rw shared:1 propagate_from:2 - ext4 /dev/vda rw\n".encode()
-    monkeypatch.setattr(writers, "MOUNTS", mounts)
+    monkeypatch.setattr(posix_files, "MOUNTS", mounts)
     with file.open("rb") as opened:
-        assert not writers.exclude_writers(opened.fileno())
+        assert not posix_files.exclude_writers(opened.fileno())
         mounts.write_bytes(odd + mine.replace(b" ext4 ", b" 9p "))
-        assert not writers.exclude_writers(opened.fileno())
+        assert not posix_files.exclude_writers(opened.fileno())
         mounts.write_bytes(odd + mine)
-        assert writers.exclude_writers(opened.fileno())
+        assert posix_files.exclude_writers(opened.fileno())
 
 
 @pytest.mark.usefixtures("takes_files")

@@ -7,7 +7,7 @@
 
 Every object is a file that was in `incoming/` and is published by link(): whole or not at all, never over another. A
 client with the mount leaves a file there (`publish`). The service makes that file the object if it can exclude every
-other writer (writers.py), and copies it if not: a client that has it open must not be able to change the object. Any
+other writer (files.py), and copies it if not: a client that has it open must not be able to change the object. Any
 other client sends the bytes through endpoints.py (`stage`, `publish_staged`). In all cases the service has hashed the
 object's bytes, and says so by the `.sha256` file, made after the object's name is durable: a crash between the two
 leaves an object that is unproven, which is safe, and whose name the next `publish` makes durable. Clients cannot write
@@ -58,6 +58,7 @@ from holdfast_service.stores.posix.files import (
     Access,
     StagedFile,
     close_folder,
+    exclude_writers,
     files_below,
     link_new,
     new_file,
@@ -65,10 +66,10 @@ from holdfast_service.stores.posix.files import (
     opened_folder,
     read_whole,
     remove_whatever,
+    still_excluded,
     store_errors,
 )
 from holdfast_service.stores.posix.signed_urls import Grant, UrlSigner
-from holdfast_service.stores.posix.writers import exclude_writers, still_excluded
 
 _EXAMPLE = "posix:///var/lib/holdfast/store"
 _PROOF_SUFFIX = ".sha256"
@@ -271,7 +272,11 @@ class PosixStore:
             return open_file(self.root, key.path)
 
     def open_read(self, key: ObjectKey) -> Iterator[bytes]:
-        return self._pieces(FileIO(self.open_object(key)))
+        descriptor = self.open_object(key)
+        if hasattr(os, "posix_fadvise"):  # not on macOS
+            # A reading that proves the object is of the disk, and not of the kernel's memory.
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        return self._pieces(FileIO(descriptor))
 
     def _pieces(self, file: FileIO) -> Iterator[bytes]:
         with file, store_errors(self.root):
