@@ -298,7 +298,7 @@ def test_memory_does_not_grow_with_the_model(client, served, tmp_path, monkeypat
     monkeypatch.setenv("HOLDFAST_DIRECT_FILES", "false")
     config_of(llama(), tmp_path / "config")
     runs, bytes_of = [], []
-    for rows in (1500, 12000):
+    for rows in (1500, 20000):
         name = RunName("tests", f"r{uuid.uuid4().hex}")
         model = nn.Linear(3000, rows, bias=False)
         save(name, {"model": model}, create=True, chunk_sizes=sizes)
