@@ -345,10 +345,7 @@ def lossy_settings(settings: dict[str, str], replicas: int) -> list[str]:
     if settings.get("full_page_writes") == "off":
         told.append("full_page_writes is off: a crash of its machine can damage the database.")
     if settings.get("data_sync_retry") == "on":
-        told.append(
-            "data_sync_retry is on: Postgres goes on where the disk refused bytes of acknowledged commits, which the "
-            "kernel tells only once. Set it to off."
-        )
+        told.append("data_sync_retry is on: Postgres goes on after the disk has refused commits. Set it to off.")
     commit = settings.get("synchronous_commit")
     if commit == "off":
         told.append("synchronous_commit is off: a crash of Postgres loses the last acknowledged commits. Set it to on.")
