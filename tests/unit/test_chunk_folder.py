@@ -174,8 +174,11 @@ def test_a_durable_add_does_not_believe_the_size_of_what_another_process_left(fo
     assert file_of(folder, digest).read_bytes() == body
 
 
+@pytest.mark.parametrize("another_was_faster", [False, True])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_what_the_disk_did_not_take_is_written_anew_and_not_believed_at_the_next_save(folder, monkeypatch, number):
+def test_what_the_disk_did_not_take_is_written_anew_and_not_believed_at_the_next_save(
+    folder, monkeypatch, number, another_was_faster
+):
     """The kernel tells it once, and keeps the right bytes in memory: a second fsync of that file says nothing."""
     digest, body = chunk(1)
     assert folder.add(digest, body, durable=False), "a restore left it"
@@ -185,6 +188,8 @@ def test_what_the_disk_did_not_take_is_written_anew_and_not_believed_at_the_next
         inode = os.fstat(descriptor).st_ino
         synced.append(inode)
         if inode == lost and synced.count(lost) == 1:
+            if another_was_faster:
+                file_of(folder, digest).unlink()
             raise OSError(number, os.strerror(number))
         real(descriptor)
 

@@ -159,7 +159,8 @@ class ChunkFolder:
             # The kernel says so once: who opens this file later is told of no error, and reads it from memory.
             with self._lock:
                 self._proven.pop(digest, None)
-            self._room.remove(digest, descriptor)
+            with suppress(FileNotFoundError):  # another process was told the same, or evicted it
+                self._room.remove(digest, descriptor)
             return False
         inode = os.fstat(descriptor).st_ino
         if self._proven.get(digest) != inode and not _is_whole(descriptor, digest):

@@ -272,11 +272,12 @@ class PosixStore:
             return open_file(self.root, key.path)
 
     def open_read(self, key: ObjectKey) -> Iterator[bytes]:
-        descriptor = self.open_object(key)
+        file = FileIO(self.open_object(key))
         if hasattr(os, "posix_fadvise"):  # not on macOS
-            # A reading that proves the object is of the disk, and not of the kernel's memory.
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        return self._pieces(FileIO(descriptor))
+            with store_errors(self.root):
+                # A reading that proves the object is of the disk, and not of the kernel's memory.
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return self._pieces(file)
 
     def _pieces(self, file: FileIO) -> Iterator[bytes]:
         with file, store_errors(self.root):
