@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import secrets
 import shutil
 import sqlite3
@@ -297,6 +298,25 @@ def test_a_restore_that_is_cut_off_owns_no_store_and_goes_on_the_next_time(
     assert restore_backup(restored, file) == 2
     with running_service(restored) as service:
         assert answer(service.http().get("/v1/projects/demo/runs/gpt/checkpoints/1"))["state"] == "committed"
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_name_of_a_restored_catalog_is_durable(
+    settings: ServiceSettings, nowhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a service that starts after a power failure finds no catalog, and makes a new one."""
+    with running_service(settings) as service:
+        write_backup(service.context.database, tmp_path / "catalog.backup")
+    real, synced = os.fsync, []
+
+    def fsync(descriptor: int) -> None:
+        if os.path.samestat(os.fstat(descriptor), tmp_path.stat()):
+            synced.append((tmp_path / "restored.db").exists())
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    restore_backup(at(settings, nowhere), tmp_path / "catalog.backup")
+    assert synced == [True]
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
