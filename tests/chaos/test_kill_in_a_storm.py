@@ -42,7 +42,7 @@ RANKS = 16
 LEASE_SECONDS = 20
 WAIT_SECONDS = 120
 # A worker that reads a storm's checkpoint so slowly is in the middle of it when it is killed.
-READ_BYTES_PER_SECOND = 4_000
+READ_BYTES_PER_SECOND = 2_000
 TOKEN = f"hold_{secrets.token_hex(8)}_{secrets.token_hex(32)}"
 
 

@@ -346,4 +346,5 @@ def test_sigusr1_preempts_a_job_under_torchrun_and_nothing_is_left_behind(servic
     assert newest.step >= int((tmp_path / "newest").read_text())
     (committed,) = client.checkpoints.list("tests", "preempted", limit=1).items
     assert (committed.step, committed.kind) == (newest.step, CheckpointKind.EMERGENCY)
-    assert not any(psutil.pid_exists(pid) for pid in began(tmp_path, 0)[1])
+    left = [psutil.Process(pid) for pid in began(tmp_path, 0)[1] if psutil.pid_exists(pid)]
+    assert psutil.wait_procs(left, timeout=60)[1] == []

@@ -42,7 +42,7 @@ def agents(tmp_path):
         def on(host, number=0):
             log = tmp_path / f"agent-{host}-{number}.log"
             address = f"127.0.0.{2 + host + HOSTS * number}"
-            return held.enter_context(agent_serve(log, "--peers", "1", address=address))
+            return held.enter_context(agent_serve(log, "--peers", "1", patient=True, address=address))
 
         yield [on(host) for host in range(HOSTS)], on
 
@@ -161,8 +161,10 @@ def test_an_agent_that_is_started_anew_within_a_launch_gets_copies_and_gives_the
         wait_until(lambda: (0, LOST) in copies_of(here[kept]))
         here[kept].process.kill9()
         address = f"127.0.0.{2 + kept}"
-        with agent_serve(tmp_path / "anew.log", "--peers", "1", socket=here[kept].socket, address=address) as anew:
-            wait_until(lambda: status_of(anew.socket).ranks == 1)
+        with agent_serve(
+            tmp_path / "anew.log", "--peers", "1", socket=here[kept].socket, patient=True, address=address
+        ) as anew:
+            wait_until(lambda: "a rank here has named the agents" in anew.log)
             proxy.script(SLOW_DOWN, on="put", times=None)
             save_on_all(ranks, 1)
             wait_until(lambda: (1, LOST) in copies_of(anew, committed=False))

@@ -390,6 +390,7 @@ def save_and_fail(run, agent, handles):
 def test_a_job_that_ends_by_an_error_leaves_its_save_to_the_agent(run, agent, monkeypatch, caplog):
     monkeypatch.setattr(holdfast.checkpointer, "_DRAIN_AFTER_ERROR_SECONDS", 0)
     monkeypatch.setattr(connection, "SILENCE_SECONDS", 90)
+    monkeypatch.setattr(connection, "TRAINING_SECONDS", 60.0)
     monkeypatch.setenv("HOLDFAST_MAX_BYTES_PER_SECOND", "131072")
     handles = []
     with pytest.raises(ZeroDivisionError):

@@ -323,7 +323,7 @@ def test_the_ranks_go_on_without_a_leader_that_dies_or_hangs(service, monkeypatc
         with hosts(service, 3, leader=False) as made, starting(service, made, seal) as results:
             assert heard.recv() == "called"
             # Until then a slow leader is no silent one. The second frame from now is waited for by the new time.
-            monkeypatch.setattr(host_calls, "SILENCE_SECONDS", 1.0)
+            monkeypatch.setattr(host_calls, "SILENCE_SECONDS", 5.0)
             so_far = Counter(frames)
             until(lambda: len(frames) == 2 and all(frames[link] >= so_far[link] + 2 for link in frames))
             assert leader.pid is not None

@@ -145,7 +145,10 @@ class Copies:
 
     def meet(self, run: RunName, others: Sequence[PeerAddress]) -> None:
         """The agents of the job's other hosts, as a rank of this node has told."""
-        self._others[run] = frozenset(others)
+        known = frozenset(others)
+        if self._others.get(run) != known:
+            log.info("a rank here has named the agents of %s: %d of them", run, len(known))
+        self._others[run] = known
 
     def offer_handed(self, save: HeldSave, hold: HoldPart, meet: Meet) -> None:
         """A save that a rank has handed over to the next hosts, once its digests are known: before it is committed."""
