@@ -111,7 +111,7 @@ bench: venv
 scale: venv
 	@$(VENV)/bin/python -m benchmarks.scale --ranks $(RANKS) --checkpoints $(CHECKPOINTS)
 
-# Writes benchmarks/results/siege.json: the rate of saves under attack, and whether the bar is met. Leave the machine alone, a minute.
+# Writes benchmarks/results/siege.json: the rate of saves under attack, and whether the bar is met. Leave the machine alone, five minutes.
 siege: venv
 	@$(VENV)/bin/python -m benchmarks.siege
 

@@ -1,7 +1,7 @@
 """`make siege`: the rate of saves without and with an attack, by turns; writes siege.json and prints lines. See
 benchmarks/siege/__init__.py.
 
-python -m benchmarks.siege [--connections 10000] [--saves 100] [--repeats 3] [--greedy-per-second 10]
+python -m benchmarks.siege [--connections 10000] [--saves 100] [--repeats 7] [--greedy-per-second 10]
     [--flood-per-second 100] [--savers 4] [--rate 0] [--results FOLDER]
 
 With --rate the savers are jobs that train between their saves. Without it they ask for all that the service can do, and
@@ -122,7 +122,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--connections", type=int, default=10_000)
     parser.add_argument("--saves", type=int, default=100)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--greedy-per-second", type=float, default=GREEDY_PER_SECOND, help="its limit; 0: none")
     parser.add_argument("--flood-per-second", type=float, default=FLOOD_PER_SECOND, help="wrong tokens that hang up")
     parser.add_argument("--savers", type=int, default=SAVERS, help="jobs that save one after the other")

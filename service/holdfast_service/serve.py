@@ -37,11 +37,13 @@ from holdfast_service.background.registry import Background, loops_of
 from holdfast_service.context import ServiceContext
 from holdfast_service.errors import ProblemError
 from holdfast_service.logging import configure_logging
+from holdfast_service.secrets.keyring import key_settings
 from holdfast_service.service import close_service, open_service
 from holdfast_service.settings import ServiceSettings, SettingsError
 from holdfast_service.stores.base import StoreError
 from holdfast_service.web.certificate import ServedCertificate, certificate_of
-from holdfast_service.web.connections import TrustedProxies, bounded_connections
+from holdfast_service.web.connections import ServingLoop, TrustedProxies, bounded_connections
+from holdfast_service.web.fair_queue import WrongTokens
 from holdfast_service.web.frame import SHARED_COUNTERS
 from holdfast_service.worker import refuse_sqlite, work
 
@@ -51,8 +53,9 @@ _log = structlog.get_logger("holdfast.serve")
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
 _ENDS_WITHIN_SECONDS = 0.5
-_OTHER_OPEN_FILES = 500
-"""For the database, the store, and files on their way through the service."""
+_OTHER_OPEN_FILES = 800
+"""For the database, the store, files on their way through the service, and connections that are let in before
+those that make room for them have closed."""
 # A process that starts on a busy machine answers its supervisor only when everything is imported. While the supervisor
 # waits for that answer it hears no signal.
 _HANGS_AFTER_SECONDS = 60
@@ -78,6 +81,7 @@ def serve(settings: ServiceSettings, on_ready: Callable[[ServiceContext, str], N
     if certificate is not None:
         certificate.context()  # what is wrong with its files is said before anything is touched
     warn_of_plain_sessions(settings)
+    warn_of_plain_secrets(settings)
     with _listening(settings) as listening:
         if not settings.serve_controllers:
             refuse_sqlite(settings, "HOLDFAST_SERVE_CONTROLLERS=false leaves background work to other processes")
@@ -101,20 +105,37 @@ def warn_of_plain_sessions(settings: ServiceSettings) -> None:
     )
 
 
+def warn_of_plain_secrets(settings: ServiceSettings) -> None:
+    """A service for others has backups, and people who see its database."""
+    if settings.embedded or key_settings(settings):
+        return
+    _log.warning(
+        "secrets_are_not_encrypted",
+        reason="The catalog has the signing key and the secrets of webhooks in clear, and so has each backup of it. "
+        "Name a key: HOLDFAST_SECRETS_KEY_FILE.",
+    )
+
+
 def _allow_connections(count: int) -> None:
     """As many open files as that needs, as far as this process may; those that it starts inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + _OTHER_OPEN_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    most = connections_within(count, soft)
+    if most < count:
+        _log.warning(
+            "fewer_connections",
+            most=most,
+            reason=f"HOLDFAST_MOST_CONNECTIONS={count} takes {wanted} open files, and this process may have {soft} "
+            "(`ulimit -Hn`).",
+        )
 
 
-def _most_connections(settings: ServiceSettings) -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return settings.most_connections
-    return max(1, min(settings.most_connections, soft - _OTHER_OPEN_FILES))
+def connections_within(wanted: int, files: int) -> int:
+    """How many at a time, with so many open files (the kernel's limit)."""
+    return wanted if files == resource.RLIM_INFINITY else max(1, min(wanted, files - _OTHER_OPEN_FILES))
 
 
 def http_config(
@@ -137,7 +158,10 @@ class _Config(uvicorn.Config):
         certificate: ServedCertificate | None,
         more: dict[str, Any],
     ) -> None:
-        self._bounds = (settings.header_seconds, _most_connections(settings), TrustedProxies.of(settings))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = connections_within(settings.most_connections, soft)
+        self._bounds = (settings.header_seconds, most, TrustedProxies.of(settings))
+        self._wrong_tokens = WrongTokens()
         self._certificate = certificate
         super().__init__(
             app,
@@ -148,15 +172,17 @@ class _Config(uvicorn.Config):
             proxy_headers=False,  # web/connections.py; uvicorn would believe every program on this machine
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=settings.shutdown_seconds,
-            # TLS here is asyncio's own, and uvloop takes every socket that it is given for one of TCP.
-            loop="auto" if certificate is None and settings.socket is None else "asyncio",
             **more,
         )
 
     def load(self) -> None:
         tls = None if self._certificate is None else self._certificate.context
-        self.http = cast("type[asyncio.Protocol]", bounded_connections(*self._bounds, tls))
+        self.http = cast("type[asyncio.Protocol]", bounded_connections(*self._bounds, self._wrong_tokens, tls))
         super().load()
+
+    def get_loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop]:
+        """uvloop would take neither a socket with a door nor TLS as it is here."""
+        return partial(ServingLoop, self._wrong_tokens, by_tls=self._certificate is not None)
 
 
 class _Server(uvicorn.Server):

@@ -4,6 +4,7 @@ is a matter of `make siege`."""
 from __future__ import annotations
 
 import resource
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import pytest
 from benchmarks.siege.attack import possible_connections
 from benchmarks.siege.siege import SAVERS, Besieged, besieged, unsent
 
+from holdfast_service.serve import connections_within
 from holdfast_service.settings import ServiceSettings
 
 WANTED = 10_000
 EACH = 5
+IN_BETWEEN = 200
 
 
 @pytest.fixture
@@ -29,11 +32,9 @@ def open_files() -> Iterator[None]:
 @pytest.mark.usefixtures("open_files")
 def test_another_projects_saves_go_on_under_siege(tmp_path: Path) -> None:
     connections = possible_connections(WANTED)
-    # The service may have as many files as this process, and keeps 500 for the rest (serve.py).
+    # The service may have as many files as this process.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    places = ServiceSettings().most_connections
-    if hard != resource.RLIM_INFINITY:
-        places = min(places, hard - 500)
+    places = connections_within(ServiceSettings().most_connections, hard)
     print(f"\n{connections} halves of requests (the hard limit of open files is {hard}), {places} places")
     with besieged(tmp_path) as place:
         before = place.save(EACH)
@@ -46,7 +47,10 @@ def test_another_projects_saves_go_on_under_siege(tmp_path: Path) -> None:
                     and counted.get("greedy 429", 0) > 0
                 )
             )
-            open_at_once = place.connections()
+            # Some have come since, and those that make room for them are not closed yet.
+            until = time.monotonic() + 120
+            while (open_at_once := place.connections()) > places + IN_BETWEEN and time.monotonic() < until:
+                time.sleep(0.1)
             began = dict(attackers.counted)
             during = place.save(EACH)
             # It went on all the while.
@@ -58,7 +62,7 @@ def test_another_projects_saves_go_on_under_siege(tmp_path: Path) -> None:
     assert unsent(counted["halves open"], {name: counted[name] - began.get(name, 0) for name in counted}) == []
     print(f"{before.per_second:.1f} saves/s before, {during.per_second:.1f} under siege; {open_at_once} connections")
     print(counted)
-    assert min(connections, places) * 0.9 <= open_at_once <= places + 1
+    assert min(connections, places) * 0.9 <= open_at_once <= places + IN_BETWEEN
     assert counted["halves cut off"] >= connections - places, "those too many took places from each other"
     assert set(counted) <= {
         *("halves opened", "halves open", "halves cut off", "not connected", "wrong cut off", "greedy cut off"),

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import socket
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.support.ports import free_ports
-from tests.support.serve import holdfast_serve, request_without_its_body, run_holdfast
+from tests.support.processes import ServerProcess
+from tests.support.serve import (
+    HOLDFAST,
+    holdfast_serve,
+    is_ready,
+    request_without_its_body,
+    run_holdfast,
+    without_holdfast_settings,
+)
 
 
 def test_without_settings_it_serves_its_data_folder_and_ends_on_sigterm(tmp_path: Path) -> None:
@@ -43,6 +54,37 @@ def test_a_request_in_flight_is_answered_before_it_ends(tmp_path: Path) -> None:
             assert b"201 Created" in connection.recv(4096)
         served.process.stop()
         assert "Finished server process" in served.process.log_text
+
+
+@pytest.mark.rule("limits-before-work")
+def test_more_connections_at_once_than_it_has_files_leave_it_its_database(tmp_path: Path) -> None:
+    few, many, port = 1024, 1500, free_ports()
+    url, settings = f"http://127.0.0.1:{port}", {"HOLDFAST_PORT": str(port), "HOLDFAST_HEADER_SECONDS": "600"}
+    settings["HOLDFAST_DATA_DIR"] = str(tmp_path / "data")
+    with ExitStack() as stack:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if limits[1] != resource.RLIM_INFINITY and limits[1] < 2 * many:
+            pytest.skip(f"this test needs {2 * many} open files, and may have {limits[1]}")
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2 * many), limits[1]))
+        process = ServerProcess(
+            ["sh", "-c", f'ulimit -n {few} && exec "{HOLDFAST}" serve'],
+            log=tmp_path / "service.log",
+            ready=lambda: is_ready(url),
+            env=without_holdfast_settings() | settings,
+        )
+        stack.callback(process.stop)
+        assert "fewer_connections" in process.log_text
+        process.signal(signal.SIGSTOP)
+        for _ in range(many):
+            connection = stack.enter_context(socket.socket())
+            connection.setblocking(False)
+            connection.connect_ex(("127.0.0.1", port))
+        process.signal(signal.SIGCONT)
+        until = time.monotonic() + 120
+        while not is_ready(url):  # its own connection may be one too many, too
+            assert time.monotonic() < until
+        assert "out of system resource" not in process.log_text
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ work does not run by itself here.
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -123,19 +124,22 @@ def running_service(settings: ServiceSettings, *, page_folder: Path = BUILT_INTO
 @contextmanager
 def _uvicorn(app: FastAPI, settings: ServiceSettings) -> Iterator[str]:
     """Its URL."""
-    port = free_ports()
+    with socket.create_server(("127.0.0.1", free_ports())) as listening:
+        yield from _serving(app, settings, listening)
+
+
+def _serving(app: FastAPI, settings: ServiceSettings, listening: socket.socket) -> Iterator[str]:
     certificate = certificate_of(settings)
     config = http_config(app, settings, certificate)
-    config.host, config.port = "127.0.0.1", port
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, name="uvicorn", daemon=True)
+    thread = threading.Thread(target=server.run, args=([listening],), name="uvicorn", daemon=True)
     thread.start()
     while not server.started:
         thread.join(0.005)
         if not thread.is_alive():
             raise RuntimeError("uvicorn did not start")
     try:
-        yield f"http{'' if certificate is None else 's'}://127.0.0.1:{port}"
+        yield f"http{'' if certificate is None else 's'}://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(30)

@@ -6,10 +6,12 @@ import base64
 import secrets
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast_service.secrets.keyring import DecryptionError, Encrypted, Keyring, SecretsKey, keyring_of
+from holdfast_service.serve import warn_of_plain_secrets
 from holdfast_service.settings import ServiceSettings, SettingsError
 
 OLD, NEW = SecretsKey(secrets.token_bytes(32)), SecretsKey(secrets.token_bytes(32))
@@ -91,3 +93,20 @@ def test_what_gives_no_key_stops_the_start(tmp_path: Path, given: dict[str, obje
     with pytest.raises(SettingsError, match=named) as caught:
         keyring_of(ServiceSettings(data_dir=tmp_path, **given))
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "warns"),
+    [
+        ({}, False),
+        ({"host": "0.0.0.0"}, True),
+        ({"database_url": "postgresql+psycopg://localhost/holdfast"}, True),
+        ({"host": "0.0.0.0", "secrets_key_file": "/etc/holdfast/secrets-key"}, False),
+    ],
+)
+def test_a_service_for_others_says_at_its_start_that_its_secrets_are_plain(
+    caplog: pytest.LogCaptureFixture, given: dict[str, Any], warns: bool
+) -> None:
+    warn_of_plain_secrets(ServiceSettings(**given))
+    told = [str(record.msg) for record in caplog.records]
+    assert [("HOLDFAST_SECRETS_KEY_FILE" in each) for each in told] == [True] * warns

@@ -165,7 +165,7 @@ class _Ended(NamedTuple):
 
 
 @dataclass
-class _Tries:
+class Tries:
     """By network, when its failures will all be forgotten: each adds `seconds_per_failure` to what is left."""
 
     burst: int
@@ -173,11 +173,13 @@ class _Tries:
     forgotten_at: OrderedDict[str, float] = field(default_factory=OrderedDict)
 
     def wait_seconds(self, network: str, now: float) -> float:
-        """Until the next try; not above 0: it can be made now."""
+        """Until the next try. Not above 0: now."""
         return self.forgotten_at.get(network, 0.0) - now - (self.burst - 1) * self.seconds_per_failure
 
     def count_failure(self, network: str, now: float) -> None:
-        _keep(self.forgotten_at, network, max(now, self.forgotten_at.get(network, now)) + self.seconds_per_failure)
+        keep_newest(
+            self.forgotten_at, network, max(now, self.forgotten_at.get(network, now)) + self.seconds_per_failure
+        )
 
     def take_back(self, network: str) -> None:
         if network in self.forgotten_at:
@@ -188,9 +190,9 @@ class FailedCalls:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._tokens = _Tries(BURST, SECONDS_PER_FAILURE)
-        self._sessions = _Tries(SESSIONS_BURST, SECONDS_PER_SESSION)
-        self._identities = _Tries(BURST, SECONDS_PER_FAILURE)
+        self._tokens = Tries(BURST, SECONDS_PER_FAILURE)
+        self._sessions = Tries(SESSIONS_BURST, SECONDS_PER_SESSION)
+        self._identities = Tries(BURST, SECONDS_PER_FAILURE)
         self._good: OrderedDict[str, _Good] = OrderedDict()
         self._exchanged: OrderedDict[str, bool] = OrderedDict()
         self._made: OrderedDict[str, bool] = OrderedDict()  # by this process, for identities
@@ -208,7 +210,7 @@ class FailedCalls:
             raise
         if not is_kind(CredentialKind.CODE, token):  # it works once, and would take a token's place
             with self._lock:
-                _keep(self._good, fingerprint, _Good(caller, self._clock()))
+                keep_newest(self._good, fingerprint, _Good(caller, self._clock()))
         return caller
 
     def last_known(self, token: str, *, within_seconds: float = inf) -> Principal | None:
@@ -250,7 +252,7 @@ class FailedCalls:
     def made(self, token: str) -> None:
         """For a verified identity: it is good, though no call has shown it yet."""
         with self._lock:
-            _keep(self._made, _fingerprint(token), True)
+            keep_newest(self._made, _fingerprint(token), True)
 
     @contextmanager
     def counted(
@@ -281,7 +283,7 @@ class FailedCalls:
             raise
         else:
             with self._lock:
-                _keep(self._exchanged, fingerprint, True)
+                keep_newest(self._exchanged, fingerprint, True)
         finally:
             with self._lock:
                 if failed:
@@ -301,9 +303,9 @@ class FailedCalls:
                 tries.count_failure(network_of(address), now)
             if tries is self._sessions:
                 again_at = now + EXPIRED_SECONDS if _EXPIRED in told else inf
-                _keep(self._ended, fingerprint, _Ended(told, again_at))
+                keep_newest(self._ended, fingerprint, _Ended(told, again_at))
 
-    def _tries_of(self, token: str) -> _Tries:
+    def _tries_of(self, token: str) -> Tries:
         return self._sessions if is_kind(CredentialKind.SESSION, token) else self._tokens
 
 
@@ -324,7 +326,7 @@ def _fingerprint(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def _keep(kept: OrderedDict[str, KeptT], key: str, value: KeptT) -> None:
+def keep_newest(kept: OrderedDict[str, KeptT], key: str, value: KeptT) -> None:
     """The newest `_MOST_KEPT` of them: neither addresses nor tokens of strangers fill the memory."""
     kept[key] = value
     kept.move_to_end(key)

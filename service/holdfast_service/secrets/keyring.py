@@ -81,14 +81,19 @@ class Keyring:
             raise DecryptionError(f"it was changed since it was encrypted with the key {encrypted.key_id}") from None
 
 
-def keyring_of(settings: ServiceSettings) -> Keyring:
-    """Reads the file, or runs the command. Raises SettingsError, which names the setting and never holds a key."""
+def key_settings(settings: ServiceSettings) -> list[str]:
+    """Those that say where the keys are."""
     sources = {
         "HOLDFAST_SECRETS_KEY": settings.secrets_key,
         "HOLDFAST_SECRETS_KEY_FILE": settings.secrets_key_file,
         "HOLDFAST_SECRETS_KEY_COMMAND": settings.secrets_key_command,
     }
-    given = [name for name, value in sources.items() if value is not None]
+    return [name for name, value in sources.items() if value is not None]
+
+
+def keyring_of(settings: ServiceSettings) -> Keyring:
+    """Reads the file, or runs the command. Raises SettingsError, which names the setting and never holds a key."""
+    given = key_settings(settings)
     if len(given) > 1:
         raise SettingsError(f"{' and '.join(given)} are set. Only one of them can say where the keys are; leave one.")
     if settings.secrets_key is not None:

@@ -1,5 +1,5 @@
-"""The connections of `holdfast serve`: how many there are, how long each may take to say what it wants, TLS, the strict
-reading of a request's head, and the caller's address behind a reverse proxy.
+"""The connections of `holdfast serve`: who is turned away at the door, how many there are, how long each may take to
+say what it wants, TLS, the strict reading of a request's head, and the caller's address behind a reverse proxy.
 
 `bounded_connections` is for `uvicorn.Config(http=…)`. uvicorn makes one protocol object for each connection that it
 accepts.
@@ -9,22 +9,33 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
+import os
 import re
+import socket
 import ssl
+import time
 from asyncio.sslproto import SSLProtocol
 from collections import Counter as Counts
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
 from h11 import Connection, LocalProtocolError
 from h11._receivebuffer import ReceiveBuffer, blank_line_regex
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.utils import get_remote_addr
 
-from holdfast_service.auth.principal import network_of
+from holdfast_protocol.problems import ProblemCode
+from holdfast_service.auth.principal import keep_newest, network_of
+from holdfast_service.errors import ProblemError
 from holdfast_service.settings import ServiceSettings, SettingsError
+from holdfast_service.web.fair_queue import WrongTokens
+from holdfast_service.web.problem_reply import problem_response
 
 CONNECTION = "holdfast_connection"
 """Under this name a request's scope holds its BoundedConnection, where there is a connection."""
@@ -35,14 +46,104 @@ UNREAD_SECONDS = 300.0
 """Who takes so little of a reply in this time has gone. The slowest client that is allowed takes 64 KiB a second."""
 
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_TURNED_AWAY = problem_response(
+    ProblemError(
+        ProblemCode.TOO_MANY_FAILURES,
+        "Too many calls from this address had a token that is not valid, so most of its connections are not served. "
+        "Correct HOLDFAST_TOKEN there.",
+        retry_after_seconds=5,
+    ),
+    request_id="none",
+)
 # Clients that keep connections for later do not read that the service closes one, and do not answer.
 _TLS_CLOSES_WITHIN_SECONDS = 5.0
+
+LET_IN_AT_ONCE = 64
+"""In one round of the loop: each takes an open file, and the calls of others wait meanwhile."""
+
+_LOGGED_AGAIN_SECONDS = 3600.0
+_SERVED_AGAIN_SECONDS = 60.0
+
+_log = structlog.get_logger("holdfast.connections")
+
+
+class ServingLoop(asyncio.SelectorEventLoop):
+    """asyncio's own, with a door before each listening socket that it is given. `by_tls`: who is turned away is told
+    nothing, as it has not shaken hands."""
+
+    def __init__(self, wrong_tokens: WrongTokens, *, by_tls: bool) -> None:
+        super().__init__()
+        self._wrong_tokens = wrong_tokens
+        self._told = b"" if by_tls else _whole(_TURNED_AWAY)
+
+    async def create_server(self, *given: Any, sock: socket.socket | None = None, **more: Any) -> asyncio.Server:
+        if sock is None:
+            raise ValueError("this loop serves a socket that it is given")
+        door = _Door(sock, self._wrong_tokens, self._told)
+        try:
+            return await super().create_server(*given, sock=door, **more)
+        except BaseException:
+            door.close()
+            raise
+
+
+class _Door(socket.socket):
+    """A listening socket, beside the one that was given. A connection that asyncio has accepted costs 0.2 ms before its
+    first byte is read, and is closed two rounds of the loop after it was cut off. So one that is turned away never gets
+    that far."""
+
+    def __init__(self, listening: socket.socket, wrong_tokens: WrongTokens, told: bytes) -> None:
+        super().__init__(listening.family, listening.type, listening.proto, fileno=os.dup(listening.fileno()))
+        self._wrong_tokens = wrong_tokens
+        self._told = told
+        self._left = LET_IN_AT_ONCE
+        self._logged: OrderedDict[str, float] = OrderedDict()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Raises BlockingIOError where nobody waits, and after so many: asyncio asks again in the next round."""
+        try:
+            while self._left:
+                self._left -= 1
+                connection, address = super().accept()
+                # Who calls by a Unix socket has no address.
+                if not isinstance(address, tuple) or not self._turns_away(network_of(address[0])):
+                    return connection, address
+                with suppress(OSError), connection:
+                    connection.setblocking(False)
+                    connection.send(self._told)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._left = 0  # without a file left asyncio would try the whole backlog, and log each
+            raise
+        self._left = LET_IN_AT_ONCE
+        raise BlockingIOError
+
+    def _turns_away(self, address: str) -> bool:
+        now = time.monotonic()
+        if not self._wrong_tokens.turns_away(address, now):
+            return False
+        if now - self._logged.get(address, -math.inf) > _LOGGED_AGAIN_SECONDS:
+            keep_newest(self._logged, address, now)
+            _log.warning(
+                "connections_turned_away",
+                address=address,
+                reason="Calls from there go on with tokens that are not valid. Correct HOLDFAST_TOKEN there, or keep "
+                "that address out.",
+            )
+        return True
+
+
+def _whole(reply: Response) -> bytes:
+    head = [b"HTTP/1.1 429 Too Many Requests", b"connection: close", *(b": ".join(each) for each in reply.raw_headers)]
+    return b"\r\n".join([*head, b"", bytes(reply.body)])
 
 
 def bounded_connections(
     header_seconds: float,
     most: int,
     proxies: TrustedProxies,
+    wrong_tokens: WrongTokens,
     tls: Callable[[], ssl.SSLContext] | None = None,
 ) -> Callable[..., asyncio.BaseProtocol]:
     """One for each server. Connections that do not say what they want cost little and not for long (rule
@@ -50,7 +151,8 @@ def bounded_connections(
 
     uvicorn waits for the head of a request for ever, and refuses new callers while idle ones fill its limit. Here a
     head has `header_seconds`, and so has a TLS handshake before it, and what is left of a body that was refused; a
-    reply that waits to be read has UNREAD_SECONDS. For a connection too many see `_Places`.
+    reply that waits to be read has UNREAD_SECONDS. For a connection too many see `_Places`. `wrong_tokens`
+    are told what came of each, and the door asks them.
     """
     places = _Places(most, proxies)
 
@@ -63,6 +165,9 @@ def bounded_connections(
         """Set when the server or the connection ends."""
         has_shown_certificate: bool
         """One that TLS has verified."""
+        ends_with_reply = False
+        """It is closed behind the reply to the request in hand, which says so."""
+        _served_at = -math.inf
 
         def __init__(self, **given: Any) -> None:
             super().__init__(**given)
@@ -70,6 +175,7 @@ def bounded_connections(
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self.client = _caller_of(transport)
             self.ending = asyncio.Event()
             self.has_shown_certificate = bool(transport.get_extra_info("peercert"))
             if not places.take(self, transport):
@@ -114,6 +220,18 @@ def bounded_connections(
             nothing."""
             self._refused = self.cycle
             places.waits(self)
+
+        def was_served(self) -> None:
+            now = time.monotonic()
+            if self.client is not None and now - self._served_at > _SERVED_AGAIN_SECONDS:
+                self._served_at = now
+                wrong_tokens.was_served(network_of(self.client[0]), now)
+
+        def had_wrong_token(self) -> None:
+            """Its request is refused because too many before it had one. Behind a trusted proxy they are of many."""
+            if self.client is not None and not proxies.has(self.client[0]):
+                wrong_tokens.was_refused(network_of(self.client[0]), time.monotonic())
+                self.ends_with_reply = True
 
         def shutdown(self) -> None:
             self.ending.set()
@@ -183,6 +301,13 @@ def bounded_connections(
     return secured
 
 
+def _caller_of(transport: asyncio.BaseTransport) -> tuple[str, int] | None:
+    """None: by a Unix socket. As it was when the connection came: a caller that has reset it since has no address any
+    more, but its call is read all the same."""
+    name = transport.get_extra_info("peername")
+    return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None
+
+
 class _Places:
     """The connections of one server, by address. One too many takes the place of one without a request: the longest of
     the address that has the most of them. If there is none, it takes the place of one in the middle of its body, but
@@ -202,8 +327,8 @@ class _Places:
 
     def take(self, connection: H11Protocol, transport: asyncio.Transport) -> bool:
         """Whether there is room for it. Of TLS it is asked twice: what is beneath comes first."""
-        name = get_remote_addr(transport)
-        peer = "" if name is None else name[0]
+        caller = _caller_of(transport)
+        peer = "" if caller is None else caller[0]
         address = network_of(peer)
         is_new = connection not in self._taken
         self._taken[connection] = address, transport

@@ -1,6 +1,6 @@
-"""Whose turn it is: a bounded number of calls is worked on at once, the projects take turns, and a token may call only
-so often and so many times at once, and a project only so often. Pure: no clock, no waiting, no I/O; `web/admission.py`
-waits and has the lock.
+"""Whose turn it is: a bounded number of calls is worked on at once, and the projects take turns. A token may call only
+so often and so many times at once, a project only so often, and an address only so often with wrong tokens. Pure: no
+clock, no waiting, no I/O; `web/admission.py` waits and has the lock.
 
 Among the projects that wait it goes round, one call a turn. Within a project the classes have an order, and what waited
 longest in its class is first. A project never has all places, so that another one's call finds one free at once, and
@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from math import ceil, floor
 from typing import Generic, TypeVar
+
+from holdfast_service.auth.principal import Tries, keep_newest
 
 Caller = TypeVar("Caller")
 
@@ -399,3 +401,35 @@ class TokenLimits(Rates):
         self._under_way[counted_as] -= 1
         if not self._under_way[counted_as]:
             del self._under_way[counted_as]
+
+
+MOST_WRONG = 100
+SECONDS_PER_WRONG = 0.125
+"""A hundred ranks with an old token are all told so, and then eight a second."""
+LONGEST_SHUT_SECONDS = 5.0
+"""However many came at once, before the first of them was refused."""
+SERVED_SECONDS = 3600.0
+
+
+class WrongTokens:
+    """Which addresses go on with wrong tokens. One that was served within the hour is not turned away: jobs and health
+    checks call from there too. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._refused = Tries(MOST_WRONG, SECONDS_PER_WRONG)
+        self._served: OrderedDict[str, float] = OrderedDict()
+
+    def was_served(self, address: str, now: float) -> None:
+        keep_newest(self._served, address, now)
+
+    def was_refused(self, address: str, now: float) -> None:
+        """A call from there, because too many before it had a wrong token."""
+        if self._refused.wait_seconds(address, now) < LONGEST_SHUT_SECONDS:
+            self._refused.count_failure(address, now)
+
+    def turns_away(self, address: str, now: float) -> bool:
+        """Whether a connection from there is one too many."""
+        served_at = self._served.get(address)
+        if served_at is not None and now - served_at < SERVED_SECONDS:
+            return False
+        return self._refused.wait_seconds(address, now) > 0

@@ -39,7 +39,7 @@ from holdfast_service.context import WAITS_FOR_STORE
 from holdfast_service.errors import ProblemError
 from holdfast_service.stores.posix.signed_urls import OBJECTS_PATH
 from holdfast_service.web.admission import Admission, Permit, class_of, on_a_thread
-from holdfast_service.web.connections import STREAMS
+from holdfast_service.web.connections import CONNECTION, STREAMS
 from holdfast_service.web.fair_queue import CallClass
 from holdfast_service.web.held_refusals import HeldRefusals
 from holdfast_service.web.problem_reply import (
@@ -219,6 +219,10 @@ _UNLESS_SET = (
 )
 
 
+_CLOSES = ((b"connection", b"close"),)
+_FIRST_ERROR = 400
+
+
 class RequestFrame:
     """The outermost middleware: gives each request its id, logs it when it is done, and turns a bug into a reply. Each
     reply says what a browser may do with it (rule page-from-here); a route that says it itself is left alone.
@@ -246,8 +250,12 @@ class RequestFrame:
                 status = message["status"]
                 given = message.get("headers", [])
                 names = {name for name, _ in given}
+                connection = scope.get(CONNECTION)
+                if connection is not None and status < _FIRST_ERROR:
+                    connection.was_served()
                 message["headers"] = [
                     *given,
+                    *(_CLOSES if connection is not None and connection.ends_with_reply else ()),
                     *scope["state"].get("rate_limit", ()),  # of the caller's token or project: web/fair_queue.py
                     (REQUEST_ID_HEADER.lower().encode(), request_id.encode()),
                     *(header for header in _UNLESS_SET if header[0] not in names),

@@ -39,18 +39,20 @@ class HeldRefusals:
         server does."""
         if refusal.code not in _HELD:
             return
+        connection = request.scope.get(CONNECTION)
+        is_known = refusal.code is not ProblemCode.TOO_MANY_FAILURES
+        if connection is not None and not is_known:
+            connection.had_wrong_token()
         owner: str = getattr(request.state, "owner", None) or f"({network_of(address_of(request))})"
         now = asyncio.get_running_loop().time()
         bucket = self._at_once.bucket_of(owner, AT_ONCE_PER_SECOND, now)
         if bucket is None or bucket.take(now) is None:
             return
-        connection = request.scope.get(CONNECTION)
         if connection is None:
             return
         connection.makes_room()
         told: int = refusal.context.get("retry_after_seconds", 1)
         with suppress(TimeoutError):
-            is_known = refusal.code is not ProblemCode.TOO_MANY_FAILURES
             async with asyncio.timeout(min(HELD_SECONDS, told) if is_known else HELD_SECONDS):
                 await connection.ending.wait()
         held = asyncio.get_running_loop().time() - now
