@@ -142,6 +142,22 @@ GUARDS = (
         ("tests/service/test_protocol_proven.py",),
     ),
     Guard(
+        "two-verified-points",
+        "the last healthy point goes from the trash when bad ones are cleared away",
+        "service/holdfast_service/retention/trash.py",
+        "        and_(~exists().where(committed), _healthy_went_last()),",
+        "        ~exists().where(committed),",
+        ("tests/service/test_protocol_proven.py",),
+    ),
+    Guard(
+        "two-verified-points",
+        "what is bad and pinned counts as what the run keeps",
+        "service/holdfast_service/retention/trash.py",
+        "            ~exists().where(committed, other.health != Health.OK),\n",
+        "",
+        ("tests/service/test_protocol_proven.py",),
+    ),
+    Guard(
         "marks-are-rechecked",
         "a wrong clock decides whether a copy was read since its chunk was damaged",
         "service/holdfast_service/scrub/repair.py",

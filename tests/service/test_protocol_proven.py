@@ -22,7 +22,7 @@ from holdfast_service.scrub.verify import reconcile as prove
 from tests.service.conftest import Clock
 from tests.support.interleave import hold_after, in_background, refused
 from tests.support.rank import Job, answer
-from tests.support.retention import HOUR, RUN, apply, expiring, plan, prune, purge, put_policy, states
+from tests.support.retention import HOUR, RUN, apply, expiring, pin, plan, prune, purge, put_policy, states
 from tests.support.rot import flip, key_of
 from tests.support.service import RunningService
 
@@ -182,6 +182,33 @@ def test_a_point_that_is_found_bad_between_the_look_and_the_lock_is_seen(
         gate.open()
         assert purging.result() == PurgeReport()
     assert states(service)[1] == "trashed"
+
+
+def test_the_last_healthy_point_stays_in_the_trash_when_what_was_bad_is_cleared_away(
+    service: RunningService, job: Job, clock: Clock
+) -> None:
+    expired(service, job)
+    find_bad(service, clock, 2)
+    find_bad(service, clock, 3)
+    job.end()
+    assert [one["step"] for one in prune(service, filter={"health": ["corrupt"]})["trashed"]] == [3, 2]
+    clock.advance(72 * HOUR + 1)
+    purge(service)
+    assert states(service)[1] == "trashed", "nobody has asked for it to go, and the run has nothing else"
+
+
+def test_a_healthy_point_that_a_person_deleted_stays_while_all_others_are_bad_and_pinned(
+    service: RunningService, job: Job, clock: Clock
+) -> None:
+    _, second, third = save(job, 1, 2, 3)
+    prove(service.context)
+    assert [one["step"] for one in prune(service, filter={"before_step": 2})["trashed"]] == [1]
+    find_bad(service, clock, 2)
+    find_bad(service, clock, 3)
+    for each in (second, third):
+        pin(service, each)
+    purge(service)
+    assert states(service)[1] == "trashed", "the run was to keep two healthy points when it was deleted"
 
 
 def test_nothing_has_to_be_kept_for_a_run_that_a_person_deleted(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from sqlalchemy import ColumnElement, and_, exists, or_, select, update
+from sqlalchemy import ColumnElement, and_, exists, func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from holdfast_protocol.checkpoints import CheckpointView
@@ -83,18 +83,38 @@ def still_proven(session: Session, points: Collection[str]) -> bool:
 
 
 def is_spare(session: Session) -> ColumnElement[bool]:
-    """Over `checkpoints` in the trash, where the run has fewer than two proven points: it may go nevertheless.
+    """Over `checkpoints` in the trash joined to `runs`, where the run has fewer than two proven points: it may go
+    nevertheless.
 
-    What is diverged or in quarantine is no point. And nothing has to be kept for a run of which a person has deleted
-    everything that they could.
+    What is diverged or in quarantine is no point. And nothing has to be kept for a run that a person has deleted, or of
+    which they have deleted everything that they could, healthy points with it.
     """
     other = aliased(Checkpoint)
-    committed = and_(other.run_id == Checkpoint.run_id, other.state == CheckpointState.COMMITTED)
+    of_run = other.run_id == Checkpoint.run_id
+    committed = and_(of_run, other.state == CheckpointState.COMMITTED)
     free = and_(~is_held(session, other), ~pin_in_force(database_now(session), other))
     return or_(
         Checkpoint.health.not_in((Health.OK, Health.CORRUPT)),
-        ~exists().where(committed),
-        and_(Checkpoint.trashed_by == "person", ~exists().where(committed, free)),
+        Run.deleted_at.is_not(None),
+        and_(~exists().where(committed), _healthy_went_last()),
+        and_(
+            Checkpoint.trashed_by == "person",
+            ~exists().where(committed, free),
+            ~exists().where(committed, other.health != Health.OK),
+        ),
+    )
+
+
+def _healthy_went_last() -> ColumnElement[bool]:
+    """Over `checkpoints`: what a person has deleted last of the run had a healthy point in it. Else they have only
+    cleared away what was found bad, and the healthy points in the trash are all that the run has."""
+    other, any_of_run = aliased(Checkpoint), aliased(Checkpoint)
+    last = select(func.max(any_of_run.trashed_at)).where(any_of_run.run_id == Checkpoint.run_id)
+    return exists().where(
+        other.run_id == Checkpoint.run_id,
+        other.health == Health.OK,
+        other.trashed_by == "person",
+        other.trashed_at >= last.correlate(Checkpoint).scalar_subquery(),
     )
 
 
