@@ -77,6 +77,11 @@ class Jobs:
         until(lambda: again.items() <= self._cluster.job(number).items(), lambda: self.told(number))
         self._cluster.run("scontrol", "update", f"JobId={number}", "StartTime=now+3")
 
+    def minutes_run(self, number: str) -> int:
+        """Whole ones, of its launch: on a crowded machine it has run for some before it trains."""
+        hours, minutes, _ = self._cluster.job(number)["RunTime"].split(":")
+        return 60 * int(hours) + int(minutes)
+
     def told_the_script(self, number: str) -> int:
         """How often SIGUSR1 has come to it."""
         return self._log(number).count("SIGUSR1: the ranks save and leave")
@@ -120,7 +125,7 @@ def test_a_job_that_slurm_preempts_is_requeued_and_ends_bit_for_bit(cluster: Slu
         # The time limit comes nearer than --signal=B:USR1@120 says, and Slurm sends SIGUSR1 to the script.
         jobs.wait_for_step("gpt-7", 1, preempted)
         limit = cluster.job(preempted)["TimeLimit"]
-        cluster.run("scontrol", "update", f"JobId={preempted}", "TimeLimit=2")
+        cluster.run("scontrol", "update", f"JobId={preempted}", f"TimeLimit={jobs.minutes_run(preempted) + 2}")
         jobs.wait_for_requeue(preempted, 2)
         cluster.run("scontrol", "update", f"JobId={preempted}", f"TimeLimit={limit}")
         assert jobs.told_the_script(preempted) == 1
