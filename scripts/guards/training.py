@@ -63,6 +63,14 @@ GUARDS = (
         ("tests/unit/test_overlap.py", "tests/trainer/test_overlap_saves.py"),
     ),
     Guard(
+        "overlap-is-guarded",
+        "the agent seals a copy that its rank has not proven",
+        "trainer_sdk/holdfast/save/agent_handover.py",
+        "is_proven=job.is_proven,",
+        "is_proven=True,",
+        ("tests/trainer/test_node_agent.py", "tests/trainer/test_killed_ranks.py"),
+    ),
+    Guard(
         "streamed-restore-waits",
         "an optimizer steps before its state is there",
         "trainer_sdk/holdfast/restore/streamed_rest.py",

@@ -181,7 +181,7 @@ class StagedSave:
     def _written(self, writer: ShardWriter) -> CheckpointView:
         if self.handed is not None and self.handed.is_with_agent:
             with contextlib.suppress(AgentGone):
-                view = self.handed.write(writer, self.hand.summary)
+                view = self.handed.write(writer, lambda: self.hand.summary)
                 self.rank.count(BY_AGENT)
                 return view
         view = writer.upload_and_seal_again(self._chunks, lambda: (self.hand.summary, self.hand.index))

@@ -20,6 +20,7 @@ from tests.support.node_agent import agent_serve
 from tests.support.ports import free_ports
 from tests.support.ranks import ROOT, launched, rank_environment, read_until
 from tests.support.serve import HOLDFAST
+from tests.support.training import Job
 
 import holdfast
 from holdfast_client.agent.link import status_of
@@ -139,6 +140,26 @@ def test_when_both_are_told_to_end_the_agent_finishes_what_it_has(run, service, 
             wait_until(lambda: not agent.process.runs)
         assert "committed for a rank that is gone" in agent.log
     assert restored(run, MIB) == (2, digest_at(1, MIB))
+
+
+@pytest.mark.rule("overlap-is-guarded")
+@pytest.mark.parametrize("has_stepped", [True, False])
+def test_a_copy_beside_training_is_finished_for_a_killed_rank_only_if_a_step_came_after_it(
+    run, service, agent, has_stepped
+):
+    with launched("tests.support.overlapping_rank", run, int(has_stepped)) as [rank]:
+        read_until(rank, "ready")
+        service.served.process.signal(signal.SIGSTOP)  # nothing can be sealed before the rank is dead
+        try:
+            say(rank)
+            read_until(rank, "saved 1")
+            rank.kill()
+            rank.wait(timeout=90)
+        finally:
+            service.served.process.signal(signal.SIGCONT)
+    with holdfast.Checkpointer(run) as ckpt:
+        assert ckpt.restore(Job(optimizer="momentum").state) == (2 if has_stepped else 1)
+    assert ("died before it knew whether training had written" in agent.log) is not has_stepped
 
 
 def launch_with_agent(socket, *command):

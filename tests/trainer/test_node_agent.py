@@ -28,6 +28,7 @@ from holdfast_client.agent.channel import connect
 from holdfast_client.chunks.uploader import ShardUploader
 from holdfast_client.errors import ManifestConflict
 from holdfast_client.local.tier import LocalTier
+from holdfast_client.shard_writer import ShardWriter
 
 SIZES = ChunkSizes(65536, 262144, 131072)
 
@@ -109,6 +110,36 @@ def test_copies_beside_training_are_handed_over_when_they_are_over(run, agent):
     with holdfast.Checkpointer(run) as ckpt:
         assert ckpt.restore(again.state) == 3
     assert values(again.state) == values(job.state)
+
+
+@pytest.mark.rule("overlap-is-guarded")
+@pytest.mark.usefixtures("only_the_agent_uploads")
+def test_a_write_that_ends_after_the_hand_over_and_before_the_agents_seal_does_not_commit(
+    run, service, agent, monkeypatch
+):
+    job = Job(optimizer="momentum")
+    begun = ShardWriter.begun_elsewhere
+
+    def writes_late(writer, view):
+        if view.step == 1:
+            with torch.no_grad():
+                job.state["model"].up.weight.mul_(0.5)
+        begun(writer, view)
+
+    monkeypatch.setattr(ShardWriter, "begun_elsewhere", writes_late)
+    with holdfast.Checkpointer(run, agent=agent.socket, overlap=True) as ckpt:
+        ckpt.restore(job.state)
+        for step in range(2):
+            job.step(step)
+            handle = ckpt.save(step, job.state)
+            handle.committed.exception(timeout=60)
+        with pytest.raises(errors.SaveFailed, match=r"'model/up.weight' was written to"):
+            handle.committed.result()
+        assert handle.state is SaveState.LOST
+        job.step(2)
+        assert ckpt.save(2, job.state).committed.result(timeout=60).step == 2, "that tensor is copied first now"
+    states = {view.step: view.state for view in service.client.checkpoints.all(*run.split("/"))}
+    assert states == {0: "committed", 1: "aborted", 2: "committed"}
 
 
 @pytest.mark.usefixtures("only_the_agent_uploads")

@@ -10,7 +10,7 @@ import pytest
 from holdfast_client.agent import held_save
 from holdfast_client.agent.held_save import HeldSave, Ledger
 from holdfast_client.agent.messages import HandOver, StagedChunk
-from holdfast_client.errors import CheckpointAborted, IntegrityError, StoreRefused
+from holdfast_client.errors import CheckpointAborted, IntegrityError, StoreRefused, TransferStopped
 from holdfast_protocol.checkpoints import BeginCheckpoint, IndexOrdinals, ShardSummary
 from holdfast_protocol.digests import chunk_digest
 from holdfast_protocol.states import AbortCause, CheckpointKind, CheckpointState
@@ -41,7 +41,7 @@ class Parts:
         return self
 
 
-def save_of(lives, *, retry_seconds=0, bodies=(), **how):
+def save_of(lives, *, retry_seconds=0, bodies=(), is_proven=True, **how):
     hand = HandOver(
         project="p",
         run="r",
@@ -59,6 +59,7 @@ def save_of(lives, *, retry_seconds=0, bodies=(), **how):
         index=IndexOrdinals(shard=0, layout=1),
         summary=ShardSummary(components={}),
         retry_seconds=retry_seconds,
+        is_proven=is_proven,
     )
     parts = Parts()
     return HeldSave(
@@ -82,6 +83,50 @@ def test_only_for_a_dead_rank_the_service_hears_that_it_has_failed(lives, monkey
     save.finish()
     assert save.is_over
     assert len(Writer.told) == (0 if lives else 1)
+
+
+class SealingWriter:
+    """In place of a ShardWriter that has sent everything."""
+
+    digests = ("d" * 64,)
+
+    def __init__(self, *_, **__):
+        return
+
+    def upload_and_seal_again(self, _chunks, describe):
+        describe()
+        return SimpleNamespace(id="c", state=CheckpointState.COMMITTED)
+
+    def stop(self):
+        return
+
+
+def test_what_is_not_proven_is_sealed_once_its_rank_says_so(monkeypatch):
+    monkeypatch.setattr(held_save, "ShardWriter", SealingWriter)
+    save = save_of(lives=True, is_proven=False)
+    asked = []
+    save.on_sealing = lambda: asked.append(save.is_sealed) or save.prove()
+    save.write(save.writer(0), save.hand.summary)
+    assert save.is_sealed
+    assert asked == [False]
+    assert save.hand.is_proven, "a copy of it may be sealed too"
+
+
+def test_what_is_not_proven_waits_for_its_rank_until_it_is_stopped(monkeypatch):
+    monkeypatch.setattr(held_save, "ShardWriter", SealingWriter)
+    save = save_of(lives=True, is_proven=False)
+    save.on_sealing = save._stopped.set
+    with pytest.raises(TransferStopped):
+        save.write(save.writer(0), save.hand.summary)
+    assert not save.is_sealed
+
+
+def test_what_is_not_proven_is_not_sealed_for_a_dead_rank(monkeypatch, caplog):
+    monkeypatch.setattr(held_save, "ShardWriter", SealingWriter)
+    save = save_of(lives=False, is_proven=False)
+    save.finish()
+    assert (save.is_over, save.is_sealed, save.is_committed) == (True, False, False)
+    assert "died before it knew whether training had written" in caplog.text
 
 
 class SlowWriter:

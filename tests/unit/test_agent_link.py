@@ -55,7 +55,7 @@ def test_a_save_that_is_left_to_the_agent_is_not_stopped_there():
     memory = SharedMemory(4096)
     handed = HandedSave(link, memory, 1, 0.0)
     with pytest.raises(TransferStopped):
-        handed.write(Leaving(handed), ShardSummary(components={}))
+        handed.write(Leaving(handed), lambda: ShardSummary(components={}))
     link.close()
     assert [type(each) for each in frames(theirs)] == [say.Run]
     memory.close()

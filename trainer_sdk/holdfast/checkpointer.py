@@ -89,10 +89,10 @@ class Checkpointer:
             commits them as soon as both are back, or else the next launch with this folder does before it restores.
         agent: the socket of the agent of this node (HOLDFAST_AGENT; `holdfast agent serve` starts one). The state is
             staged into memory that the agent can read, and the agent hashes and uploads it. Once save() has returned
-            (with `overlap`: once `handle.staged` is done), the step is committed even if every rank of the node is
-            killed. If the agent is gone, this process uploads as without it. A state that does not fit `host_memory`
-            is saved as without it too. The last state stays in that memory for a relaunch on this node; where there is
-            room, staging takes twice the memory for that (docs/operating/set-up.md).
+            (with `overlap`: once the next step of an optimizer has begun), the step is committed even if every rank of
+            the node is killed. If the agent is gone, this process uploads as without it. A state that does not fit
+            `host_memory` is saved as without it too. The last state stays in that memory for a relaunch on this node;
+            where there is room, staging takes twice the memory for that (docs/operating/set-up.md).
         compress: `"zstd"` compresses chunks before they are sent, without loss, if that saves 5% or more
             (HOLDFAST_COMPRESS). It takes CPU time: worth it if the store is far or dear (docs/performance.md).
         config: what this job was told to train, for people: a map, a dataclass, a Namespace, or the path of a JSON or

@@ -31,7 +31,7 @@ SILENCE_SECONDS = 15.0
 """While a rank waits, the agent says every 2 s that it is alive."""
 _LOOK_SECONDS = 0.1
 
-Events = queue.SimpleQueue[say.Begun | say.Verified | say.Ended | None]
+Events = queue.SimpleQueue[say.Begun | say.Verified | say.Sealing | say.Ended | None]
 LentPart = tuple[say.Lent, bytes, int]
 """With the bytes of its documents, and the descriptor of its memory."""
 
@@ -234,7 +234,7 @@ class Connection:
                 text, body, descriptor = self.channel.receive()
                 self._heard_at = time.monotonic()
                 match told := self._told(text, body, descriptor):
-                    case say.Begun() | say.Verified() | say.Ended():
+                    case say.Begun() | say.Verified() | say.Sealing() | say.Ended():
                         if (events := self._events.get(told.number)) is not None:
                             events.put(told)
                     case say.Alive() | say.Lent():

@@ -36,6 +36,7 @@ from holdfast_protocol.states import AbortCause, CheckpointState
 log = logging.getLogger("holdfast.agent")
 
 LONG_POLL_SECONDS = 30
+_LOOK_SECONDS = 0.1
 
 
 class JobHere:
@@ -152,6 +153,11 @@ class HeldSave:
         self._view: CheckpointView | None = None
         self._is_tried = False
         self._tries, self._last_error = 0, ""
+        self._proven = threading.Event()
+        if hand.is_proven:
+            self._proven.set()
+        self.on_sealing: Callable[[], object] = lambda: None
+        """Called before the seal of a save that is not proven."""
         self.digests: Sequence[str] = ()
         """Of the chunks and the documents of the sealed part."""
         self._is_copy = bool(digests)
@@ -223,7 +229,7 @@ class HeldSave:
         self._tries += 1
         self._is_tried = True
         try:
-            view = writer.upload_and_seal_again(self._chunks, lambda: (summary, self.hand.index))
+            view = writer.upload_and_seal_again(self._chunks, lambda: (self._proven_summary(summary), self.hand.index))
         except BaseException as error:
             self._last_error = str(error) or type(error).__name__
             self._ledger.note(tries=1, failed_tries=1, error=f"{self}: {self._last_error}")
@@ -233,6 +239,18 @@ class HeldSave:
         self._ledger.note(tries=1)
         self.digests, self._view = writer.digests, view
         return view
+
+    def prove(self) -> None:
+        """Nothing has written to what it was copied from: it may be sealed. From any thread."""
+        self.hand = self.hand.model_copy(update={"is_proven": True})
+        self._proven.set()
+
+    def _proven_summary(self, summary: ShardSummary) -> ShardSummary:
+        if not self._proven.is_set():
+            self.on_sealing()
+        while not self._proven.wait(_LOOK_SECONDS):
+            check_stop(self._stopped)
+        return summary
 
     def stop(self) -> None:
         """Cuts the try off, as it is; nothing is tried afterwards."""
@@ -263,6 +281,11 @@ class HeldSave:
             self._ledger.note(finished=int(self.is_committed), given_up=int(not self.is_committed))
 
     def _finished(self) -> CheckpointView:
+        if not self._proven.is_set():
+            raise TransferStopped(
+                "Its rank died before it knew whether training had written to its tensors while they were copied "
+                "(overlap=True)"
+            )
         backoff = Backoff(math.inf, self._stopped.wait)
         tries = 0
         while True:

@@ -107,7 +107,7 @@ class NodeAgent:
             raise
         else:
             self._said.clear()
-        return HandedSave(link, memory, hand.number, retry_seconds, answers)
+        return HandedSave(link, memory, hand.number, retry_seconds, answers, is_proven=hand.is_proven)
 
     @property
     def keeps(self) -> int:
@@ -336,13 +336,16 @@ class HandedSave:
         number: int,
         retry_seconds: float,
         answers: Sequence[Future[say.Told]] = (),
+        *,
+        is_proven: bool = True,
     ) -> None:
-        """`answers`: of the hand-over, maybe still to come."""
+        """`answers`: of the hand-over, maybe still to come. `is_proven`: as the hand-over's."""
         self._link = link
         self._memory = memory
         self._answers = answers
         self._number = number
         self._retry_seconds = retry_seconds
+        self._is_proven = is_proven
         self._ending = threading.Lock()
         self._is_released = False
         self.is_left = False
@@ -354,26 +357,38 @@ class HandedSave:
 
     def leave(self) -> None:
         """At the end of the job, from any thread: the agent goes on as if the rank were dead, and `write` ends with
-        TransferStopped. Nothing if the agent does not have the save any more, or has not said that it does."""
+        TransferStopped. The save is proven. Nothing if the agent does not have the save any more, or has not said that
+        it does."""
         with self._ending:
             if self.is_with_agent and self._is_taken():
-                self.is_left = self._link.leaves = True
+                with contextlib.suppress(ChannelClosed):  # it is gone, and `write` hears of that
+                    self._prove()
+                    self.is_left = self._link.leaves = True
 
-    def write(self, writer: ShardWriter, summary: ShardSummary) -> CheckpointView:
+    def write(
+        self, writer: ShardWriter, told: Callable[[], ShardSummary], is_proven: Callable[[], bool] = lambda: True
+    ) -> CheckpointView:
         """One try of the agent's, as if `writer` had made it: its callbacks are called, its figures are set, and its
-        `stop` stops the agent's. Raises what the agent's try has raised, what `writer.on_begun` raises, and AgentGone
-        if the rank must do it."""
+        `stop` stops the agent's. `told` is asked now, and again before the seal of a save that is not proven; what it
+        raises ends the try. `is_proven`: whether `told` cannot raise any more, so that the save may outlive this
+        process. Raises what the agent's try has raised, what `told` and `writer.on_begun` raise, and AgentGone if the
+        rank must do it."""
         events = self._link.follow(self._number)
         try:
             self._wait_until_taken(writer)
-            self._link.channel.send(say.Run(number=self._number, summary=summary, retry_seconds=self._retry_seconds))
-            return self._followed(events, writer)
+            self._link.channel.send(say.Run(number=self._number, summary=told(), retry_seconds=self._retry_seconds))
+            return self._followed(events, writer, told, is_proven)
         except (ChannelClosed, AgentRefused) as gone:
             raise AgentGone(str(gone)) from gone
         finally:
             if self._link.is_lost:
                 self._memory.may_be_read = True
             self._link.unfollow(self._number)
+
+    def _prove(self) -> None:
+        if not self._is_proven:
+            self._link.channel.send(say.Proven(number=self._number))
+            self._is_proven = True
 
     def _is_taken(self) -> bool:
         try:
@@ -412,7 +427,9 @@ class HandedSave:
         except ChannelClosed:
             self._memory.may_be_read = True
 
-    def _followed(self, events: Events, writer: ShardWriter) -> CheckpointView:
+    def _followed(
+        self, events: Events, writer: ShardWriter, told_now: Callable[[], ShardSummary], is_proven: Callable[[], bool]
+    ) -> CheckpointView:
         refused: BaseException | None = None
         is_told = False
         while True:
@@ -423,6 +440,8 @@ class HandedSave:
             if not is_told and (is_stopped or refused is not None):
                 self._link.channel.send(say.Stop(number=self._number))
                 is_told = True
+            if is_proven():
+                self._prove()
             try:
                 told = events.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
@@ -439,6 +458,13 @@ class HandedSave:
                 case say.Verified():
                     if writer.on_verified is not None:
                         writer.on_verified(told.bytes)
+                case say.Sealing():
+                    try:
+                        told_now()
+                    except BaseException as error:
+                        refused = error
+                    else:
+                        self._prove()
                 case say.Ended():
                     if refused is not None:
                         raise refused

@@ -3,8 +3,8 @@
 rank   Hello            Share + memory   HandOver + documents   Run            Stop  Release  Settle   Forget  Bye
 agent  Welcome/Refused  Taken/Refused    Taken/Refused          Begun Verified… Ended         Settled
 
-rank   Borrow                              Reclaim   MakeRoom       Here      Meet
-agent  Lent + memory and documents… Taken            Taken/Refused  PeerHere
+rank   Borrow                              Reclaim   MakeRoom       Here      Meet            Proven
+agent  Lent + memory and documents… Taken            Taken/Refused  PeerHere         Sealing
 
 An operator's command asks Report, without a Hello, and is answered Status. What agents of several hosts say to each
 other over HTTP is at the end (peer_server.py).
@@ -25,7 +25,7 @@ from holdfast_protocol.base import Digest, Fence, LaunchId, Name, RunName
 from holdfast_protocol.checkpoints import BeginCheckpoint, CheckpointView, IndexOrdinals, ShardSummary, Step
 from holdfast_protocol.states import CheckpointKind
 
-VERSION = 4
+VERSION = 5
 """Of these frames. Both sides say theirs; with unlike ones the rank saves without the agent."""
 
 
@@ -147,6 +147,7 @@ class HandOver(_Frame):
     index: IndexOrdinals
     summary: ShardSummary
     retry_seconds: float = Field(ge=0, description="How long the agent retries each of its calls if the rank is dead.")
+    is_proven: bool = Field(default=True, description="Else it is not sealed before Proven.")
 
     @property
     def run_name(self) -> RunName:
@@ -165,6 +166,13 @@ class Run(_Frame):
     number: int
     summary: ShardSummary
     retry_seconds: float = Field(ge=0)
+
+
+class Proven(_Frame):
+    """Nothing has written to what the save was copied from while training went on: it may be sealed."""
+
+    type: Literal["proven"] = "proven"
+    number: int
 
 
 class Stop(_Frame):
@@ -226,6 +234,13 @@ class Verified(_Frame):
     type: Literal["verified"] = "verified"
     number: int
     bytes: int
+
+
+class Sealing(_Frame):
+    """All of it is sent, and it is not proven. The rank answers with Proven, or with Stop if the save is torn."""
+
+    type: Literal["sealing"] = "sealing"
+    number: int
 
 
 class Failure(_Frame):
@@ -370,6 +385,7 @@ Asked = (
     | MakeRoom
     | HandOver
     | Run
+    | Proven
     | Stop
     | Release
     | Settle
@@ -379,7 +395,7 @@ Asked = (
     | Bye
     | Report
 )
-Told = Welcome | Refused | Taken | Begun | Verified | Ended | Settled | Lent | PeerHere | Alive | Status
+Told = Welcome | Refused | Taken | Begun | Verified | Sealing | Ended | Settled | Lent | PeerHere | Alive | Status
 ASKED: TypeAdapter[Asked] = TypeAdapter(Annotated[Asked, Field(discriminator="type")])
 TOLD: TypeAdapter[Told] = TypeAdapter(Annotated[Told, Field(discriminator="type")])
 

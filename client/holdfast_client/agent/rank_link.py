@@ -152,6 +152,8 @@ class RankLink:
         if is_dead and saves:
             log.warning("a rank is gone, and its saves are finished here: %s", "; ".join(map(str, saves)))
         for save in saves:
+            if is_dead and not save.hand.is_proven:
+                save.stop()  # a try would wait for its proof
             if is_dead:
                 self._work.put(functools.partial(self._finish, save))
             else:
@@ -171,6 +173,10 @@ class RankLink:
             case say.Run():
                 self._waits.set()
                 self._work.put(lambda: self._run(asked))
+            case say.Proven():
+                if (save := self._saves.get(asked.number)) is not None:
+                    save.prove()
+                    self._offer_handed(save)
             case say.Stop():
                 if (save := self._saves.get(asked.number)) is not None:
                     save.stop()
@@ -273,9 +279,15 @@ class RankLink:
             rank_lives=lambda: self.rank_lives,
             ledger=self._agent.ledger,
         )
+        save.on_sealing = lambda: self._tell(say.Sealing(number=hand.number))
         with self._lock:
             self._saves[hand.number] = save
         self._agent.ledger.note(taken=1)
+        if hand.is_proven:
+            self._offer_handed(save)
+
+    def _offer_handed(self, save: HeldSave) -> None:
+        """Once it is proven: another host may have to seal it."""
         if self._met is not None and self._agent.copies is not None:
             self._agent.copies.offer_handed(save, self._held_part, self._met)
 

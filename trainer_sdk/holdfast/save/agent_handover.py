@@ -49,5 +49,6 @@ class AgentHandover:
             index=self._chunks.ordinals(staged),
             summary=job.told,
             retry_seconds=self._retry_seconds,
+            is_proven=job.is_proven,
         )
         return self._agent.hand_over(memory, hand, documents, retry_seconds=self._retry_seconds)

@@ -19,6 +19,7 @@ from enum import StrEnum
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import CheckpointAborted, HoldfastError, SaveDeclined, SaveFailed
 from holdfast.staging import StagedShard
+from holdfast.staging.overlap import LateCopy
 from holdfast_client.agent.link import HandedSave
 from holdfast_client.chunks.transfer import OutgoingChunk
 from holdfast_client.client import Client
@@ -245,11 +246,21 @@ class SaveJob:
     @property
     def told(self) -> ShardSummary:
         """The summary for the spool record or the seal, as of now. Raises TornSaveError."""
-        late, waited = self.staged.late if isinstance(self.staged, StagedShard) else None, 0.0
+        late, waited = self.late, 0.0
         if late is not None:
             late.confirm()
             waited = late.waited_seconds
         return self.summary.model_copy(update={"blocked_seconds": self.standstill.seconds + waited})
+
+    @property
+    def late(self) -> LateCopy | None:
+        """What was still copied when save() returned."""
+        return self.staged.late if isinstance(self.staged, StagedShard) else None
+
+    @property
+    def is_proven(self) -> bool:
+        """`told` cannot raise any more."""
+        return self.late is None or self.late.is_proven
 
     @property
     def is_left(self) -> bool:

@@ -195,7 +195,9 @@ class SavePipeline:
         `waited_seconds`: how long the caller has waited already."""
         self._idle.wait(drain_seconds)
         for job in self.in_flight:
-            if job.handed is not None:
+            if job.late is not None:
+                job.late.check(last=True)
+            if job.handed is not None and job.is_proven:
                 job.handed.leave()
         self._stop.set()
         if self.host_calls is not None:
@@ -276,7 +278,7 @@ class SavePipeline:
     def _settled(self, job: SaveJob) -> SaveJob:
         """On the first thread that takes the job: waits for the copies that training does not wait for. If they have
         failed, or something wrote to what they read, this rank could not stage."""
-        late = job.staged.late if isinstance(job.staged, StagedShard) else None
+        late = job.late
         if late is None:
             return job
         try:
@@ -435,7 +437,7 @@ class SavePipeline:
         """What the node's agent makes of it. If the agent is gone, this process does it: the bytes are here too."""
         if handed.is_with_agent:
             try:
-                return handed.write(writer, job.told)
+                return handed.write(writer, lambda: job.told, lambda: job.is_proven)
             except AgentGone as gone:
                 log.warning("step %d is uploaded by this process: the agent of this node is gone (%s)", job.step, gone)
         return writer.upload_and_seal_again(

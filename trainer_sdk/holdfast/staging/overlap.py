@@ -162,6 +162,12 @@ class LateCopy:
         self.check()
         self.settle()
 
+    @property
+    def is_proven(self) -> bool:
+        """Its last check is over, and has found no write."""
+        with self._lock:
+            return self._is_over.is_set() and not self._watched and self._failure is None
+
     def end(self) -> None:
         """Waits, and watches nothing any more."""
         self.wait()
