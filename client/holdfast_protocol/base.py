@@ -27,7 +27,7 @@ from holdfast_protocol.text import is_text, printable
 
 PROTOCOL_HEADER = "Holdfast-Protocol"
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 10
+PROTOCOL_MINOR = 11
 """1: chunks may be stored encoded (codecs.py). A read of a chunk that an older client cannot decode is refused. Saves
 may be pushed late (checkpoints.py); an older client never begins one.
 2: operations: policies, trash, holds, copies in other stores, tiers, audit events. An older client never asks for
@@ -44,6 +44,7 @@ tells neither: nothing is compared, and the rank asks for the list.
 service is not told the metrics and the limits.
 10: a run may begin with another run's checkpoint, whose indexes name the other run. An older client would take that
 for damage, so it is refused the manifest of such a checkpoint, with both numbers.
+11: a begin says which save of its attempt it is. An older service is not told it, and joins what is of the same step.
 """
 PROTOCOL_VERSION = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
 

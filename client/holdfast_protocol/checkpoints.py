@@ -234,6 +234,14 @@ class BeginCheckpoint(Fence):
     origin_attempt: int | None = Field(
         default=None, ge=1, description="The attempt that staged this save and kept it in its spool; null: not spooled."
     )
+    save_number: int | None = Field(
+        default=None,
+        ge=1,
+        le=LARGEST_INTEGER,
+        json_schema_extra=since(11),
+        description="Counts the saves of the attempt that stages them, alike on all ranks. Parts of two saves of one "
+        "step never become one checkpoint. Null: not known.",
+    )
     allow_detached: bool = Field(
         default=False,
         description="A late save that the run has gone on without is kept beside the lineage instead of refused "

@@ -14,6 +14,14 @@ GUARDS = (
         ("tests/service/test_protocol_commit_races.py",),
     ),
     Guard(
+        "one-checkpoint-per-step",
+        "a part of an earlier save of the step goes into the later one",
+        "service/holdfast_service/training/begin.py",
+        "or ours is None or ours == number:",
+        "or ours is None or True:",
+        ("tests/service/test_saves_of_one_step.py", "tests/trainer/test_saves_of_one_step.py"),
+    ),
+    Guard(
         "latest-follows-lineage",
         "a job that goes back stays the attempt whose saves it leaves",
         "trainer_sdk/holdfast/health/rollback.py",

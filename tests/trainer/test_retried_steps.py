@@ -145,8 +145,8 @@ def before_the_first_seal(ckpt, fault):
     """Calls `fault(checkpoint_id)` when this rank's chunks are verified, and its shard is not sealed yet."""
     shard_writer, faults = ckpt.parts.session.shard_writer, [fault]
 
-    def struck(*arguments):
-        writer = shard_writer(*arguments)
+    def struck(*arguments, **named):
+        writer = shard_writer(*arguments, **named)
 
         def upload_strike_and_seal(chunks, describe, **more):
             writer.upload(chunks, **more)

@@ -156,7 +156,13 @@ class HandOver(_Frame):
     @property
     def begin(self) -> BeginCheckpoint:
         fence = Fence(epoch=self.epoch, attempt=self.attempt, launch_id=self.launch_id)
-        return BeginCheckpoint(**fence.model_dump(), step=self.step, world_size=self.world_size, kind=self.kind)
+        return BeginCheckpoint(
+            **fence.model_dump(),
+            step=self.step,
+            world_size=self.world_size,
+            kind=self.kind,
+            save_number=self.number,
+        )
 
 
 class Run(_Frame):

@@ -90,6 +90,7 @@ def push_late(
         world_size=record.world_size,
         kind=record.kind,
         origin_attempt=record.attempt,
+        save_number=record.number,
         allow_detached=allow_detached,
     )
     writer = ShardWriter(client, record.run_name, record.rank, begin, workers=workers).begin()

@@ -19,7 +19,7 @@ from holdfast_protocol.checkpoints import (
     RankNegotiated,
 )
 from holdfast_protocol.problems import ProblemCode
-from holdfast_protocol.states import AttemptOutcome, CheckpointState, Health, QuotaKind, Tier
+from holdfast_protocol.states import AbortCause, AttemptOutcome, CheckpointState, Health, QuotaKind, Tier
 from holdfast_protocol.text import counted
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
@@ -30,11 +30,13 @@ from holdfast_service.quotas.crossings import telling_refusals
 from holdfast_service.quotas.limits import refuse_one_more
 from holdfast_service.runs.views import attempt_numbered, current_checkpoint_view
 from holdfast_service.stores.base import StoreError
+from holdfast_service.training.abort import abort
 from holdfast_service.training.fencing import (
     DRAIN_SECONDS,
     LIVE,
     Writing,
     keep_alive,
+    lock_checkpoint,
     lock_run,
     pass_fence,
     reached,
@@ -203,7 +205,8 @@ def has_begun(session: Session, context: ServiceContext, writing: Writing) -> No
 
 def _begin(session: Session, context: ServiceContext, locked: tuple[Project, Run], request: BeginCheckpoint) -> Writing:
     fenced = pass_fence(session, locked, request, context.epoch, step=request.step)
-    checkpoint, attempt = fenced.checkpoint, fenced.attempt
+    attempt = fenced.attempt
+    checkpoint = _of_this_save(session, fenced.checkpoint, request, fenced.now)
     if checkpoint is None:
         _refuse_if_ended(session, attempt)
         checkpoint = _insert(
@@ -217,10 +220,11 @@ def _begin_late(
 ) -> Writing:
     late, now = place_late_save(session, locked, request, context.epoch)
     # What is on the line comes first: it may have been committed in time, or be on its way since it still could.
-    checkpoint = _live(session, late.origin, request.step)
+    checkpoint = _of_this_save(session, _live(session, late.origin, request.step), request, now)
     detached = late.detached is not None
     if checkpoint is None and detached:
-        checkpoint = _live(session, late.origin, request.step, detached=True)
+        beside = _live(session, late.origin, request.step, detached=True)
+        checkpoint = _of_this_save(session, beside, request, now)
     if checkpoint is None:
         refuse_detached(late, request)
         pushed_by = late.pusher.number
@@ -244,6 +248,34 @@ def _live(session: Session, attempt: Attempt, step: int, *, detached: bool = Fal
     )
 
 
+def _of_this_save(
+    session: Session, checkpoint: Checkpoint | None, request: BeginCheckpoint, now: datetime
+) -> Checkpoint | None:
+    """`checkpoint`, unless an earlier save has begun it: then it is aborted. A rank goes on to the next save only once
+    the one before is over for it, so nobody will complete that one. Raises `checkpoint_conflict` if a later save has
+    begun the step. What is committed stays, and the seal compares the content."""
+    number, ours = None if checkpoint is None else checkpoint.save_number, request.save_number
+    if checkpoint is None or number is None or ours is None or ours == number:
+        return checkpoint
+    if checkpoint.state == CheckpointState.UPLOADING:
+        lock_checkpoint(session, checkpoint)
+    if checkpoint.state != CheckpointState.UPLOADING:
+        return checkpoint if checkpoint.state == CheckpointState.COMMITTED else None
+    if ours < number:
+        raise ProblemError(
+            ProblemCode.CHECKPOINT_CONFLICT,
+            f"Save {number} of attempt {checkpoint.attempt_number} has begun step {request.step} anew, so its save "
+            f"{ours} of that step cannot be completed any more. Go on with the next save.",
+            checkpoint_id=checkpoint.id,
+            save_number=number,
+        )
+    refuse_unless_pusher(checkpoint, request)
+    reason = f"save {ours} of the attempt has begun this step anew, before all ranks had sealed their parts of {number}"
+    abort(session, checkpoint, reason, now, cause=AbortCause.JOB)
+    session.flush()
+    return None
+
+
 def _insert(
     session: Session,
     context: ServiceContext,
@@ -256,9 +288,11 @@ def _insert(
     detached: bool,
 ) -> Checkpoint:
     row = _new(context, attempt, request, now) | {"pushed_by": pushed_by, "detached": detached}
-    insert_absent(session, Checkpoint, [row])
-    checkpoint = _live(session, attempt, request.step, detached=detached)
-    assert checkpoint is not None  # inserted here, or by a rank that was faster
+    checkpoint = None
+    while checkpoint is None:
+        insert_absent(session, Checkpoint, [row])
+        # Inserted here, or by a rank that was faster: maybe for an earlier save, which is aborted then.
+        checkpoint = _of_this_save(session, _live(session, attempt, request.step, detached=detached), request, now)
     if checkpoint.id == row["id"]:
         refuse_one_more(session, project, QuotaKind.CHECKPOINTS)
     return checkpoint
@@ -271,6 +305,7 @@ def _new(context: ServiceContext, attempt: Attempt, request: BeginCheckpoint, no
         "attempt_id": attempt.id,
         "attempt_number": attempt.number,
         "step": request.step,
+        "save_number": request.save_number,
         "kind": request.kind,
         "world_size": request.world_size,
         "state": CheckpointState.UPLOADING,

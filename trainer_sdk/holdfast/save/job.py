@@ -262,6 +262,13 @@ class SaveJob:
         """`told` cannot raise any more."""
         return self.late is None or self.late.is_proven
 
+    def leave(self) -> None:
+        """At the end of the job, on the training thread: the agent of the node goes on with it, unless it is torn."""
+        if self.late is not None:
+            self.late.check(last=True)
+        if self.handed is not None and self.is_proven:
+            self.handed.leave()
+
     @property
     def is_left(self) -> bool:
         """The agent of the node finishes it, though this job ends."""

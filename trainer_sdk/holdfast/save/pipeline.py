@@ -183,7 +183,7 @@ class SavePipeline:
         not committed, which this rank may not have begun yet: its disk may still be writing."""
         for job in jobs:
             try:
-                self._session.shard_writer(job.step, job.kind, self._workers).abort(reason)
+                self._session.shard_writer(job.step, job.kind, self._workers, save_number=job.number).abort(reason)
             except CheckpointConflict:
                 continue  # committed just now
             except HoldfastError as error:
@@ -195,10 +195,7 @@ class SavePipeline:
         `waited_seconds`: how long the caller has waited already."""
         self._idle.wait(drain_seconds)
         for job in self.in_flight:
-            if job.late is not None:
-                job.late.check(last=True)
-            if job.handed is not None and job.is_proven:
-                job.handed.leave()
+            job.leave()
         self._stop.set()
         if self.host_calls is not None:
             self.host_calls.flush(last=True)
@@ -364,7 +361,9 @@ class SavePipeline:
         prompt = self._tier is not None or (staged is not None and not staged.can_repeat)
         client = self._prompt_client if prompt else self._retrying_client
         job.handle.become(SaveState.UPLOADING)
-        self._writer = writer = self._session.shard_writer(job.step, job.kind, self._workers, client, self.host_calls)
+        self._writer = writer = self._session.shard_writer(
+            job.step, job.kind, self._workers, client, self.host_calls, save_number=job.number
+        )
         writer.on_begun = functools.partial(self._refuse_if_given_up, job, writer)
         try:
             if staged is not None and not staged.can_repeat:

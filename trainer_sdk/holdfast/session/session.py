@@ -409,10 +409,18 @@ class Session:
         workers: TransferWorkers,
         client: Client | None = None,
         host_calls: HostCalls | None = None,
+        *,
+        save_number: int | None = None,
     ) -> ShardWriter:
         """The writer of this rank's part of a checkpoint. Its first call begins it. `client`: one with another retry
-        deadline."""
-        begin = BeginCheckpoint(**self.fence.model_dump(), step=step, world_size=self.ranks.world_size, kind=kind)
+        deadline. `save_number`: as BeginCheckpoint's."""
+        begin = BeginCheckpoint(
+            **self.fence.model_dump(),
+            step=step,
+            world_size=self.ranks.world_size,
+            kind=kind,
+            save_number=save_number,
+        )
         return ShardWriter(
             client or self.client,
             self.run,

@@ -254,6 +254,8 @@ class Checkpoint(Table):
     # ForkedFrom: the chunk lists are another run's checkpoint's (runs/fork.py). Null: its own ranks have saved it.
     forked_from: Mapped[dict[str, Any] | None] = mapped_column(Document)
     step: Mapped[int] = mapped_column(BigInteger)
+    # Which save of its attempt it is; null: its ranks have not said. Only a later one takes the step from it.
+    save_number: Mapped[int | None] = mapped_column(BigInteger)
     kind: Mapped[str] = mapped_column(Text)
     world_size: Mapped[int] = mapped_column(Integer)
     sealed_ranks: Mapped[int] = mapped_column(Integer, default=0, server_default="0")  # moved by each rank's seal
