@@ -247,6 +247,14 @@ GUARDS = (
     ),
     Guard(
         "fencing-token",
+        "what lies cold is trusted in a new epoch",
+        "service/holdfast_service/attached_stores/epoch.py",
+        "Copy.state.in_(KEPT)",
+        "Copy.state == CopyState.VERIFIED",
+        ("tests/service/tiers/test_new_epoch.py",),
+    ),
+    Guard(
+        "fencing-token",
         "a store is adopted over what the catalog does not know",
         "service/holdfast_service/attached_stores/epoch.py",
         "        if not row.checked_whole and not accept_loss:",

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 import holdfast_service.scrub.verify
 import holdfast_service.tiers.controller
 from holdfast_client import Client, ClientSettings
 from holdfast_protocol.states import StoreRole
-from holdfast_service.db.tables.core import Chunk, Copy
+from holdfast_protocol.tiers import ThawSpeed
+from holdfast_service.copies.copy_chunk import TargetBadError
+from holdfast_service.db.tables.core import Checkpoint, Chunk, Copy
 from holdfast_service.settings import ServiceSettings
 from holdfast_service.tiers import cool
 from holdfast_service.tiers.movable import place_of
+from tests.support.death import Killed, kill
 from tests.support.little_checkpoints import save_little_checkpoint
 from tests.support.rank import Job, answer, digest_of
 from tests.support.service import RunningService, running_service
@@ -88,6 +91,38 @@ def test_what_a_dead_worker_has_archived_in_azure_is_taken_up(service):
         task = cool._begin(session, context, chunk_id, place)
     made = cool._copy(context, task, place, lambda _: None)
     assert cool._copy(context, task, place, lambda _: None) == made, "the first one died before it settled this"
+
+
+@pytest.mark.rule("row-before-copy")
+def test_a_worker_that_stood_still_while_its_copy_was_settled_and_thawed_takes_nothing_away(
+    service, clock, monkeypatch
+):
+    """It has read the chunk and wakes up when the copy is the only one, in the tier that a thaw has moved it to."""
+    context, store = service.context, service.context.store
+    Job(service.http()).save(1, content=b"weights")
+    holdfast_service.scrub.verify.reconcile(context)
+    place = place_of(context, "archive")
+    with context.database.transaction() as session:
+        session.execute(update(Checkpoint).values(tier_wanted="archive"))
+        chunk_id = session.scalar(select(Chunk.id).where(Chunk.digest == digest_of(b"weights")))
+        task = cool._begin(session, context, chunk_id, place)
+    write = store.write
+
+    def write_late(*args, **options):
+        monkeypatch.setattr(store, "write", write)
+        clock.advance(context.settings.chunk_lease_seconds + 1)
+        made = cool.move_chunk(context, chunk_id, place, lambda _: None)
+        assert made.copy_id == task.copy.copy_id, "another worker takes it up"
+        assert cool.retire(context, {chunk_id: made.copy_id}, place).copies == 1
+        store.delete(task.copy.source_key)  # as the collector does
+        store.restore_object(task.copy.target_key, 2, ThawSpeed.STANDARD)
+        kill(monkeypatch, store, "delete", after=True)
+        return write(*args, **options)
+
+    monkeypatch.setattr(store, "write", write_late)
+    with pytest.raises((TargetBadError, Killed)):
+        cool._copy(context, task, place, lambda _: None)
+    assert b"".join(store.open_read(task.copy.target_key)) == b"weights"
 
 
 def test_the_second_stores_own_key_may_be_an_account_and_its_key(azurite):

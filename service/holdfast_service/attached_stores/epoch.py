@@ -1,8 +1,9 @@
 """The catalog's epoch: what a restore of the database, a rebuild and a clone have to raise (rule fencing-token). A
 database that was only moved keeps it.
 
-Afterwards every attempt of the old epoch is fenced, no copy is trusted before it was read again, and nothing in a store
-is changed until an operator claims it after a check: a cloned staging catalog must never delete production's chunks.
+Afterwards every attempt of the old epoch is fenced, no copy is trusted before it was read again or, if it lies in an
+archive, its store was asked, and nothing in a store is changed until an operator claims it after a check: a cloned
+staging catalog must never delete production's chunks.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from holdfast_service.attached_stores.ownership import (
 from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
+from holdfast_service.copies.predicates import KEPT
 from holdfast_service.db import lease
 from holdfast_service.db.dialect import unlimited
 from holdfast_service.db.engine import Database
@@ -73,7 +75,7 @@ def raise_epoch(database: Database, actor: Actor, *, accept_loss: bool = False) 
         if accept_loss:
             identity.went_back = None
         session.execute(
-            update(Copy).where(Copy.state == CopyState.VERIFIED).values(state=CopyState.SUSPECT, **lease.ended()),
+            update(Copy).where(Copy.state.in_(KEPT)).values(state=CopyState.SUSPECT, **lease.ended()),
             execution_options=unsynchronized,
         )
         session.execute(

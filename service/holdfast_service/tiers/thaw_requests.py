@@ -15,7 +15,7 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.cold import takes_words
-from holdfast_service.copies.predicates import KEPT, PROVEN
+from holdfast_service.copies.predicates import is_readable, may_keep
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Project, Run, Shard
 from holdfast_service.errors import ProblemError
@@ -61,6 +61,7 @@ def thaw_progress(session: Session, context: ServiceContext, checkpoint: Checkpo
     reads every chunk: callers ask for one checkpoint at a time."""
     lists = select(Shard.chunk_list_id).where(Shard.checkpoint_id == checkpoint.id)
     needed = select(ChunkListEntry.chunk_id).where(ChunkListEntry.chunk_list_id.in_(lists)).distinct().subquery()
+    until = database_now(session) + timedelta(seconds=context.settings.ticket_seconds)
     rows = session.execute(
         select(
             needed.c.chunk_id,
@@ -68,26 +69,21 @@ def thaw_progress(session: Session, context: ServiceContext, checkpoint: Checkpo
             Copy.store_id,
             Copy.storage_class,
             Copy.stored_bytes,
-            Copy.readable_until,
-            Copy.proof,
-            Copy.attempt_id,
+            is_readable(context.store_ids, checkpoint.attempt_id, until=until).label("is_readable"),
+            may_keep(checkpoint.attempt_id).label("may_keep"),
         )
         .outerjoin(Copy, (Copy.chunk_id == needed.c.chunk_id) & Copy.store_id.in_(context.store_ids))
         .order_by(needed.c.chunk_id)
     )
-    until = database_now(session) + timedelta(seconds=context.settings.ticket_seconds)
     progress = ThawProgress()
     readable: set[int] = set()
     cold: dict[int, tuple[str, int, str | None, int]] = {}
     seen: set[int] = set()
     for row in rows:
         seen.add(row.chunk_id)
-        if row.proof not in PROVEN and row.attempt_id != checkpoint.attempt_id:
-            continue
-        thawed = row.state == CopyState.COLD and row.readable_until is not None and row.readable_until >= until
-        if row.state in {CopyState.VERIFIED, CopyState.SUSPECT} or thawed:
+        if row.is_readable:
             readable.add(row.chunk_id)
-        elif row.state in KEPT:
+        elif row.may_keep:
             cold[row.chunk_id] = (row.state, row.store_id, row.storage_class, row.stored_bytes)
     progress.chunks, progress.readable = len(seen), len(readable)
     for chunk_id, (state, store_id, storage_class, stored_bytes) in cold.items():

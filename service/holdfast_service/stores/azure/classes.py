@@ -24,7 +24,6 @@ from holdfast_service.stores.base import (
     ObjectFacts,
     ObjectKey,
     ObjectMismatch,
-    ObjectMissing,
     ObjectTooLarge,
     StoreRefused,
     StoreUnavailable,
@@ -128,28 +127,16 @@ class AzureClasses(ArchivingStore):
         try:
             self.write(path, data, overwrite=False, storage_class=storage_class.value)
         except (AlreadyDone, ObjectArchived):
-            # An earlier try. If it is whole it stays: a worker that took this copy over may have settled it since, and
-            # taken the hot one away. Else it goes first: what is archived can be neither read nor overwritten.
-            if not self._is_whole(target, data, storage_class):
-                self.delete(target)
-                # Nothing else writes this name, so what is there now is this write, whose reply was lost.
-                with suppress(AlreadyDone, ObjectArchived):
-                    self.write(path, data, overwrite=False, storage_class=storage_class.value)
+            # An earlier try's, which stays whatever it is: a worker that took this copy over may have settled it since,
+            # and taken the hot one away. Then a thaw may have changed its class. The MD5 is Azure's own word: the
+            # service alone writes what was copied.
+            there = self.properties(target).content_settings.content_md5
+            if there is None or bytes(there) != hashlib.md5(data, usedforsecurity=False).digest():
+                raise ObjectMismatch("other bytes are under the copy's key") from None
         told = self.class_facts(target)
         # The service has hashed these very bytes, and Azure has compared their MD5 with what arrived.
         facts = ObjectFacts(told.facts.bytes, hashlib.sha256(data).hexdigest(), told.facts.version_id)
         return ClassFacts(facts, told.storage_class, told.thawing, told.readable_until)
-
-    def _is_whole(self, key: ObjectKey, data: bytes, storage_class: StorageClass) -> bool:
-        """Whether it has these very bytes, in that class. The MD5 is Azure's own word: the service alone writes what
-        was copied."""
-        try:
-            properties = self.properties(key)
-        except ObjectMissing:
-            return False
-        told = properties.content_settings.content_md5
-        same = told is not None and bytes(told) == hashlib.md5(data, usedforsecurity=False).digest()
-        return same and properties.size == len(data) and class_of(properties) == storage_class
 
     def class_facts(self, key: ObjectKey) -> ClassFacts:
         properties = self.properties(key)
