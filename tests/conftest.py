@@ -180,7 +180,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if rule is not None:
         _leave_out(config, items, lambda item: all(rule not in mark.args for mark in item.iter_markers("rule")))
     if config.getoption("--databases") == "in-turn":
-        _leave_out(config, items, _left_to_the_other_database)
+        there = {item.nodeid for item in items}
+        _leave_out(config, items, lambda item: _left_to_the_other_database(item, there))
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item], is_out: Callable[[pytest.Item], bool]) -> None:
@@ -189,11 +190,15 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item], is_out: Callable
     items[:] = [item for item in items if item not in out]
 
 
-def _left_to_the_other_database(item: pytest.Item) -> bool:
+def _left_to_the_other_database(item: pytest.Item, there: set[str]) -> bool:
     """By the digest of its name, so that it is the same one each time. A statement of the product is part of many
-    tests: both databases see it."""
+    tests: both databases see it. A test that is there for one database alone is left to none."""
     database = _database(item)
     if database not in ("sqlite", "postgres") or _is_about_the_database(item):
+        return False
+    name, _, parameters = item.nodeid.partition("[")
+    other = parameters.replace(database, "postgres" if database == "sqlite" else "sqlite")
+    if f"{name}[{other}" not in there:
         return False
     turn = zlib.crc32(item.nodeid.replace(database, "").encode()) % 2
     return database == ("sqlite", "postgres")[turn]
