@@ -110,6 +110,18 @@ def test_what_is_not_proven_is_sealed_once_its_rank_says_so(monkeypatch):
     assert save.is_sealed
     assert asked == [False]
     assert save.hand.is_proven, "a copy of it may be sealed too"
+    save.write(save.writer(0), save.hand.summary)
+    assert asked == [False], "it is proven for good"
+
+
+def test_each_seal_of_what_is_not_proven_asks_anew(monkeypatch):
+    monkeypatch.setattr(held_save, "ShardWriter", SealingWriter)
+    save = save_of(lives=True, is_proven=False)
+    asked = []
+    save.on_sealing = lambda: asked.append(1) or save.allow_seal()
+    for _ in range(2):
+        save.write(save.writer(0), save.hand.summary)
+    assert (len(asked), save.hand.is_proven) == (2, False)
 
 
 def test_what_is_not_proven_waits_for_its_rank_until_it_is_stopped(monkeypatch):
@@ -126,7 +138,7 @@ def test_what_is_not_proven_is_not_sealed_for_a_dead_rank(monkeypatch, caplog):
     save = save_of(lives=False, is_proven=False)
     save.finish()
     assert (save.is_over, save.is_sealed, save.is_committed) == (True, False, False)
-    assert "died before it knew whether training had written" in caplog.text
+    assert "was gone before it knew whether training had written" in caplog.text
 
 
 class SlowWriter:

@@ -1,7 +1,8 @@
 """One rank's part of one save in the agent: read from the memory that the rank has staged into, sent by a ShardWriter.
 
 HELD -> try() for each Run of the living rank -> sealed, or its error goes to the rank, which decides
-     -> finish() once the rank is dead: tries by itself until the checkpoint is committed, or cannot be any more
+     -> finish() once the rank is dead, of what it has proven: tries by itself until the checkpoint is committed, or
+        cannot be any more
 """
 
 from __future__ import annotations
@@ -153,9 +154,7 @@ class HeldSave:
         self._view: CheckpointView | None = None
         self._is_tried = False
         self._tries, self._last_error = 0, ""
-        self._proven = threading.Event()
-        if hand.is_proven:
-            self._proven.set()
+        self._may_seal = threading.Event()
         self.on_sealing: Callable[[], object] = lambda: None
         """Called before the seal of a save that is not proven."""
         self.digests: Sequence[str] = ()
@@ -229,7 +228,7 @@ class HeldSave:
         self._tries += 1
         self._is_tried = True
         try:
-            view = writer.upload_and_seal_again(self._chunks, lambda: (self._proven_summary(summary), self.hand.index))
+            view = writer.upload_and_seal_again(self._chunks, lambda: (self._allowed(summary), self.hand.index))
         except BaseException as error:
             self._last_error = str(error) or type(error).__name__
             self._ledger.note(tries=1, failed_tries=1, error=f"{self}: {self._last_error}")
@@ -241,14 +240,20 @@ class HeldSave:
         return view
 
     def prove(self) -> None:
-        """Nothing has written to what it was copied from: it may be sealed. From any thread."""
+        """Nothing has written, or will write, to what it was copied from: it may be sealed. From any thread."""
         self.hand = self.hand.model_copy(update={"is_proven": True})
-        self._proven.set()
+        self.allow_seal()
 
-    def _proven_summary(self, summary: ShardSummary) -> ShardSummary:
-        if not self._proven.is_set():
+    def allow_seal(self) -> None:
+        """The seal that waits may go on. From any thread."""
+        self._may_seal.set()
+
+    def _allowed(self, summary: ShardSummary) -> ShardSummary:
+        """`summary`, once it may be sealed. Raises TransferStopped."""
+        self._may_seal.clear()
+        if not self.hand.is_proven:
             self.on_sealing()
-        while not self._proven.wait(_LOOK_SECONDS):
+        while not (self.hand.is_proven or self._may_seal.wait(_LOOK_SECONDS)):
             check_stop(self._stopped)
         return summary
 
@@ -281,9 +286,9 @@ class HeldSave:
             self._ledger.note(finished=int(self.is_committed), given_up=int(not self.is_committed))
 
     def _finished(self) -> CheckpointView:
-        if not self._proven.is_set():
+        if not self.hand.is_proven:
             raise TransferStopped(
-                "Its rank died before it knew whether training had written to its tensors while they were copied "
+                "Its rank was gone before it knew whether training had written to the tensors while they were copied "
                 "(overlap=True)"
             )
         backoff = Backoff(math.inf, self._stopped.wait)

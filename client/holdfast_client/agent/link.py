@@ -1,6 +1,6 @@
 """A rank's side of the node agent: hands saves over, follows them, and does the work itself once the agent is gone.
 
-    training thread   hand_over() -> Share, HandOver -> Taken: from here on kill -9 loses nothing
+    training thread   hand_over() -> Share, HandOver -> Taken: from here on kill -9 loses nothing that is proven
     upload thread     HandedSave.write() -> Run -> Begun, Verified…, Ended
     a thread of ours  reads what the agent says (connection.py); its end is the agent's, and another thread looks for
                       the next agent
@@ -82,9 +82,10 @@ class NodeAgent:
     def hand_over(
         self, memory: SharedMemory, hand: say.HandOver, documents: Sequence[bytes], *, retry_seconds: float
     ) -> HandedSave | None:
-        """None: the rank uploads it itself. Else the save survives this process, and so does its memory. Takes a moment
-        if the agent lives, and at most TRAINING_SECONDS for each of sending and the answer. An answer that is still to
-        come is the upload's to wait for. `retry_seconds`: of each of the agent's calls for this rank."""
+        """None: the rank uploads it itself. Else the save survives this process once it is proven, and so does its
+        memory. Takes a moment if the agent lives, and at most TRAINING_SECONDS for each of sending and the answer. An
+        answer that is still to come is the upload's to wait for. `retry_seconds`: of each of the agent's calls for this
+        rank."""
         link = self._link
         if link is None or link.is_lost:
             self._look_for_it()
@@ -107,7 +108,7 @@ class NodeAgent:
             raise
         else:
             self._said.clear()
-        return HandedSave(link, memory, hand.number, retry_seconds, answers, is_proven=hand.is_proven)
+        return HandedSave(link, memory, hand.number, retry_seconds, answers)
 
     @property
     def keeps(self) -> int:
@@ -336,16 +337,13 @@ class HandedSave:
         number: int,
         retry_seconds: float,
         answers: Sequence[Future[say.Told]] = (),
-        *,
-        is_proven: bool = True,
     ) -> None:
-        """`answers`: of the hand-over, maybe still to come. `is_proven`: as the hand-over's."""
+        """`answers`: of the hand-over, maybe still to come."""
         self._link = link
         self._memory = memory
         self._answers = answers
         self._number = number
         self._retry_seconds = retry_seconds
-        self._is_proven = is_proven
         self._ending = threading.Lock()
         self._is_released = False
         self.is_left = False
@@ -361,34 +359,31 @@ class HandedSave:
         it does."""
         with self._ending:
             if self.is_with_agent and self._is_taken():
-                with contextlib.suppress(ChannelClosed):  # it is gone, and `write` hears of that
-                    self._prove()
-                    self.is_left = self._link.leaves = True
+                self.is_left = self._link.leaves = True
 
-    def write(
-        self, writer: ShardWriter, told: Callable[[], ShardSummary], is_proven: Callable[[], bool] = lambda: True
-    ) -> CheckpointView:
+    def prove(self) -> None:
+        """Nothing has written, or will write, to what the save was copied from: from here on it survives this process.
+        From any thread, at any time."""
+        with contextlib.suppress(ChannelClosed):  # it is gone, and `write` hears of that
+            if self.is_with_agent:
+                self._link.channel.send(say.Proven(number=self._number), seconds=connection.TRAINING_SECONDS)
+
+    def write(self, writer: ShardWriter, told: Callable[[], ShardSummary]) -> CheckpointView:
         """One try of the agent's, as if `writer` had made it: its callbacks are called, its figures are set, and its
-        `stop` stops the agent's. `told` is asked now, and again before the seal of a save that is not proven; what it
-        raises ends the try. `is_proven`: whether `told` cannot raise any more, so that the save may outlive this
-        process. Raises what the agent's try has raised, what `told` and `writer.on_begun` raise, and AgentGone if the
-        rank must do it."""
+        `stop` stops the agent's. `told` is asked now, and again before each seal of a save that is not proven; what
+        it raises ends the try. Raises what the agent's try has raised, what `told` and `writer.on_begun` raise, and
+        AgentGone if the rank must do it."""
         events = self._link.follow(self._number)
         try:
             self._wait_until_taken(writer)
             self._link.channel.send(say.Run(number=self._number, summary=told(), retry_seconds=self._retry_seconds))
-            return self._followed(events, writer, told, is_proven)
+            return self._followed(events, writer, told)
         except (ChannelClosed, AgentRefused) as gone:
             raise AgentGone(str(gone)) from gone
         finally:
             if self._link.is_lost:
                 self._memory.may_be_read = True
             self._link.unfollow(self._number)
-
-    def _prove(self) -> None:
-        if not self._is_proven:
-            self._link.channel.send(say.Proven(number=self._number))
-            self._is_proven = True
 
     def _is_taken(self) -> bool:
         try:
@@ -427,9 +422,7 @@ class HandedSave:
         except ChannelClosed:
             self._memory.may_be_read = True
 
-    def _followed(
-        self, events: Events, writer: ShardWriter, told_now: Callable[[], ShardSummary], is_proven: Callable[[], bool]
-    ) -> CheckpointView:
+    def _followed(self, events: Events, writer: ShardWriter, told_now: Callable[[], ShardSummary]) -> CheckpointView:
         refused: BaseException | None = None
         is_told = False
         while True:
@@ -440,8 +433,6 @@ class HandedSave:
             if not is_told and (is_stopped or refused is not None):
                 self._link.channel.send(say.Stop(number=self._number))
                 is_told = True
-            if is_proven():
-                self._prove()
             try:
                 told = events.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
@@ -464,7 +455,7 @@ class HandedSave:
                     except BaseException as error:
                         refused = error
                     else:
-                        self._prove()
+                        self._link.channel.send(say.MaySeal(number=self._number))
                 case say.Ended():
                     if refused is not None:
                         raise refused

@@ -3,8 +3,8 @@
 rank   Hello            Share + memory   HandOver + documents   Run            Stop  Release  Settle   Forget  Bye
 agent  Welcome/Refused  Taken/Refused    Taken/Refused          Begun Verified… Ended         Settled
 
-rank   Borrow                              Reclaim   MakeRoom       Here      Meet            Proven
-agent  Lent + memory and documents… Taken            Taken/Refused  PeerHere         Sealing
+rank   Borrow                              Reclaim   MakeRoom       Here      Meet   Proven            MaySeal
+agent  Lent + memory and documents… Taken            Taken/Refused  PeerHere                 Sealing
 
 An operator's command asks Report, without a Hello, and is answered Status. What agents of several hosts say to each
 other over HTTP is at the end (peer_server.py).
@@ -81,8 +81,8 @@ class Refused(_Frame):
 
 
 class Taken(_Frame):
-    """The answer to Share and HandOver. From here on the save is committed even if its rank is killed. The end of the
-    answers to Borrow. And the answer to MakeRoom: there is more room now."""
+    """The answer to Share and HandOver. From here on a save that is proven is committed even if its rank is killed. The
+    end of the answers to Borrow. And the answer to MakeRoom: there is more room now."""
 
     type: Literal["taken"] = "taken"
 
@@ -181,6 +181,13 @@ class Proven(_Frame):
     number: int
 
 
+class MaySeal(_Frame):
+    """Nothing has written to it so far: the seal that waits may go on. Until Proven each seal asks anew."""
+
+    type: Literal["may_seal"] = "may_seal"
+    number: int
+
+
 class Stop(_Frame):
     """Cut the try off. Its Ended comes when nothing reads the memory any more."""
 
@@ -243,7 +250,7 @@ class Verified(_Frame):
 
 
 class Sealing(_Frame):
-    """All of it is sent, and it is not proven. The rank answers with Proven, or with Stop if the save is torn."""
+    """All of it is sent, and it is not proven. The rank answers with MaySeal, or with Stop if the save is torn."""
 
     type: Literal["sealing"] = "sealing"
     number: int
@@ -392,6 +399,7 @@ Asked = (
     | HandOver
     | Run
     | Proven
+    | MaySeal
     | Stop
     | Release
     | Settle

@@ -149,11 +149,11 @@ class RankLink:
         with self._lock:
             self.is_dead = is_dead
             saves = [*self._saves.values()]
-        if is_dead and saves:
-            log.warning("a rank is gone, and its saves are finished here: %s", "; ".join(map(str, saves)))
+        if is_dead and (proven := [save for save in saves if save.hand.is_proven]):
+            log.warning("a rank is gone, and its saves are finished here: %s", "; ".join(map(str, proven)))
         for save in saves:
             if is_dead and not save.hand.is_proven:
-                save.stop()  # a try would wait for its proof
+                save.stop()  # a try would wait for the rank's word
             if is_dead:
                 self._work.put(functools.partial(self._finish, save))
             else:
@@ -177,6 +177,9 @@ class RankLink:
                 if (save := self._saves.get(asked.number)) is not None:
                     save.prove()
                     self._offer_handed(save)
+            case say.MaySeal():
+                if (save := self._saves.get(asked.number)) is not None:
+                    save.allow_seal()
             case say.Stop():
                 if (save := self._saves.get(asked.number)) is not None:
                     save.stop()

@@ -10,7 +10,7 @@ from holdfast_client.agent.messages import HandOver, StagedChunk
 
 
 class AgentHandover:
-    """Gives staged saves to the agent of this node. It then commits them even if this process is killed."""
+    """Gives staged saves to the agent of this node. It then commits what is proven even if this process is killed."""
 
     def __init__(self, agent: NodeAgent, session: Session, chunks: ShardChunks, retry_seconds: float) -> None:
         """`retry_seconds`: how long the agent retries each of its calls."""
@@ -51,4 +51,7 @@ class AgentHandover:
             retry_seconds=self._retry_seconds,
             is_proven=job.is_proven,
         )
-        return self._agent.hand_over(memory, hand, documents, retry_seconds=self._retry_seconds)
+        handed = self._agent.hand_over(memory, hand, documents, retry_seconds=self._retry_seconds)
+        if handed is not None and job.late is not None and not hand.is_proven:
+            job.late.when_proven(handed.prove)
+        return handed

@@ -240,7 +240,7 @@ class SaveJob:
     record: SpoolRecord | None = None
     """In the spool: its bytes come from the folder, and the staged ones are released."""
     handed: HandedSave | None = None
-    """The agent of the node has it too, and finishes it if this process is killed."""
+    """The agent of the node has it too, and finishes it if this process is killed once it is proven."""
     begun_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -266,6 +266,7 @@ class SaveJob:
         """At the end of the job, on the training thread: the agent of the node goes on with it, unless it is torn."""
         if self.late is not None:
             self.late.check(last=True)
+            self.late.tell_proven()
         if self.handed is not None and self.is_proven:
             self.handed.leave()
 

@@ -125,7 +125,7 @@ class SavePipeline:
             return list(self._in_flight.values())
 
     def hand_over(self, job: SaveJob) -> SaveJob:
-        """With a node agent: the job as the agent has taken it. From here on it outlives this process. Raises
+        """With a node agent: the job as the agent has taken it. Once it is proven it outlives this process. Raises
         TornSaveError."""
         if self._handover is None:
             return job
@@ -436,7 +436,7 @@ class SavePipeline:
         """What the node's agent makes of it. If the agent is gone, this process does it: the bytes are here too."""
         if handed.is_with_agent:
             try:
-                return handed.write(writer, lambda: job.told, lambda: job.is_proven)
+                return handed.write(writer, lambda: job.told)
             except AgentGone as gone:
                 log.warning("step %d is uploaded by this process: the agent of this node is gone (%s)", job.step, gone)
         return writer.upload_and_seal_again(

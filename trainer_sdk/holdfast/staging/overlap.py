@@ -63,6 +63,8 @@ class LateCopy:
         self._is_over = threading.Event()
         self._is_taken = False
         self._failure: BaseException | None = None
+        self.on_proven: Callable[[], object] | None = None
+        """Called once it is proven, until that was told."""
         self._waits_since: float | None = None
         self._held: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         """When a step reached its stream's wait for a GPU's copies, and their end."""
@@ -86,6 +88,7 @@ class LateCopy:
             self._events, self._held = [], []
             self._let_go()
             self._is_over.set()
+            self.tell_proven()
 
     def before_step(self, waiting: Callable[[], AbstractContextManager[None]]) -> None:
         """On the thread of the step, which may write when this returns. `waiting` is entered while it waits."""
@@ -164,9 +167,19 @@ class LateCopy:
 
     @property
     def is_proven(self) -> bool:
-        """Its last check is over, and has found no write."""
+        """It is over, and its last check has found no write."""
         with self._lock:
             return self._is_over.is_set() and not self._watched and self._failure is None
+
+    def when_proven(self, call: Callable[[], object]) -> None:
+        """`call` is called once it is proven: on the copying thread, or now. Maybe twice."""
+        self.on_proven = call
+        self.tell_proven()
+
+    def tell_proven(self) -> None:
+        if (call := self.on_proven) is not None and self.is_proven:
+            call()
+            self.on_proven = None
 
     def end(self) -> None:
         """Waits, and watches nothing any more."""
@@ -292,6 +305,8 @@ class Overlap:
             self._end_trial()
         if self._late is not None:
             self._late.before_step(self._waiting)
+            if self._late.on_proven is not None:  # who hears it may take a moment, and training waits for nothing
+                self._thread.submit(self._late.tell_proven)
 
 
 def _named(names: Sequence[str]) -> str:
