@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, and_, exists, func, or_
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from holdfast_protocol.states import CheckpointState, CopyState, StoreRole
 from holdfast_protocol.tiers import COLD_STORE, StorageClass, coldness, must_be_thawed
 from holdfast_service.context import ServiceContext
-from holdfast_service.copies.predicates import KEPT, PROVEN
+from holdfast_service.copies.predicates import KEPT, PROVEN, is_readable
 from holdfast_service.db.lease import has_run_out
 from holdfast_service.db.tables.core import (
     Attempt,
@@ -151,3 +151,15 @@ def _used_by(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
 def needed_by(checkpoint_id: str) -> ColumnElement[bool]:
     """Over `chunks`."""
     return _used_by(Checkpoint.id == checkpoint_id)
+
+
+def is_out_of_the_cold(
+    context: ServiceContext, attempt_id: int | InstrumentedAttribute[int], *, until: datetime | None, copy: type[Copy]
+) -> ColumnElement[bool]:
+    """Over `copies`: as `is_readable`, for a thaw. What is suspect in the cold store does not count: once it was read
+    it is as cold as before."""
+    readable = is_readable(context.store_ids, attempt_id, until=until, copy=copy)
+    cold_store = context.attached(StoreRole.COLD)
+    if cold_store is None:
+        return readable
+    return and_(readable, or_(copy.store_id != cold_store.store_id, copy.state != CopyState.SUSPECT))

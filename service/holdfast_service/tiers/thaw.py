@@ -34,14 +34,14 @@ from holdfast_service.copies.copy_chunk import (
     copy_now,
 )
 from holdfast_service.copies.corruption import set_tier
-from holdfast_service.copies.predicates import PROVEN, can_be_read, is_readable, object_key
+from holdfast_service.copies.predicates import PROVEN, can_be_read, object_key
 from holdfast_service.db import lease
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import THAWED, Checkpoint, Chunk, Copy, ReadLease
 from holdfast_service.runs.views import locked_checkpoint
 from holdfast_service.stores.base import ClassedStore, ClassFacts, ObjectKey, ObjectMissing, StoreError
 from holdfast_service.tiers.cool import CONTROLLER
-from holdfast_service.tiers.movable import classed_store, needed_by
+from holdfast_service.tiers.movable import classed_store, is_out_of_the_cold, needed_by
 
 _LEASE_SECONDS = 600
 _DAY = timedelta(days=1)
@@ -276,9 +276,7 @@ def wanted_until(session: Session, context: ServiceContext, checkpoint: Checkpoi
 def _has_readable(context: ServiceContext, attempt_id: int, until: datetime | None) -> ColumnElement[bool]:
     """Over `chunks`; without a moment, by a copy that needs no thaw."""
     other = aliased(Copy)
-    return exists().where(
-        other.chunk_id == Chunk.id, is_readable(context.store_ids, attempt_id, until=until, copy=other)
-    )
+    return exists().where(other.chunk_id == Chunk.id, is_out_of_the_cold(context, attempt_id, until=until, copy=other))
 
 
 def _lacks(session: Session, context: ServiceContext, checkpoint: Checkpoint, until: datetime | None) -> bool:

@@ -15,12 +15,13 @@ from holdfast_service.audit.record import Actor, record_event
 from holdfast_service.auth.principal import Principal
 from holdfast_service.context import ServiceContext
 from holdfast_service.copies.cold import takes_words
-from holdfast_service.copies.predicates import is_readable, may_keep
+from holdfast_service.copies.predicates import may_keep
 from holdfast_service.db.dialect import database_now
 from holdfast_service.db.tables.core import Checkpoint, ChunkListEntry, Copy, Project, Run, Shard
 from holdfast_service.errors import ProblemError
 from holdfast_service.runs.views import checkpoint_by_id, locked_checkpoint, refuse_unless_whole
 from holdfast_service.stores.base import ClassedStore
+from holdfast_service.tiers.movable import is_out_of_the_cold
 
 _GIB = 1024**3
 
@@ -69,7 +70,7 @@ def thaw_progress(session: Session, context: ServiceContext, checkpoint: Checkpo
             Copy.store_id,
             Copy.storage_class,
             Copy.stored_bytes,
-            is_readable(context.store_ids, checkpoint.attempt_id, until=until).label("is_readable"),
+            is_out_of_the_cold(context, checkpoint.attempt_id, until=until, copy=Copy).label("is_readable"),
             may_keep(checkpoint.attempt_id).label("may_keep"),
         )
         .outerjoin(Copy, (Copy.chunk_id == needed.c.chunk_id) & Copy.store_id.in_(context.store_ids))

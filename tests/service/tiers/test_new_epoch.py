@@ -73,6 +73,24 @@ def test_of_what_lies_in_an_archive_the_store_is_asked(cold: Cold, clock: Clock)
         assert (later.tier(2), later.view(2)["health"], is_proven(later, 2)) == ("cold", "ok", True)
 
 
+@IN_A_FOLDER
+@pytest.mark.rule("fencing-token")
+def test_a_thaw_from_a_cold_store_copies_back_what_was_read_and_makes_nothing_hot_before(
+    cold: Cold, clock: Clock
+) -> None:
+    cold.cooled()
+    cold.collect()
+    cold.thaw(1, days=2)
+    with new_epoch(cold, clock) as later:
+        later.round()
+        assert (later.tier(1), later.thaw_status(1)["readable_chunks"]) == ("thawing", 0)
+        assert verify.reconcile(later.context).failed == 0
+        check_all(later.context)
+        claim_all(later.context)
+        later.until_idle()
+        assert (later.tier(1), later.content(1, weights(1))) == ("hot", weights(1))
+
+
 @IN_A_BUCKET
 @pytest.mark.rule("fencing-token")
 def test_a_thaw_goes_on_in_the_new_epoch(cold: Cold, clock: Clock) -> None:
