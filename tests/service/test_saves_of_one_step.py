@@ -91,10 +91,21 @@ def test_a_spooled_part_of_an_earlier_save_never_meets_a_later_save_of_its_step(
     late = {"origin_attempt": job.number}
     first = pusher.begin(100, save_number=1, **late)
     first.write(0, part(1, 0))
+    with refused("checkpoint_conflict") as caught:
+        pusher.begin(100, save_number=2, **late)
+    assert "Push it again once the other one is committed, or was given up" in caught.value.detail
+    first.abort("its other part is lost")
     second = pusher.begin(100, save_number=2, **late)
-    assert first.now()["state"] == "aborted"
     with refused("checkpoint_conflict"):
         pusher.begin(100, save_number=1, **late)
     for rank in range(WORLD):
         view = second.write(rank, part(2, rank))
     assert view["state"] == "committed"
+
+
+def test_who_pushes_a_later_save_does_not_abort_what_living_ranks_still_write(job: Job) -> None:
+    living = job.begin(100, save_number=1)
+    living.write(0, part(1, 0))
+    with refused("checkpoint_conflict"):
+        job.begin(100, save_number=2, origin_attempt=job.number)
+    assert living.write(1, part(1, 1))["state"] == "committed"

@@ -123,16 +123,21 @@ def _why_detached(session: Session, run: Run, origin: Attempt, pusher: Attempt) 
 def begin_checkpoint(
     context: ServiceContext, caller: Principal, project_name: str, run_name: str, request: BeginCheckpoint
 ) -> CheckpointView:
-    """The checkpoint of this attempt and step, new or as it is; after an abort a new one. A late save is its origin's.
+    """The checkpoint of this attempt and step, new or as it is; after an abort a new one. What an earlier save of the
+    step has begun and not committed is aborted for it. A late save is its origin's.
 
-    Raises `stale_attempt`, `checkpoint_conflict` if it was begun with another world size or kind or is being pushed by
-    another attempt, `quota_exceeded` for a new one that the project's quota has no room for, and for a late save
-    `detached_branch`, `attempt_not_found` and `invalid_request`.
+    Raises `stale_attempt`, `checkpoint_conflict` if it was begun with another world size or kind, or by a later save
+    of the step, or is being pushed by another attempt, `quota_exceeded` for a new one that the project's quota has no
+    room for, and for a late save `detached_branch`, `attempt_not_found` and `invalid_request`.
     """
-    with telling_refusals(context), context.database.transaction() as session:
+
+    def begun(session: Session) -> CheckpointView:
         writing = begin_in(session, context, caller, (project_name, run_name), request)
         has_begun(session, context, writing)
         return current_checkpoint_view(session, writing.project.name, writing.run.name, writing.checkpoint)
+
+    with telling_refusals(context):
+        return context.database.run(begun)
 
 
 def begin_in(
@@ -252,8 +257,12 @@ def _of_this_save(
     session: Session, checkpoint: Checkpoint | None, request: BeginCheckpoint, now: datetime
 ) -> Checkpoint | None:
     """`checkpoint`, unless an earlier save has begun it: then it is aborted. A rank goes on to the next save only once
-    the one before is over for it, so nobody will complete that one. Raises `checkpoint_conflict` if a later save has
-    begun the step. What is committed stays, and the seal compares the content."""
+    the one before is over for it, so nobody will complete that one. What is committed stays, and the seal compares the
+    content. Raises `checkpoint_conflict` if a later save has begun the step, and for a late save that finds another one
+    under way: who pushes has not given the others up, and they may be living ranks'.
+
+    The abort is before the rest of the begin takes its locks (rule lock-order). Where that meets a negotiation of the
+    earlier save, the database ends one of the two, and it is tried again."""
     number, ours = None if checkpoint is None else checkpoint.save_number, request.save_number
     if checkpoint is None or number is None or ours is None or ours == number:
         return checkpoint
@@ -269,7 +278,14 @@ def _of_this_save(
             checkpoint_id=checkpoint.id,
             save_number=number,
         )
-    refuse_unless_pusher(checkpoint, request)
+    if request.origin_attempt is not None:
+        raise ProblemError(
+            ProblemCode.CHECKPOINT_CONFLICT,
+            f"Save {number} of attempt {checkpoint.attempt_number} is under way at step {request.step}, and this is "
+            f"save {ours} of that step. Push it again once the other one is committed, or was given up.",
+            checkpoint_id=checkpoint.id,
+            save_number=number,
+        )
     reason = f"save {ours} of the attempt has begun this step anew, before all ranks had sealed their parts of {number}"
     abort(session, checkpoint, reason, now, cause=AbortCause.JOB)
     session.flush()
