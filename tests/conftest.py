@@ -192,7 +192,7 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item], is_out: Callable
 
 def _left_to_the_other_database(item: pytest.Item, there: set[str]) -> bool:
     """By the digest of its name, so that it is the same one each time. A statement of the product is part of many
-    tests: both databases see it. A test that is there for one database alone is left to none."""
+    tests: both databases see it. A test that exists for one database alone always runs."""
     database = _database(item)
     if database not in ("sqlite", "postgres") or _is_about_the_database(item):
         return False

@@ -68,6 +68,7 @@ def pytest_configure(config):
     plugin._named = {("test_one.py", name) for name in NAMES}
     config.pluginmanager.register(plugin)
 """
+# The run that is looked at: a test that is skipped in part, one that fails as expected, and one that nobody names.
 _TESTS = """
 import pytest
 
